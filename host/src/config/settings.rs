@@ -1,0 +1,158 @@
+//! The checked settings, in groups that each stage takes whole. Durations are all here, so that tests can
+//! shorten every one of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::Secret;
+
+/// Everything the host was told before it speaks to the cloud.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub identity: Identity,
+    pub credentials: Credentials,
+    pub cloud: CloudSettings,
+    pub jobs: JobSettings,
+    pub webhook: WebhookSettings,
+    pub executor: ExecutorSettings,
+    pub api: ApiSettings,
+    pub vpn: VpnSettings,
+    pub dirs: Dirs,
+    pub shutdown: ShutdownSettings,
+}
+
+/// Who the QPU is; a bundle replaces all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub qpu_id: String,
+    pub qpu_display_name: String,
+    pub native_gate_set: String,
+    pub num_qubits: u16,
+    pub redis_url: Secret,
+}
+
+/// How the host shows who it is. At least one is there once settings are loaded for `start`.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials {
+    /// One-time token of a first run.
+    pub node_token: Option<Secret>,
+    /// PEM, PKCS#8 or PKCS#1; from the environment or from the persisted key file.
+    pub jwt_private_key: Option<Secret>,
+    pub jwt_key_id: Option<String>,
+}
+
+/// Where the cloud is and how to speak to it. A bundle replaces URL and paths.
+#[derive(Debug, Clone)]
+pub struct CloudSettings {
+    /// Without a trailing slash; endpoints are plain concatenations.
+    pub webapp_url: String,
+    pub connect_path: String,
+    pub heartbeat_path: String,
+    pub webhook_path: String,
+    /// Of one connect request.
+    pub timeout: Duration,
+    /// Attempts in all, not retries.
+    pub connect_attempts: u32,
+    /// First pause between attempts; doubles.
+    pub connect_backoff: Duration,
+    /// Laid over ours, only towards the webapp's host.
+    pub connect_headers: Vec<(String, Secret)>,
+    pub machine_fingerprint: String,
+    /// PEM bundle trusted besides the system's roots.
+    pub ca_file: Option<PathBuf>,
+    pub heartbeat_interval: Duration,
+    pub heartbeat_timeout: Duration,
+    /// How long a signed token is used before a new one is made.
+    pub jwt_reuse: Duration,
+}
+
+/// Claiming and cancelling jobs.
+#[derive(Debug, Clone)]
+pub struct JobSettings {
+    pub consumer_name: String,
+    /// Messages read ahead for each slot.
+    pub prefetch: usize,
+    /// Most jobs of one batch call.
+    pub batch_max: usize,
+    /// How long a blocking read waits.
+    pub block: Duration,
+    pub cancel_poll: Duration,
+    /// How often this consumer's own pending messages are looked through.
+    pub recover_interval: Duration,
+    /// First pause after Redis was lost, and the longest.
+    pub redis_backoff: Duration,
+    pub redis_backoff_max: Duration,
+    /// Answers of Redis, beyond the block time for blocking reads.
+    pub redis_timeout: Duration,
+    /// Runs of a job during which the process may die before it is given up.
+    pub max_deaths: u32,
+    /// Free bytes on the state disk below which nothing is claimed.
+    pub min_free_bytes: u64,
+}
+
+/// Delivering results.
+#[derive(Debug, Clone)]
+pub struct WebhookSettings {
+    /// Of one attempt, connecting included.
+    pub timeout: Duration,
+    /// First pause after a failed attempt; doubles up to `backoff_max`.
+    pub backoff: Duration,
+    pub backoff_max: Duration,
+    pub max_in_flight: usize,
+    pub max_per_origin: usize,
+    pub callback: CallbackPolicy,
+}
+
+/// Which hosts a result may be sent to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallbackPolicy {
+    /// The webapp's host, and these.
+    Hosts(Vec<String>),
+    Any,
+}
+
+/// Finding and driving the plugin.
+#[derive(Debug, Clone)]
+pub struct ExecutorSettings {
+    /// `CODA_EXECUTOR_FACTORY`, which goes before device.yaml's `executor_factory`.
+    pub factory: Option<String>,
+    /// Absolute path of the device config.
+    pub device_config: Option<PathBuf>,
+    /// Directories of `CODA_PLUGIN_PATH`.
+    pub plugin_path: Vec<PathBuf>,
+    /// A control call that takes longer marks the executor stuck.
+    pub control_timeout: Duration,
+}
+
+/// The local HTTP service.
+#[derive(Debug, Clone)]
+pub struct ApiSettings {
+    pub host: String,
+    pub port: u16,
+    pub request_timeout: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub struct VpnSettings {
+    pub required: bool,
+    pub check_interval: Duration,
+    pub interface_hint: Option<String>,
+    pub probe_targets: Vec<String>,
+    pub allow_degraded: bool,
+    pub auto: bool,
+    pub profile_path: PathBuf,
+}
+
+#[derive(Debug, Clone)]
+pub struct Dirs {
+    /// `coda.config`, `coda-private-key`: where the Python node keeps them unless told otherwise.
+    pub credentials: PathBuf,
+    /// Results, history and other things that must survive a reboot.
+    pub state: PathBuf,
+}
+
+#[derive(Debug, Clone)]
+pub struct ShutdownSettings {
+    /// How long a job in flight may take to finish after SIGTERM.
+    pub drain: Duration,
+}

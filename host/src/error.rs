@@ -1,0 +1,92 @@
+//! What every stage's error enum implements, and how an error reaches a person.
+//!
+//! A stage's error says what happened and to which file, job or peer (`Display`, never repeating its
+//! `source`); [`Explain`] adds a stable code, what to do next and the exit status. [`Failure`] is the form
+//! at the edge: the command line prints it, nothing else converts errors to text early.
+
+use std::fmt::Write as _;
+
+/// Exit statuses, stable for scripts. 2 is clap's, for wrong usage.
+pub mod exit {
+    /// Something failed while running.
+    pub const FAILURE: u8 = 1;
+    /// A flag, variable, state file or device config is wrong.
+    pub const CONFIG: u8 = 2;
+    /// The plugin can't be found, loaded or started.
+    pub const PLUGIN: u8 = 3;
+    /// The cloud refused us or can't be reached.
+    pub const CLOUD: u8 = 4;
+    /// Stopped with a job left unfinished; it runs again on the next start.
+    pub const JOB_LEFT: u8 = 5;
+}
+
+/// The facts about an error that its text doesn't carry.
+pub trait Explain: std::error::Error + Send + Sync + 'static {
+    /// Stable, kebab-case, for logs and scripts.
+    fn code(&self) -> &'static str;
+
+    /// What the person should do next.
+    fn hint(&self) -> Option<String> {
+        None
+    }
+
+    /// Exit status when it ends the process.
+    fn exit(&self) -> u8 {
+        exit::FAILURE
+    }
+}
+
+/// An error ready to be shown.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub code: &'static str,
+    pub message: String,
+    pub causes: Vec<String>,
+    pub hint: Option<String>,
+    pub exit: u8,
+}
+
+impl<E: Explain> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        let mut causes = Vec::new();
+        let mut next = error.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if causes.last() != Some(&text) {
+                causes.push(text);
+            }
+            next = cause.source();
+        }
+        Failure {
+            code: error.code(),
+            message: error.to_string(),
+            causes,
+            hint: error.hint(),
+            exit: error.exit(),
+        }
+    }
+}
+
+impl Failure {
+    /// Several lines for a terminal: heading, causes, hint.
+    pub fn render(&self) -> String {
+        let mut out = format!("error: {}", self.message);
+        for cause in &self.causes {
+            // Writing to a String can't fail.
+            write!(out, "\n  because: {cause}").ok();
+        }
+        if let Some(hint) = &self.hint {
+            write!(out, "\n  to do: {hint}").ok();
+        }
+        out
+    }
+
+    /// One line for a log.
+    pub fn line(&self) -> String {
+        let mut out = self.message.clone();
+        for cause in &self.causes {
+            write!(out, ": {cause}").ok();
+        }
+        out
+    }
+}

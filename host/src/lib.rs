@@ -1,0 +1,6 @@
+//! coda-host: the daemon beside a QPU. The rooms stand in the order of one job's path; see
+//! `docs/architecture.md`.
+
+pub mod config;
+pub mod error;
+pub mod model;
