@@ -3,4 +3,6 @@
 
 pub mod config;
 pub mod error;
+pub mod executor;
 pub mod model;
+pub mod sys;

@@ -1,0 +1,20 @@
+//! The executor stage: find the vendor's library, load it through the stable ABI, and drive it on threads
+//! of its own.
+//!
+//! ```text
+//! locate  what `executor_factory` names      -> a file
+//! elf     what the file says of itself        -> Descriptor, before any of its code runs
+//! loader  checks, private copy, dlopen        -> Library
+//! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
+//! ffi     the unsafe calls and conversions
+//! ```
+
+pub mod elf;
+mod ffi;
+pub mod loader;
+pub mod locate;
+pub mod pool;
+
+pub use ffi::JobContext;
+pub use pool::{Executor, PluginInfo, RunDone, RunJob, StartRequest};
+

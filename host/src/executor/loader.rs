@@ -1,0 +1,186 @@
+//! From a located file to an open library, refusing early and in words.
+//!
+//! The file is copied to `<state>/plugins/<sha256>.so` and opened there: replacing a library by `cp` while
+//! it runs would otherwise change the code under the host's feet. A library that finds its own companions
+//! by `$ORIGIN` is opened in place.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use coda_plugin_abi::descriptor::{Descriptor, Door};
+use sha2::{Digest as _, Sha256};
+
+use super::elf::{self, ElfError};
+use super::ffi::{Library, OpenError};
+use super::locate::{Located, Source};
+use crate::error::{Explain, exit};
+
+/// A library that is open and speaks our interface.
+pub struct Loaded {
+    pub library: Library,
+    pub descriptor: Descriptor,
+    /// Where the operator keeps it.
+    pub path: PathBuf,
+    pub entry: String,
+    pub source: Source,
+    /// Of the file's content.
+    pub sha256: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    #[error("{} is built with panic=abort, so an error in it would end the whole host", path.display())]
+    PanicAborts { path: PathBuf },
+    #[error("{} uses the C interface, which this version does not load yet", path.display())]
+    CDoor { path: PathBuf },
+    #[error("{} may be changed by other users ({why}), and the host runs as root", path.display())]
+    Writable { path: PathBuf, why: String },
+    #[error("the plugin can't be copied to {}", path.display())]
+    Copy { path: PathBuf, source: std::io::Error },
+    #[error("the system's loader refuses {}: {text}", path.display())]
+    Loader { path: PathBuf, text: String },
+    #[error("{} carries a descriptor, but not the module that belongs to it: {text}", path.display())]
+    NoModule { path: PathBuf, text: String },
+    #[error("{} differs from this coda-host in the memory layout of the interface: {text}", path.display())]
+    Layout { path: PathBuf, text: String },
+    #[error("{} has no entry '{entry}'; it offers: {}", path.display(), known.join(", "))]
+    NoEntry { path: PathBuf, entry: String, known: Vec<String> },
+}
+
+impl Explain for LoadError {
+    fn code(&self) -> &'static str {
+        match self {
+            LoadError::Elf(e) => e.code(),
+            LoadError::PanicAborts { .. } => "plugin-panic-aborts",
+            LoadError::CDoor { .. } => "plugin-c-interface",
+            LoadError::Writable { .. } => "plugin-writable",
+            LoadError::Copy { .. } => "plugin-copy",
+            LoadError::Loader { .. } => "plugin-loader",
+            LoadError::NoModule { .. } => "plugin-no-module",
+            LoadError::Layout { .. } => "plugin-layout",
+            LoadError::NoEntry { .. } => "plugin-no-entry",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            LoadError::Elf(e) => return e.hint(),
+            LoadError::PanicAborts { .. } => "the vendor must build it with panic = \"unwind\"".into(),
+            LoadError::CDoor { .. } => "ask the vendor for a build with the Rust SDK".into(),
+            LoadError::Writable { path, .. } => {
+                format!("chown root:root {0} && chmod go-w {0}", path.display())
+            }
+            LoadError::Copy { .. } => "check space and permissions of the state directory".into(),
+            LoadError::Loader { text, .. } => loader_hint(text),
+            LoadError::NoModule { .. } => "the vendor must export it with export_executor!, once".into(),
+            LoadError::Layout { .. } => "the vendor must rebuild it with this version's SDK".into(),
+            LoadError::NoEntry { .. } => "correct the part behind the colon in executor_factory".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::PLUGIN
+    }
+}
+
+/// What to do about glibc's most frequent refusals.
+fn loader_hint(text: &str) -> String {
+    if text.contains("GLIBC_") || text.contains("GLIBCXX_") || text.contains("CXXABI_") {
+        "it was built on a newer system than this one: ask the vendor for a build for this system, or \
+         upgrade the system"
+            .into()
+    } else if text.contains("undefined symbol") {
+        "a library it uses is missing from its dependencies, or has another version: tell the vendor".into()
+    } else if text.contains("cannot open shared object file") {
+        "install the library it names, or set LD_LIBRARY_PATH to where the vendor keeps it".into()
+    } else {
+        "tell the vendor".into()
+    }
+}
+
+/// Opens the library. Its constructors run on the calling thread.
+///
+/// # Errors
+/// See [`LoadError`]; nothing of a refused library's code has run, except where the loader itself or the
+/// layout check refuses it.
+pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
+    let path = &located.path;
+    let inspection = elf::inspect(path)?;
+    let own = || path.clone();
+    if inspection.descriptor.door == Door::C {
+        return Err(LoadError::CDoor { path: own() });
+    }
+    if !inspection.descriptor.unwinds {
+        return Err(LoadError::PanicAborts { path: own() });
+    }
+    let known = &inspection.descriptor.entries;
+    if !known.contains(&located.entry) {
+        let (entry, known) = (located.entry.clone(), known.clone());
+        return Err(LoadError::NoEntry { path: own(), entry, known });
+    }
+    trusted(path)?;
+    let sha256 = hex(&Sha256::digest(&inspection.bytes));
+    let opened = if inspection.uses_origin {
+        tracing::warn!(
+            plugin = %path.display(),
+            "the plugin looks for libraries beside itself, so it is opened in place: replace it by 'mv', \
+             never by 'cp' over the running one"
+        );
+        own()
+    } else {
+        private_copy(&inspection.bytes, &sha256, state_dir)?
+    };
+    let library = Library::open(&opened).map_err(|e| match e {
+        OpenError::Loader(text) => LoadError::Loader { path: own(), text },
+        OpenError::NoModule(text) => LoadError::NoModule { path: own(), text },
+        OpenError::Layout(text) => LoadError::Layout { path: own(), text },
+    })?;
+    Ok(Loaded {
+        library,
+        descriptor: inspection.descriptor,
+        path: own(),
+        entry: located.entry.clone(),
+        source: located.source.clone(),
+        sha256,
+    })
+}
+
+/// Refuses, for root, a file that somebody else could replace with code of their own.
+pub fn trusted(path: &Path) -> Result<(), LoadError> {
+    let root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
+    if !root {
+        return Ok(());
+    }
+    let refuse = |why: String| Err(LoadError::Writable { path: path.to_path_buf(), why });
+    match fs::metadata(path) {
+        Ok(m) if m.uid() != 0 => refuse(format!("owned by user {}", m.uid())),
+        Ok(m) if m.mode() & 0o022 != 0 => refuse(format!("mode {:04o}", m.mode() & 0o7777)),
+        // Unreadable files are refused by whoever reads them.
+        _ => Ok(()),
+    }
+}
+
+fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf, LoadError> {
+    let dir = state_dir.join("plugins");
+    let target = dir.join(format!("{sha256}.so"));
+    let failed = |source| LoadError::Copy { path: target.clone(), source };
+    fs::create_dir_all(&dir).map_err(failed)?;
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+    // A copy from an earlier start is used only while its content is still what its name says.
+    if fs::read(&target).is_ok_and(|old| old == bytes) {
+        return Ok(target);
+    }
+    let mut file = tempfile::Builder::new().tempfile_in(&dir).map_err(failed)?;
+    std::io::Write::write_all(&mut file, bytes).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(0o500)).map_err(failed)?;
+    file.persist(&target).map_err(|e| failed(e.error))?;
+    Ok(target)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

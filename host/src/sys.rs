@@ -1,0 +1,136 @@
+//! The few system calls that need `unsafe`: signals and process limits.
+//!
+//! Stop signals are blocked in every thread and taken by one that no plugin runs on, so that a plugin's own
+//! handlers can't swallow them (Linux keeps a blocked signal pending even where its disposition is to
+//! ignore it). Dispositions that a plugin changed are put back.
+
+use std::io;
+
+/// What ends the host.
+pub const STOP_SIGNALS: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
+/// Dispositions that the host depends on.
+const WATCHED: [(i32, &str); 5] = [
+    (libc::SIGTERM, "SIGTERM"),
+    (libc::SIGINT, "SIGINT"),
+    (libc::SIGHUP, "SIGHUP"),
+    (libc::SIGCHLD, "SIGCHLD"),
+    (libc::SIGPIPE, "SIGPIPE"),
+];
+
+fn stop_set() -> libc::sigset_t {
+    // SAFETY: sigset_t is plain data that sigemptyset initialises; the signal numbers are valid.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in STOP_SIGNALS {
+            libc::sigaddset(&mut set, signal);
+        }
+        set
+    }
+}
+
+/// Blocks the stop signals in this thread and all that it will start. Call it first thing in `main`.
+///
+/// # Errors
+/// When the kernel refuses, which it does for no valid set.
+pub fn block_stop_signals() -> io::Result<()> {
+    let set = stop_set();
+    // SAFETY: both pointers are valid or null, as pthread_sigmask allows.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// Waits for the next stop signal. For a thread of its own.
+///
+/// # Errors
+/// What sigwait reports.
+pub fn wait_stop_signal() -> io::Result<i32> {
+    let set = stop_set();
+    let mut signal = 0;
+    // SAFETY: both pointers are valid for the call.
+    match unsafe { libc::sigwait(&set, &mut signal) } {
+        0 => Ok(signal),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// The dispositions of the watched signals at one moment.
+pub struct Dispositions([libc::sigaction; WATCHED.len()]);
+
+impl Dispositions {
+    /// Takes note of what is set now.
+    pub fn capture() -> Dispositions {
+        Dispositions(WATCHED.map(|(signal, _)| current(signal)))
+    }
+
+    /// Puts back what differs from the note and returns the names of the signals concerned.
+    pub fn restore(&self) -> Vec<&'static str> {
+        let mut changed = Vec::new();
+        for (wanted, (signal, name)) in self.0.iter().zip(WATCHED) {
+            let now = current(signal);
+            if now.sa_sigaction != wanted.sa_sigaction || now.sa_flags != wanted.sa_flags {
+                // SAFETY: `wanted` was returned by sigaction for this signal in this process.
+                unsafe { libc::sigaction(signal, wanted, std::ptr::null_mut()) };
+                changed.push(name);
+            }
+        }
+        changed
+    }
+}
+
+fn current(signal: i32) -> libc::sigaction {
+    // SAFETY: sigaction is plain data; with a null new action the call only reads.
+    unsafe {
+        let mut now = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now);
+        now
+    }
+}
+
+/// Asks the kernel to send this signal to the process when its parent dies (for children that the host starts).
+pub fn die_with_parent(signal: i32) -> io::Result<()> {
+    // SAFETY: prctl with PR_SET_PDEATHSIG takes a plain integer.
+    match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Free bytes for this user on the file system that holds `path`.
+///
+/// # Errors
+/// When the path doesn't exist or can't be reached.
+pub fn free_bytes(path: &std::path::Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: statvfs is plain data, filled in by the call; the path is NUL-terminated.
+    unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        match libc::statvfs(path.as_ptr(), &mut stat) {
+            0 => Ok(stat.f_bavail.saturating_mul(stat.f_frsize)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_disposition_is_put_back_and_named() {
+        let note = Dispositions::capture();
+        // SAFETY: ignoring a signal is always allowed.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+        assert_eq!(note.restore(), ["SIGHUP"]);
+        assert!(note.restore().is_empty());
+    }
+
+    #[test]
+    fn free_space_is_known() {
+        assert!(free_bytes(std::path::Path::new("/")).unwrap() > 0);
+        assert!(free_bytes(std::path::Path::new("/nowhere")).is_err());
+    }
+}
