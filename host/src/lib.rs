@@ -5,4 +5,5 @@ pub mod config;
 pub mod error;
 pub mod executor;
 pub mod model;
+pub mod state;
 pub mod sys;

@@ -17,6 +17,9 @@ const WATCHED: [(i32, &str); 5] = [
     (libc::SIGPIPE, "SIGPIPE"),
 ];
 
+/// Set by the C library on whatever it installs; says nothing about who did.
+const SA_RESTORER: i32 = 0x0400_0000;
+
 fn stop_set() -> libc::sigset_t {
     // SAFETY: sigset_t is plain data that sigemptyset initialises; the signal numbers are valid.
     unsafe {
@@ -70,7 +73,8 @@ impl Dispositions {
         let mut changed = Vec::new();
         for (wanted, (signal, name)) in self.0.iter().zip(WATCHED) {
             let now = current(signal);
-            if now.sa_sigaction != wanted.sa_sigaction || now.sa_flags != wanted.sa_flags {
+            let flags = |a: &libc::sigaction| a.sa_flags & !SA_RESTORER;
+            if now.sa_sigaction != wanted.sa_sigaction || flags(&now) != flags(wanted) {
                 // SAFETY: `wanted` was returned by sigaction for this signal in this process.
                 unsafe { libc::sigaction(signal, wanted, std::ptr::null_mut()) };
                 changed.push(name);

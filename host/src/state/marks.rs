@@ -1,0 +1,100 @@
+//! Which messages each slot is running, kept where a SIGKILL can't take it.
+//!
+//! Before a call the slot's record is overwritten with the message ids of its jobs, afterwards it is
+//! emptied. Nothing is fsynced: the page cache outlives the process, and a power cut only makes the count
+//! of deaths too small. An orderly stop empties the records, so three operator restarts don't fail a job.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::model::MessageId;
+
+const FILE: &str = "running";
+/// One slot's record: a batch of 10 ids of at most 41 bytes, and room for larger batches.
+const RECORD_BYTES: usize = 4096;
+
+/// The marks file, held open.
+pub struct RunMarks {
+    file: File,
+    path: PathBuf,
+}
+
+impl RunMarks {
+    /// Opens the file and returns what a former process left running in it.
+    ///
+    /// # Errors
+    /// When the file can't be opened or read; the message names it.
+    pub fn open(dir: &Path) -> std::io::Result<(RunMarks, Vec<MessageId>)> {
+        let path = dir.join(FILE);
+        let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(named)?;
+        let content = std::fs::read(&path).map_err(named)?;
+        let left = content.chunks(RECORD_BYTES).flat_map(ids).collect();
+        file.set_len(0).map_err(named)?;
+        Ok((RunMarks { file, path }, left))
+    }
+
+    /// Notes that `slot` is about to run these messages.
+    pub fn begin(&self, slot: usize, ids: impl Iterator<Item = MessageId>) {
+        let mut record = [0u8; RECORD_BYTES];
+        let mut used = 0;
+        for id in ids {
+            let text = format!("{id}\n");
+            let Some(room) = record.get_mut(used..used + text.len()) else { break };
+            room.copy_from_slice(text.as_bytes());
+            used += text.len();
+        }
+        self.put(slot, &record);
+    }
+
+    /// Notes that the slot's call has come back.
+    pub fn end(&self, slot: usize) {
+        self.put(slot, &[0]);
+    }
+
+    fn put(&self, slot: usize, record: &[u8]) {
+        if let Err(error) = self.file.write_at(record, (slot * RECORD_BYTES) as u64) {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "running jobs can't be noted; deaths would not be counted");
+        }
+    }
+}
+
+/// The ids of one record, which ends at its first NUL.
+fn ids(record: &[u8]) -> Vec<MessageId> {
+    let text = record.split(|b| *b == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).split_whitespace().filter_map(|w| w.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_is_found_after_a_crash_and_nothing_after_an_orderly_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = |ms| MessageId { ms, seq: 0 };
+        {
+            let (marks, left) = RunMarks::open(dir.path()).unwrap();
+            assert!(left.is_empty());
+            marks.begin(0, [id(1), id(2)].into_iter());
+            marks.begin(1, [id(3)].into_iter());
+            marks.begin(0, [id(4)].into_iter());
+        }
+        let (marks, left) = RunMarks::open(dir.path()).unwrap();
+        assert_eq!(left, [id(4), id(3)]);
+        marks.begin(2, [id(5), id(6)].into_iter());
+        marks.end(2);
+        drop(marks);
+        assert!(RunMarks::open(dir.path()).unwrap().1.is_empty());
+    }
+}
