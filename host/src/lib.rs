@@ -4,6 +4,9 @@
 pub mod config;
 pub mod error;
 pub mod executor;
+pub mod jobs;
 pub mod model;
+pub mod results;
 pub mod state;
 pub mod sys;
+pub mod telemetry;

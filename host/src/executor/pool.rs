@@ -277,7 +277,9 @@ impl Executor {
                 plugin: plugin.clone(),
                 control_timeout,
             };
-            threads.push(spawn(&format!("slot-{index}"), SLOT_STACK_BYTES, move || drop(slot.serve(&inbox)))?);
+            threads.push(spawn(&format!("slot-{index}"), SLOT_STACK_BYTES, move || {
+                slot.serve(&inbox);
+            })?);
             slots.push(work);
         }
         let d = &loaded.descriptor;

@@ -1,0 +1,20 @@
+//! Claiming jobs from the Redis Stream and seeing each one to its end.
+//!
+//! ```text
+//! stream     claims messages               -> driver
+//! check      asks what is known of a job and reads its message
+//! message    a message's fields
+//! lifecycle  decides, pure
+//! driver     the one owner of every job: slots, limits, cancels
+//! finish     the end of a job: store, look at the cancel key, announce, acknowledge
+//! redis      connections and the commands of the job path
+//! ```
+
+mod check;
+pub mod driver;
+mod finish;
+pub mod hold;
+pub mod lifecycle;
+pub mod message;
+pub mod redis;
+pub mod stream;

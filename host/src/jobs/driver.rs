@@ -1,0 +1,785 @@
+//! The one owner of every job: who waits, who runs, who has ended.
+//!
+//! A single task takes events (claims, verdicts, answers of the plugin, cancels, ends), moves each job's
+//! [`Life`] and starts what follows; nothing in it waits for Redis, disk or network, so a slot is never idle
+//! for their sake. Checks and ends run as tasks that report back.
+//!
+//! Two messages with one job id are never in flight together: the later one is parked until the earlier has
+//! its terminal state, then checked again.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::check::{Checker, Verdict};
+use super::finish::{Finisher, Stored, executing, now};
+use super::lifecycle::{Denied, Event, Life, Phase, Step};
+use super::message::{Envelope, Message, Work};
+use super::redis::{Redis, Write};
+use super::stream::Claim;
+use crate::config::settings::JobSettings;
+use crate::executor::{Executor, JobContext, RunDone, RunJob};
+use crate::model::{JobId, MessageId};
+use crate::results::outbox::{Outbox, Sent};
+use crate::results::outcome::{conclude, fail, judge};
+use crate::state::db::{ResultRow, Status, Store};
+use crate::state::marks::RunMarks;
+use crate::sys::Dispositions;
+use crate::telemetry::{JobOutcome, Metrics};
+
+pub use super::check::CallbackRule;
+pub use super::hold::HoldAt;
+
+/// What the rest of the host may know of the jobs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    /// The first job in the plugin.
+    pub current_job: Option<JobId>,
+    /// When a success webhook was last accepted.
+    pub last_job_at: Option<String>,
+    pub slots: usize,
+    pub slots_busy: usize,
+    pub waiting: usize,
+    /// A control call of the plugin that doesn't come back.
+    pub stuck: Option<String>,
+}
+
+/// What the driver is built from.
+pub struct DriverParts {
+    pub settings: JobSettings,
+    pub redis: Redis,
+    pub store: Store,
+    pub marks: RunMarks,
+    pub executor: Executor,
+    pub outbox: Outbox,
+    pub callback: CallbackRule,
+    pub metrics: Arc<Metrics>,
+    pub dispositions: Arc<Dispositions>,
+    pub room: Arc<Semaphore>,
+    /// How often the process died while running a message.
+    pub deaths: HashMap<MessageId, u32>,
+    pub claims: mpsc::Receiver<Claim>,
+    pub done: mpsc::UnboundedReceiver<RunDone>,
+    pub sent: mpsc::UnboundedReceiver<Sent>,
+    pub snapshot: watch::Sender<Snapshot>,
+    pub stop: CancellationToken,
+    /// How long running jobs may take after `stop`.
+    pub drain_limit: Duration,
+    pub retry: Duration,
+}
+
+/// A result that was on disk at the start.
+pub struct Recovered {
+    pub row: ResultRow,
+    pub origin: Arc<str>,
+    pub attempts: u32,
+    /// Its cancel key needs no more looking at.
+    pub announced: bool,
+}
+
+/// How it ended.
+pub struct Ended {
+    pub executor: Executor,
+    /// Jobs that were still in the plugin.
+    pub left: Vec<JobId>,
+    /// Results stored but not yet delivered.
+    pub undelivered: usize,
+}
+
+/// What tasks report.
+enum Report {
+    Checked(Vec<MessageId>, Result<Vec<(MessageId, Verdict)>, String>),
+    Cancels(Vec<u64>),
+    Rechecked(u64, Result<Verdict, String>),
+    Stored(u64, Stored),
+    /// Every result was tried at least once.
+    AllTried,
+    /// A job that ended without a result, or whose acknowledgement is confirmed.
+    Closed(u64),
+    PollDone,
+}
+
+struct Entry {
+    life: Life,
+    message_id: MessageId,
+    envelope: Option<Envelope>,
+    work: Option<Work>,
+    context: Option<Arc<JobContext>>,
+    claimed: Instant,
+    /// Whether it takes a unit of read-ahead.
+    has_room: bool,
+    /// The terminal state, when the status hash does not have it yet.
+    unwritten: Option<(Status, Option<String>, String)>,
+    /// The state `cancelled` being written while the plugin still has the job.
+    closing: Option<JoinHandle<bool>>,
+}
+
+/// The driver, ready to run.
+pub struct Driver {
+    p: DriverParts,
+    checker: Checker,
+    finisher: Finisher,
+    entries: HashMap<u64, Entry>,
+    by_message: HashMap<MessageId, u64>,
+    /// The ticket that a job id is in flight under, until its terminal state is written.
+    by_job: HashMap<JobId, u64>,
+    parked: HashMap<JobId, Vec<u64>>,
+    ready: VecDeque<u64>,
+    free: Vec<usize>,
+    running: Vec<u64>,
+    next_ticket: u64,
+    polling: bool,
+    last_job_at: Option<String>,
+    reports: mpsc::UnboundedSender<Report>,
+    inbox: mpsc::UnboundedReceiver<Report>,
+    tasks: TaskTracker,
+    batch_max: usize,
+    plugin: Arc<str>,
+    /// Acknowledgements that Redis has not confirmed.
+    acking: usize,
+    drain: Drain,
+}
+
+/// How far a stop has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drain {
+    No,
+    /// Runs go on, results are stored.
+    Running,
+    /// Results are being tried once.
+    Trying,
+    Tried,
+}
+
+impl Driver {
+    pub fn new(parts: DriverParts) -> Driver {
+        let (reports, inbox) = mpsc::unbounded_channel();
+        let slots = usize::from(parts.executor.device().slots);
+        let checker = Checker {
+            redis: parts.redis.clone(),
+            store: parts.store.clone(),
+            device: Arc::new(parts.executor.device().clone()),
+            callback: parts.callback.clone(),
+            max_deaths: parts.settings.max_deaths,
+        };
+        let finisher = Finisher {
+            redis: parts.redis.clone(),
+            store: parts.store.clone(),
+            outbox: parts.outbox.clone(),
+            retry: parts.retry,
+            hold: Arc::new(HoldAt::from_env()),
+        };
+        parts.metrics.slots.set(slots as i64);
+        let batch_max = if parts.executor.hooks().batch_run { parts.settings.batch_max } else { 1 };
+        let plugin = parts.executor.info().name.as_str().into();
+        Driver {
+            checker,
+            finisher,
+            entries: HashMap::new(),
+            by_message: HashMap::new(),
+            by_job: HashMap::new(),
+            parked: HashMap::new(),
+            ready: VecDeque::new(),
+            free: (0..slots).rev().collect(),
+            running: Vec::new(),
+            next_ticket: 0,
+            polling: false,
+            last_job_at: None,
+            reports,
+            inbox,
+            tasks: TaskTracker::new(),
+            batch_max,
+            plugin,
+            acking: 0,
+            drain: Drain::No,
+            p: parts,
+        }
+    }
+
+    /// Takes up a result that was on disk at the start.
+    pub fn recover(&mut self, recovered: Recovered) {
+        let Recovered { row, origin, attempts, announced } = recovered;
+        let ticket = self.enter(row.message_id, Life::stored(), false);
+        let envelope = Envelope {
+            job_id: row.job_id.clone(),
+            callback_url: row.callback_url.clone(),
+            origin: origin.clone(),
+        };
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.envelope = Some(envelope);
+            entry.unwritten = Some((row.status, row.error.clone(), row.finished_at.clone()));
+        }
+        self.by_job.insert(row.job_id.clone(), ticket);
+        let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
+        let wait = self.p.settings.redis_timeout;
+        self.tasks.spawn(async move {
+            let stored = if announced {
+                finisher.outbox.send(super::finish::parcel(row, origin, attempts));
+                Stored::Sending { written: false }
+            } else {
+                // The link is just being made; give it a moment before the result goes out unasked.
+                finisher.redis.wait_up(wait).await;
+                finisher.resume(row, origin, attempts).await
+            };
+            reports.send(Report::Stored(ticket, stored)).ok();
+        });
+    }
+
+    /// Runs until stopped and drained.
+    pub async fn run(mut self) -> Ended {
+        let mut tick = interval(self.p.settings.cancel_poll);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut deadline: Option<Instant> = None;
+        self.publish();
+        loop {
+            let far = Instant::now() + Duration::from_secs(86_400);
+            tokio::select! {
+                biased;
+                Some(done) = self.p.done.recv() => self.done(done),
+                Some(sent) = self.p.sent.recv() => self.sent(sent),
+                Some(report) = self.inbox.recv() => self.report(report),
+                Some(claim) = self.p.claims.recv() => self.claim(claim),
+                _ = tick.tick() => self.poll_cancels(),
+                () = self.p.stop.cancelled(), if deadline.is_none() => {
+                    deadline = Some(Instant::now() + self.p.drain_limit);
+                    self.begin_drain();
+                }
+                () = sleep_until(deadline.unwrap_or(far)), if deadline.is_some() => break,
+            }
+            if deadline.is_none() {
+                self.fill_slots();
+            }
+            self.publish();
+            if deadline.is_some() && self.is_drained() {
+                break;
+            }
+        }
+        self.finish()
+    }
+
+    // --- claims and checks
+
+    fn claim(&mut self, claim: Claim) {
+        match claim {
+            Claim::Unheld(ids, answer) => {
+                let unheld = ids.into_iter().filter(|id| !self.by_message.contains_key(id)).collect();
+                answer.send(unheld).ok();
+            }
+            // Read while stopping: they stay pending, unmarked, for the next start.
+            Claim::Messages(_) | Claim::Trimmed(_) if self.drain != Drain::No => {}
+            Claim::Trimmed(ids) => {
+                for id in ids {
+                    tracing::warn!(message_id = %id, "a pending message's entry is gone from the stream; acknowledged");
+                    self.p.metrics.trimmed.inc();
+                    let finisher = self.finisher.clone();
+                    self.tasks.spawn(async move { finisher.acknowledge(id).await });
+                }
+            }
+            Claim::Messages(messages) => {
+                let mut fresh = Vec::with_capacity(messages.len());
+                for m in messages {
+                    // A group made anew brings back what is in flight here.
+                    if self.by_message.contains_key(&m.id) {
+                        self.p.room.add_permits(1);
+                        continue;
+                    }
+                    self.enter(m.id, Life::new(), true);
+                    fresh.push(m);
+                }
+                self.check(fresh);
+            }
+        }
+    }
+
+    fn enter(&mut self, message_id: MessageId, life: Life, has_room: bool) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let entry = Entry {
+            life,
+            message_id,
+            envelope: None,
+            work: None,
+            context: None,
+            claimed: Instant::now(),
+            has_room,
+            unwritten: None,
+            closing: None,
+        };
+        self.entries.insert(ticket, entry);
+        self.by_message.insert(message_id, ticket);
+        ticket
+    }
+
+    fn check(&self, messages: Vec<Message>) {
+        if messages.is_empty() {
+            return;
+        }
+        let ids: Vec<MessageId> = messages.iter().map(|m| m.id).collect();
+        let deaths = ids.iter().filter_map(|id| Some((*id, *self.p.deaths.get(id)?))).collect();
+        let (checker, reports) = (self.checker.clone(), self.reports.clone());
+        self.tasks.spawn(async move {
+            let verdicts = checker.check(messages, deaths).await;
+            reports.send(Report::Checked(ids, verdicts)).ok();
+        });
+    }
+
+    fn report(&mut self, report: Report) {
+        match report {
+            Report::Checked(ids, Ok(verdicts)) => {
+                debug_assert_eq!(ids.len(), verdicts.len());
+                for (id, verdict) in verdicts {
+                    self.verdict(id, verdict);
+                }
+            }
+            Report::Checked(ids, Err(error)) => {
+                // They stay pending; the look through the pending list brings them back.
+                tracing::warn!(messages = ids.len(), error, "claimed messages can't be checked now; they stay pending");
+                for id in ids {
+                    if let Some(ticket) = self.by_message.get(&id) {
+                        self.forget(*ticket);
+                    }
+                }
+            }
+            Report::Rechecked(ticket, Ok(verdict)) => {
+                if let Some(id) = self.entries.get(&ticket).map(|e| e.message_id) {
+                    self.verdict(id, verdict);
+                }
+            }
+            Report::Rechecked(ticket, Err(_)) => self.forget(ticket),
+            Report::AllTried => self.drain = Drain::Tried,
+            Report::Cancels(tickets) => tickets.into_iter().for_each(|t| self.cancel(t)),
+            Report::PollDone => self.polling = false,
+            Report::Stored(ticket, stored) => self.stored(ticket, stored),
+            Report::Closed(ticket) => {
+                self.acking = self.acking.saturating_sub(1);
+                self.forget(ticket);
+            }
+        }
+    }
+
+    fn verdict(&mut self, id: MessageId, verdict: Verdict) {
+        let Some(&ticket) = self.by_message.get(&id) else { return };
+        let finisher = self.finisher.clone();
+        match verdict {
+            Verdict::Run(envelope, work) => self.admit(ticket, envelope, work),
+            Verdict::Unfit(envelope, error) => {
+                self.step(ticket, Event::Unfit);
+                self.release_room(ticket);
+                tracing::warn!(job_id = &*envelope.job_id, error, "the job can't be run; its sender is told");
+                self.by_job.entry(envelope.job_id.clone()).or_insert(ticket);
+                self.set_envelope(ticket, envelope.clone());
+                let reports = self.reports.clone();
+                self.tasks.spawn(async move {
+                    let conclusion = fail(&envelope.job_id, &error);
+                    let stored = finisher.conclude(id, &envelope, conclusion).await;
+                    reports.send(Report::Stored(ticket, stored)).ok();
+                });
+            }
+            Verdict::Duplicate(envelope) => {
+                tracing::info!(job_id = &*envelope.job_id, message_id = %id, "the job ended before; acknowledged");
+                self.close(ticket, JobOutcome::Duplicate, async move { finisher.acknowledge(id).await });
+            }
+            Verdict::Settle(envelope, status, error, at) => {
+                let job = envelope.job_id;
+                tracing::info!(job_id = &*job, message_id = %id, "the job ended here before; acknowledged");
+                self.close(ticket, JobOutcome::Duplicate, async move {
+                    finisher.settle(&job, id, status, error.as_deref(), &at).await
+                });
+            }
+            Verdict::Cancelled(envelope) => {
+                let job = envelope.job_id;
+                tracing::info!(job_id = &*job, "cancelled before it ran");
+                self.close(ticket, JobOutcome::Cancelled, async move { finisher.close_cancelled(&job, id).await });
+            }
+            Verdict::DeadLetter { reason, fields } => {
+                self.close(ticket, JobOutcome::DeadLetter, async move {
+                    finisher.dead_letter(id, reason, fields).await
+                });
+            }
+        }
+    }
+
+    /// Lets a job wait for a slot, unless another message with its id is in flight.
+    fn admit(&mut self, ticket: u64, envelope: Envelope, work: Work) {
+        let job_id = envelope.job_id.clone();
+        match self.by_job.get(&job_id) {
+            Some(other) if *other != ticket => {
+                tracing::info!(job_id = &*job_id, "another message with this job id is in flight; waiting for it");
+                self.release_room(ticket);
+                if let Some(entry) = self.entries.get_mut(&ticket) {
+                    (entry.envelope, entry.work) = (Some(envelope), Some(work));
+                }
+                self.parked.entry(job_id).or_default().push(ticket);
+                return;
+            }
+            _ => self.by_job.insert(job_id.clone(), ticket),
+        };
+        self.step(ticket, Event::Admitted);
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.envelope = Some(envelope);
+            entry.work = Some(work);
+            entry.context = Some(Arc::new(JobContext::new(self.plugin.clone(), job_id)));
+            self.ready.push_back(ticket);
+        }
+    }
+
+    // --- slots
+
+    fn fill_slots(&mut self) {
+        while !self.free.is_empty() {
+            let mut tickets = Vec::new();
+            while tickets.len() < self.batch_max {
+                let Some(ticket) = self.ready.pop_front() else { break };
+                // Cancelled ones are left in the queue and passed over here.
+                if self.entries.get(&ticket).is_some_and(|e| e.life.phase == Phase::Waiting) {
+                    tickets.push(ticket);
+                }
+            }
+            if tickets.is_empty() {
+                return;
+            }
+            if let Some(slot) = self.free.pop() {
+                self.start(slot, &tickets);
+            }
+        }
+    }
+
+    fn start(&mut self, slot: usize, tickets: &[u64]) {
+        let ids = tickets.iter().filter_map(|t| self.entries.get(t)).map(|e| e.message_id);
+        self.p.marks.begin(slot, ids);
+        let mut jobs = Vec::with_capacity(tickets.len());
+        for &ticket in tickets {
+            self.step(ticket, Event::Started);
+            self.release_room(ticket);
+            let Some(entry) = self.entries.get(&ticket) else { continue };
+            let (Some(envelope), Some(work), Some(context)) = (&entry.envelope, &entry.work, &entry.context)
+            else {
+                continue;
+            };
+            self.p.metrics.queue_wait_seconds.observe(entry.claimed.elapsed().as_secs_f64());
+            tracing::debug!(job_id = &*envelope.job_id, slot, shots = work.shots, "running");
+            let fields = executing(entry.message_id, &self.p.redis.names().qpu_id);
+            self.p.redis.write_soon(Write::status(&envelope.job_id, fields));
+            self.running.push(ticket);
+            jobs.push(RunJob {
+                ticket,
+                job_id: envelope.job_id.clone(),
+                program: work.program.clone(),
+                shots: work.shots,
+                context: context.clone(),
+            });
+        }
+        self.p.executor.run(slot, jobs);
+    }
+
+    fn done(&mut self, done: RunDone) {
+        let (ticket, answer, run_time) = match done {
+            RunDone::SlotFree { slot } => {
+                self.p.marks.end(slot);
+                self.free.push(slot);
+                return;
+            }
+            RunDone::Job { ticket, answer, run_time } => (ticket, answer, run_time),
+        };
+        self.running.retain(|t| *t != ticket);
+        self.p.metrics.run_seconds.observe(run_time.as_secs_f64());
+        let step = self.step(ticket, Event::Returned);
+        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        let id = entry.message_id;
+        let (Some(envelope), Some(work)) = (entry.envelope.clone(), entry.work.take()) else { return };
+        if self.p.deaths.remove(&id).is_some() {
+            self.p.store.alive(id);
+        }
+        let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
+        if step == Some(Step::CloseCancelled) {
+            self.close_cancelled(ticket);
+            return;
+        }
+        if step.is_none() {
+            return;
+        }
+        self.tasks.spawn(async move {
+            finisher.hold.at("returned").await;
+            let judged = judge(answer, work.program.measurements().len(), work.shots);
+            if let Err(error) = &judged {
+                tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");
+            }
+            let conclusion = conclude(&envelope.job_id, judged);
+            let stored = finisher.conclude(id, &envelope, conclusion).await;
+            reports.send(Report::Stored(ticket, stored)).ok();
+        });
+    }
+
+    // --- cancels
+
+    fn poll_cancels(&mut self) {
+        if !self.running.is_empty() {
+            let changed = self.p.dispositions.restore();
+            if !changed.is_empty() {
+                let (plugin, signals) = (&*self.plugin, changed.join(" "));
+                tracing::warn!(plugin, signals, "the plugin changed signal handling during a run; put back");
+            }
+        }
+        if self.polling {
+            return;
+        }
+        let live = self.running.iter().chain(&self.ready);
+        let live = live.filter_map(|t| Some((*t, self.entries.get(t).filter(|e| e.life.heeds_cancel())?)));
+        let live: Vec<(u64, JobId)> =
+            live.filter_map(|(t, e)| Some((t, e.envelope.as_ref()?.job_id.clone()))).collect();
+        if live.is_empty() {
+            return;
+        }
+        self.polling = true;
+        let (redis, reports) = (self.p.redis.clone(), self.reports.clone());
+        self.tasks.spawn(async move {
+            let jobs: Vec<JobId> = live.iter().map(|(_, j)| j.clone()).collect();
+            if let Ok(cancelled) = redis.cancelled(&jobs).await {
+                let hit = live.iter().zip(cancelled).filter(|(_, c)| *c).map(|((t, _), _)| *t);
+                let hit: Vec<u64> = hit.collect();
+                if !hit.is_empty() {
+                    reports.send(Report::Cancels(hit)).ok();
+                }
+            }
+            reports.send(Report::PollDone).ok();
+        });
+    }
+
+    fn cancel(&mut self, ticket: u64) {
+        let Some(step) = self.step(ticket, Event::Cancel) else { return };
+        let Some(entry) = self.entries.get(&ticket) else { return };
+        let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
+        if let Some(context) = &entry.context {
+            context.set_cancelled();
+        }
+        match step {
+            Step::TellPlugin => {
+                tracing::info!(job_id = &*job_id, "cancelled while running; the plugin is told");
+                self.p.executor.cancel(ticket);
+                // The state is written and the message acknowledged now: the answer is thrown away whenever
+                // it comes, and the slot stays taken until then.
+                let (finisher, id) = (self.finisher.clone(), entry.message_id);
+                let task = self.tasks.spawn(async move { finisher.close_cancelled(&job_id, id).await });
+                if let Some(entry) = self.entries.get_mut(&ticket) {
+                    entry.closing = Some(task);
+                }
+            }
+            Step::CloseCancelled => {
+                tracing::info!(job_id = &*job_id, "cancelled while waiting");
+                self.release_room(ticket);
+                self.close_cancelled(ticket);
+            }
+            Step::Go => {}
+        }
+    }
+
+    // --- ends
+
+    fn close_cancelled(&mut self, ticket: u64) {
+        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        let (id, written) = (entry.message_id, entry.closing.take());
+        let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
+        let finisher = self.finisher.clone();
+        self.p.metrics.job(JobOutcome::Cancelled);
+        self.spawn_close(ticket, async move {
+            match written {
+                Some(task) => task.await.unwrap_or(false),
+                None => finisher.close_cancelled(&job_id, id).await,
+            }
+        });
+    }
+
+    /// Ends a claimed job without a result.
+    fn close(&mut self, ticket: u64, outcome: JobOutcome, end: impl Future<Output = bool> + Send + 'static) {
+        self.step(ticket, Event::Rejected);
+        self.release_room(ticket);
+        self.p.metrics.job(outcome);
+        self.spawn_close(ticket, end);
+    }
+
+    /// Runs the last step of a job; when Redis has confirmed it the job is forgotten.
+    fn spawn_close(&mut self, ticket: u64, end: impl Future<Output = bool> + Send + 'static) {
+        self.acking += 1;
+        let reports = self.reports.clone();
+        self.tasks.spawn(async move {
+            if end.await {
+                reports.send(Report::Closed(ticket)).ok();
+            }
+        });
+    }
+
+    fn stored(&mut self, ticket: u64, stored: Stored) {
+        match stored {
+            Stored::Sending { written } => {
+                self.step(ticket, Event::Announced);
+                if written {
+                    if let Some(entry) = self.entries.get_mut(&ticket) {
+                        entry.unwritten = None;
+                    }
+                    self.release_job(ticket);
+                }
+            }
+            Stored::Cancelled => {
+                self.p.metrics.job(JobOutcome::Cancelled);
+                self.forget(ticket);
+            }
+            Stored::Stopped => {}
+        }
+    }
+
+    fn sent(&mut self, sent: Sent) {
+        let Sent { message_id: id, status, accepted } = sent;
+        if accepted && status == Status::Completed {
+            self.last_job_at = Some(now());
+        }
+        self.p.metrics.job(match status {
+            Status::Completed => JobOutcome::Completed,
+            Status::Failed => JobOutcome::Failed,
+        });
+        let Some(&ticket) = self.by_message.get(&id) else { return };
+        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        let finisher = self.finisher.clone();
+        let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
+        tracing::debug!(job_id = &*job_id, status = status.name(), accepted, "the result's way has ended");
+        match entry.unwritten.take() {
+            Some((status, error, at)) => self.spawn_close(ticket, async move {
+                finisher.settle(&job_id, id, status, error.as_deref(), &at).await
+            }),
+            None => self.spawn_close(ticket, async move { finisher.acknowledge(id).await }),
+        }
+    }
+
+    /// The job's terminal state is in Redis: another message with its id may be looked at.
+    fn release_job(&mut self, ticket: u64) {
+        let job = self.entries.get(&ticket).and_then(|e| e.envelope.as_ref()).map(|e| e.job_id.clone());
+        let Some(job) = job else { return };
+        if self.by_job.get(&job) != Some(&ticket) {
+            return;
+        }
+        self.by_job.remove(&job);
+        for parked in self.parked.remove(&job).unwrap_or_default() {
+            let Some(entry) = self.entries.get_mut(&parked) else { continue };
+            let (Some(envelope), Some(work)) = (entry.envelope.take(), entry.work.take()) else { continue };
+            let (checker, reports, id) = (self.checker.clone(), self.reports.clone(), entry.message_id);
+            self.tasks.spawn(async move {
+                let verdict = checker.again(id, envelope, work).await;
+                reports.send(Report::Rechecked(parked, verdict)).ok();
+            });
+        }
+    }
+
+    fn forget(&mut self, ticket: u64) {
+        self.release_room(ticket);
+        self.release_job(ticket);
+        if let Some(entry) = self.entries.remove(&ticket) {
+            self.by_message.remove(&entry.message_id);
+        }
+    }
+
+    fn release_room(&mut self, ticket: u64) {
+        if let Some(entry) = self.entries.get_mut(&ticket)
+            && std::mem::take(&mut entry.has_room)
+        {
+            self.p.room.add_permits(1);
+        }
+    }
+
+    fn set_envelope(&mut self, ticket: u64, envelope: Envelope) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.envelope = Some(envelope);
+        }
+    }
+
+    /// Moves a job on; `None` when the move was too late to matter.
+    fn step(&mut self, ticket: u64, event: Event) -> Option<Step> {
+        let entry = self.entries.get_mut(&ticket)?;
+        match entry.life.on(event) {
+            Ok(step) => Some(step),
+            Err(Denied::Ignored) => None,
+            Err(Denied::Illegal { phase, event }) => {
+                let message_id = entry.message_id;
+                tracing::error!(%message_id, ?phase, ?event, "an illegal move of a job; please report this as a bug");
+                None
+            }
+        }
+    }
+
+    // --- stopping
+
+    /// Waiting messages stay pending, never marked executing; what runs goes on.
+    fn begin_drain(&mut self) {
+        self.drain = Drain::Running;
+        let waiting: Vec<u64> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| matches!(e.life.phase, Phase::Claimed | Phase::Waiting))
+            .map(|(t, _)| *t)
+            .collect();
+        tracing::info!(
+            running = self.running.len(),
+            left_pending = waiting.len(),
+            "stopping: claiming no more jobs, finishing what runs"
+        );
+        for ticket in waiting {
+            if let Some(entry) = self.entries.remove(&ticket) {
+                self.by_message.remove(&entry.message_id);
+            }
+        }
+        self.ready.clear();
+        self.parked.clear();
+    }
+
+    fn is_drained(&mut self) -> bool {
+        let storing = || self.entries.values().any(|e| e.life.phase == Phase::Storing);
+        match self.drain {
+            Drain::Running if self.running.is_empty() && !storing() => {
+                self.drain = Drain::Trying;
+                let (outbox, reports) = (self.p.outbox.clone(), self.reports.clone());
+                self.tasks.spawn(async move {
+                    outbox.all_tried().await;
+                    reports.send(Report::AllTried).ok();
+                });
+                false
+            }
+            Drain::Tried => self.acking == 0 || !self.p.redis.is_up(),
+            _ => false,
+        }
+    }
+
+    fn finish(self) -> Ended {
+        let left = self.running.iter().filter_map(|t| self.entries.get(t)).filter(|e| !e.life.cancelled);
+        let left = left.filter_map(|e| Some(e.envelope.as_ref()?.job_id.clone())).collect();
+        let open = |e: &&Entry| matches!(e.life.phase, Phase::Storing | Phase::Sending);
+        let undelivered = self.entries.values().filter(open).count();
+        // An orderly stop is no death of the executor.
+        (0..usize::from(self.p.executor.device().slots)).for_each(|slot| self.p.marks.end(slot));
+        Ended { executor: self.p.executor, left, undelivered }
+    }
+
+    fn publish(&self) {
+        let (slots, busy) = (usize::from(self.p.executor.device().slots), self.free.len());
+        let busy = slots.saturating_sub(busy);
+        self.p.metrics.slots_busy.set(busy as i64);
+        self.p.metrics.waiting.set(self.ready.len() as i64);
+        let current = self.running.first().and_then(|t| self.entries.get(t)).and_then(|e| e.envelope.as_ref());
+        let next = Snapshot {
+            current_job: current.map(|e| e.job_id.clone()),
+            last_job_at: self.last_job_at.clone(),
+            slots,
+            slots_busy: busy,
+            waiting: self.ready.len(),
+            stuck: self.p.executor.stuck().map(|s| s.call),
+        };
+        self.p.snapshot.send_if_modified(|now| {
+            let changed = *now != next;
+            *now = next;
+            changed
+        });
+    }
+}

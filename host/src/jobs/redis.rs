@@ -1,0 +1,527 @@
+//! Redis as the job path uses it: one connection for the blocking read, one for everything else.
+//!
+//! Only XGROUP, XREADGROUP, XPENDING, XRANGE, XACK, HGET, HSET and GET are sent (and AUTH, SELECT), so that
+//! a site's ACL may allow no more. `stream` connects and says when the link is up; everybody else takes what
+//! there is. Writes go through one queue, in order, grouped into pipelines: what must happen is kept until
+//! Redis has confirmed it, across reconnects.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+use super::lifecycle::Seen;
+use super::message::Message;
+use crate::error::{Explain, exit};
+use crate::model::{JobId, MessageId, Secret, masked_url};
+
+/// Most writes of one pipeline.
+const GROUP_MAX: usize = 128;
+
+/// Names on the server.
+#[derive(Debug, Clone)]
+pub struct Names {
+    pub qpu_id: String,
+    pub stream: String,
+    pub group: String,
+    pub consumer: String,
+}
+
+impl Names {
+    pub fn new(qpu_id: &str, consumer: &str) -> Names {
+        Names {
+            qpu_id: qpu_id.into(),
+            stream: format!("qpu:{qpu_id}:jobs"),
+            group: format!("qpu:{qpu_id}:workers"),
+            consumer: consumer.into(),
+        }
+    }
+}
+
+fn status_key(job: &str) -> String {
+    format!("qpu:job:{job}:status")
+}
+
+fn cancel_key(job: &str) -> String {
+    format!("qpu:job:cancelled:{job}")
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RedisSettingsError {
+    #[error("the Redis URL {url} can't be used: {text}")]
+    Url { url: String, text: String },
+    #[error("the CA file {} can't be read", path.display())]
+    CaFile { path: std::path::PathBuf, source: std::io::Error },
+}
+
+impl Explain for RedisSettingsError {
+    fn code(&self) -> &'static str {
+        "redis-settings"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            RedisSettingsError::Url { .. } => {
+                "expected redis://, rediss:// or unix://, as the cloud's bundle gives it".into()
+            }
+            RedisSettingsError::CaFile { .. } => "correct CODA_CA_FILE".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CONFIG
+    }
+}
+
+/// Redis can't be asked now.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("Redis is unreachable: {0}")]
+pub struct Down(pub String);
+
+/// One job's change of state, and the acknowledgement that may come with it.
+#[derive(Debug, Clone, Default)]
+pub struct Write {
+    pub status: Option<(JobId, Vec<(&'static str, String)>)>,
+    pub ack: Option<MessageId>,
+}
+
+impl Write {
+    pub fn status(job: &JobId, fields: Vec<(&'static str, String)>) -> Write {
+        Write { status: Some((job.clone(), fields)), ack: None }
+    }
+
+    pub fn ack(id: MessageId) -> Write {
+        Write { status: None, ack: Some(id) }
+    }
+
+    pub fn and_ack(mut self, id: MessageId) -> Write {
+        self.ack = Some(id);
+        self
+    }
+}
+
+/// What happens to a write that Redis doesn't confirm.
+enum Care {
+    /// Tried once, not asked after.
+    Once(Option<oneshot::Sender<Result<(), Down>>>),
+    /// Kept until it is confirmed.
+    Surely(oneshot::Sender<()>),
+}
+
+/// The shared connection while it works, and how often it was made: an old connection's late error must
+/// not take down its successor.
+#[derive(Clone, Default)]
+pub struct Link {
+    connection: Option<MultiplexedConnection>,
+    generation: u64,
+}
+
+impl Link {
+    pub fn is_up(&self) -> bool {
+        self.connection.is_some()
+    }
+}
+
+/// The handle; clones share connections and queue.
+#[derive(Clone)]
+pub struct Redis {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Client,
+    names: Names,
+    timeout: Duration,
+    block: Duration,
+    link: watch::Sender<Link>,
+    /// The link went down on somebody's command: the reader should connect again.
+    failed: Notify,
+    writes: mpsc::UnboundedSender<(Write, Care)>,
+}
+
+/// The writer's part, to be run as a task.
+pub struct Writer {
+    redis: Redis,
+    queue: mpsc::UnboundedReceiver<(Write, Care)>,
+}
+
+impl Redis {
+    /// Checks the URL; connects nothing.
+    ///
+    /// # Errors
+    /// When the URL or the CA file can't be used.
+    pub fn new(
+        url: &Secret,
+        names: Names,
+        ca_file: Option<&Path>,
+        timeout: Duration,
+        block: Duration,
+    ) -> Result<(Redis, Writer), RedisSettingsError> {
+        let bad = |e: RedisError| RedisSettingsError::Url { url: masked_url(url.expose()), text: masked(&e, url) };
+        let info = url.expose().into_connection_info().map_err(bad)?;
+        let settings = info.redis_settings().clone().set_skip_set_lib_name();
+        let settings = match query_db(url.expose()) {
+            Some(db) => settings.set_db(db),
+            None => settings,
+        };
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+        let client = match ca_file.filter(|_| url.expose().starts_with("rediss:")) {
+            None => Client::open(info).map_err(bad)?,
+            Some(path) => {
+                let read = |source| RedisSettingsError::CaFile { path: path.to_path_buf(), source };
+                let root_cert = Some(std::fs::read(path).map_err(read)?);
+                let certs = TlsCertificates { client_tls: None, root_cert };
+                Client::build_with_tls(info, certs).map_err(bad)?
+            }
+        };
+        let (writes, queue) = mpsc::unbounded_channel();
+        let link = watch::Sender::new(Link::default());
+        let inner = Inner { client, names, timeout, block, link, failed: Notify::new(), writes };
+        let redis = Redis { inner: Arc::new(inner) };
+        Ok((redis.clone(), Writer { redis, queue }))
+    }
+
+    pub fn names(&self) -> &Names {
+        &self.inner.names
+    }
+
+    /// Whether the link is up.
+    pub fn is_up(&self) -> bool {
+        self.inner.link.borrow().is_up()
+    }
+
+    /// Becomes visible whenever the link goes up or down.
+    pub fn changes(&self) -> watch::Receiver<Link> {
+        self.inner.link.subscribe()
+    }
+
+    /// Waits until the link is up, at most `limit`.
+    pub async fn wait_up(&self, limit: Duration) -> bool {
+        let mut link = self.inner.link.subscribe();
+        matches!(tokio::time::timeout(limit, link.wait_for(Link::is_up)).await, Ok(Ok(_)))
+    }
+
+    /// Makes both connections and the group. For `stream` alone.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses.
+    pub(super) async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        let i = &self.inner;
+        let connect = |response: Duration| {
+            AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(i.timeout))
+                .set_response_timeout(Some(response))
+        };
+        let shared = connect(i.timeout);
+        // The read's own timeout lies above the time that the server holds it.
+        let blocking = connect(i.timeout + i.block);
+        let mut blocking = i.client.get_multiplexed_async_connection_with_config(&blocking).await?;
+        let shared = i.client.get_multiplexed_async_connection_with_config(&shared).await?;
+        self.make_group(&mut blocking).await?;
+        i.link.send_modify(|link| {
+            link.connection = Some(shared);
+            link.generation += 1;
+        });
+        Ok(blocking)
+    }
+
+    /// Creates the group from the stream's beginning, so that jobs sent before the first start are run.
+    pub(super) async fn make_group(&self, conn: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let n = &self.inner.names;
+        let mut cmd = redis::cmd("XGROUP");
+        cmd.arg("CREATE").arg(&n.stream).arg(&n.group).arg("0").arg("MKSTREAM");
+        match cmd.query_async::<()>(conn).await {
+            Err(e) if e.code() == Some("BUSYGROUP") => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Notes that the link is gone.
+    pub(super) fn set_down(&self) {
+        self.inner.link.send_modify(|link| link.connection = None);
+    }
+
+    /// Waits until the link has gone down on somebody's command.
+    pub(super) async fn wait_failed(&self) {
+        while self.is_up() {
+            self.inner.failed.notified().await;
+        }
+    }
+
+    /// Up to `count` new messages; an empty list after the block time.
+    pub(super) async fn read_new(
+        &self,
+        conn: &mut MultiplexedConnection,
+        count: usize,
+    ) -> Result<Vec<Message>, RedisError> {
+        let n = &self.inner.names;
+        let mut cmd = redis::cmd("XREADGROUP");
+        cmd.arg("GROUP").arg(&n.group).arg(&n.consumer).arg("COUNT").arg(count);
+        cmd.arg("BLOCK").arg(self.inner.block.as_millis() as u64).arg("STREAMS").arg(&n.stream).arg(">");
+        let reply: Value = cmd.query_async(conn).await?;
+        let Value::Array(streams) = reply else { return Ok(Vec::new()) };
+        let Some(Value::Array(stream)) = streams.into_iter().next() else { return Ok(Vec::new()) };
+        let Some(Value::Array(entries)) = stream.into_iter().nth(1) else { return Ok(Vec::new()) };
+        Ok(entries.into_iter().filter_map(entry).collect())
+    }
+
+    /// Ids of this consumer's pending messages from `from` on.
+    pub(super) async fn pending(&self, from: MessageId, count: usize) -> Result<Vec<MessageId>, Down> {
+        let n = &self.inner.names;
+        let mut pipe = redis::pipe();
+        pipe.cmd("XPENDING").arg(&n.stream).arg(&n.group).arg(from.to_string()).arg("+").arg(count);
+        pipe.arg(&n.consumer);
+        let rows = self.ask(&pipe).await?.into_iter().next();
+        let Some(Value::Array(rows)) = rows else { return Ok(Vec::new()) };
+        let id = |row: Value| match row {
+            Value::Array(columns) => columns.into_iter().next().and_then(text)?.parse().ok(),
+            _ => None,
+        };
+        Ok(rows.into_iter().filter_map(id).collect())
+    }
+
+    /// These entries of the stream; `None` for one that was trimmed away.
+    pub(super) async fn entries(&self, ids: &[MessageId]) -> Result<Vec<Option<Message>>, Down> {
+        let mut pipe = redis::pipe();
+        for id in ids {
+            let id = id.to_string();
+            pipe.cmd("XRANGE").arg(&self.inner.names.stream).arg(&id).arg(&id);
+        }
+        let replies = self.ask(&pipe).await?;
+        Ok(replies
+            .into_iter()
+            .map(|reply| match reply {
+                Value::Array(found) => found.into_iter().next().and_then(entry),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// What Redis says of these jobs.
+    pub async fn seen(&self, jobs: &[JobId]) -> Result<Vec<Seen>, Down> {
+        let mut pipe = redis::pipe();
+        for job in jobs {
+            let status = status_key(job);
+            pipe.cmd("HGET").arg(&status).arg("state");
+            pipe.cmd("HGET").arg(&status).arg("message_id");
+            pipe.cmd("GET").arg(cancel_key(job));
+        }
+        let replies = self.ask(&pipe).await?;
+        let mut replies = replies.into_iter();
+        let mut next = || replies.next().unwrap_or(Value::Nil);
+        Ok(jobs
+            .iter()
+            .map(|_| Seen { state: text(next()), message_id: text(next()), cancelled: is_there(&next()) })
+            .collect())
+    }
+
+    /// Which of these jobs have a cancel key.
+    pub async fn cancelled(&self, jobs: &[JobId]) -> Result<Vec<bool>, Down> {
+        let mut pipe = redis::pipe();
+        for job in jobs {
+            pipe.cmd("GET").arg(cancel_key(job));
+        }
+        Ok(self.ask(&pipe).await?.iter().map(is_there).collect())
+    }
+
+    /// Sends a pipeline of reads; an error of a single command comes back as that value.
+    async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, Down> {
+        let Link { connection, generation } = self.inner.link.borrow().clone();
+        let Some(mut connection) = connection else { return Err(Down("not connected".into())) };
+        let count = pipe.len();
+        connection.send_packed_commands(pipe, 0, count).await.map_err(|e| {
+            let lost = self.inner.link.send_if_modified(|link| {
+                let same = link.generation == generation && link.is_up();
+                if same {
+                    link.connection = None;
+                }
+                same
+            });
+            if lost {
+                self.inner.failed.notify_one();
+            }
+            Down(e.to_string())
+        })
+    }
+
+    /// Writes without being asked after; nothing happens when Redis is down.
+    pub fn write_soon(&self, write: Write) {
+        self.queue(write, Care::Once(None));
+    }
+
+    /// Writes and waits for the confirmation.
+    ///
+    /// # Errors
+    /// At once when Redis is down, or when it goes down meanwhile.
+    pub async fn write(&self, write: Write) -> Result<(), Down> {
+        let (answer, wait) = oneshot::channel();
+        self.queue(write, Care::Once(Some(answer)));
+        wait.await.unwrap_or_else(|_| Err(Down("the host is stopping".into())))
+    }
+
+    /// Writes and waits until Redis has confirmed it, however long that takes. False when the host stops.
+    pub async fn write_surely(&self, write: Write) -> bool {
+        let (answer, wait) = oneshot::channel();
+        self.queue(write, Care::Surely(answer));
+        wait.await.is_ok()
+    }
+
+    fn queue(&self, write: Write, care: Care) {
+        if self.inner.writes.send((write, care)).is_err() {
+            tracing::debug!("a write to Redis came after its queue had ended");
+        }
+    }
+}
+
+impl Writer {
+    /// Sends the queue until every handle is gone.
+    pub async fn run(mut self) {
+        let mut group = Vec::new();
+        let mut kept: Vec<(Write, Care)> = Vec::new();
+        loop {
+            if !kept.is_empty() {
+                // What must happen waits for the link; what comes meanwhile is answered at once.
+                let mut link = self.redis.inner.link.subscribe();
+                tokio::select! {
+                    up = link.wait_for(Link::is_up) => if up.is_err() { return },
+                    n = self.queue.recv_many(&mut group, GROUP_MAX) => if n == 0 { return },
+                }
+            } else if self.queue.recv_many(&mut group, GROUP_MAX).await == 0 {
+                return;
+            }
+            group.splice(0..0, kept.drain(..));
+            kept = self.send(std::mem::take(&mut group)).await;
+        }
+    }
+
+    /// Sends one group and returns what must be tried again.
+    async fn send(&self, mut group: Vec<(Write, Care)>) -> Vec<(Write, Care)> {
+        let rest = group.split_off(group.len().min(GROUP_MAX));
+        let names = &self.redis.inner.names;
+        let mut pipe = redis::pipe();
+        let mut owners = Vec::new();
+        for (i, (write, _)) in group.iter().enumerate() {
+            if let Some((job, fields)) = &write.status {
+                pipe.cmd("HSET").arg(status_key(job)).arg(fields);
+                owners.push(i);
+            }
+            if let Some(id) = write.ack {
+                pipe.cmd("XACK").arg(&names.stream).arg(&names.group).arg(id.to_string());
+                owners.push(i);
+            }
+        }
+        let mut kept = Vec::new();
+        match self.redis.ask(&pipe).await {
+            Ok(replies) => {
+                for (owner, reply) in owners.iter().zip(&replies) {
+                    if let Value::ServerError(error) = reply {
+                        // Refused for itself: trying again would change nothing, and recovery asks again.
+                        let job_id = group[*owner].0.status.as_ref().map(|(j, _)| &**j);
+                        let error = format!("{error:?}");
+                        tracing::error!(job_id, error, "Redis refused to write a job's state");
+                    }
+                }
+                for (_, care) in group {
+                    match care {
+                        Care::Once(Some(answer)) => drop(answer.send(Ok(()))),
+                        Care::Once(None) => {}
+                        Care::Surely(answer) => drop(answer.send(())),
+                    }
+                }
+            }
+            Err(down) => {
+                for (write, care) in group {
+                    match care {
+                        Care::Once(Some(answer)) => drop(answer.send(Err(down.clone()))),
+                        Care::Once(None) => {}
+                        Care::Surely(answer) => kept.push((write, Care::Surely(answer))),
+                    }
+                }
+            }
+        }
+        kept.extend(rest);
+        kept
+    }
+}
+
+/// An error's text without the URL's secrets.
+pub(super) fn masked(error: &RedisError, url: &Secret) -> String {
+    let text = error.to_string();
+    let password = url::Url::parse(url.expose()).ok().and_then(|u| u.password().map(String::from));
+    match password.filter(|p| !p.is_empty()) {
+        Some(p) => text.replace(&p, "***"),
+        None => text,
+    }
+}
+
+/// `?db=` of a URL, which the client library reads for sockets only.
+fn query_db(url: &str) -> Option<i64> {
+    let url = url::Url::parse(url).ok()?;
+    url.query_pairs().find(|(k, _)| k == "db").and_then(|(_, v)| v.parse().ok())
+}
+
+fn is_there(value: &Value) -> bool {
+    !matches!(value, Value::Nil | Value::ServerError(_))
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn bytes(value: Value) -> Vec<u8> {
+    match value {
+        Value::BulkString(bytes) => bytes,
+        Value::SimpleString(text) => text.into_bytes(),
+        _ => Vec::new(),
+    }
+}
+
+/// `[id, [key, value, ...]]`.
+fn entry(value: Value) -> Option<Message> {
+    let Value::Array(parts) = value else { return None };
+    let mut parts = parts.into_iter();
+    let id = text(parts.next()?)?.parse().ok()?;
+    let mut fields = Vec::new();
+    if let Some(Value::Array(flat)) = parts.next() {
+        let mut flat = flat.into_iter();
+        while let (Some(key), Some(value)) = (flat.next(), flat.next()) {
+            fields.push((bytes(key), bytes(value)));
+        }
+    }
+    Some(Message { id, fields })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_read_and_bad_ones_masked() {
+        let new = |url: &str| {
+            let names = Names::new("q", "worker-0");
+            let timeout = Duration::from_secs(1);
+            Redis::new(&Secret::new(url), names, None, timeout, timeout).map(|(r, _)| r)
+        };
+        let info = |url: &str| {
+            let redis = new(url).unwrap_or_else(|e| panic!("{url}: {e}"));
+            redis.inner.client.get_connection_info().clone()
+        };
+        let i = info("redis://node:p%40ss%23w@127.0.0.1:6380/2");
+        assert_eq!((i.redis_settings().username(), i.redis_settings().password()), (Some("node"), Some("p@ss#w")));
+        assert_eq!(i.redis_settings().db(), 2);
+        assert_eq!(info("redis://127.0.0.1:6380?db=3").redis_settings().db(), 3);
+        assert_eq!(info("unix:///run/redis.sock?db=4").redis_settings().db(), 4);
+        for url in ["", "http://h", "127.0.0.1:6379", "redis://u:SECRET@h:port"] {
+            let e = new(url).err().unwrap_or_else(|| panic!("{url} is accepted")).to_string();
+            assert!(!e.contains("SECRET"), "{e}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The reader: keeps the link to Redis, claims messages while there is room, takes up what was left pending.
+//!
+//! One task. A blocking read is never dropped: what the server delivers to a dropped read would wait for the
+//! next look through the pending list. It is short instead, and stopping waits for it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::message::Message;
+use super::redis::{Redis, masked};
+use crate::config::settings::JobSettings;
+use crate::model::{MessageId, Secret};
+use crate::sys;
+use crate::telemetry::Metrics;
+
+/// Ids looked at in one question for pending messages.
+const PENDING_PAGE: usize = 500;
+/// How often free disk space is looked at.
+const DISK_CHECK: Duration = Duration::from_secs(1);
+
+/// What the reader tells the driver.
+#[derive(Debug)]
+pub enum Claim {
+    /// Messages that this consumer now holds. Each takes a unit of room until the driver gives it back.
+    Messages(Vec<Message>),
+    /// Ids that are pending although their entries are gone.
+    Trimmed(Vec<MessageId>),
+    /// Which of these does the driver not hold?
+    Unheld(Vec<MessageId>, oneshot::Sender<Vec<MessageId>>),
+}
+
+/// Why the reader can't claim although Redis is there.
+#[derive(Debug, Default)]
+pub struct ClaimGate {
+    disk_full: AtomicBool,
+}
+
+impl ClaimGate {
+    /// Whether claiming has stopped for want of disk space.
+    pub fn disk_full(&self) -> bool {
+        self.disk_full.load(Ordering::Relaxed)
+    }
+}
+
+/// The reader's parts.
+pub struct Reader {
+    pub redis: Redis,
+    pub url: Secret,
+    pub settings: JobSettings,
+    /// How many more messages may be read ahead.
+    pub room: Arc<Semaphore>,
+    /// Most messages of one read.
+    pub read_max: usize,
+    pub claims: mpsc::Sender<Claim>,
+    pub stop: CancellationToken,
+    pub gate: Arc<ClaimGate>,
+    pub state_dir: PathBuf,
+    pub metrics: Arc<Metrics>,
+}
+
+/// Why serving ended.
+enum End {
+    Stopped,
+    Lost(String),
+}
+
+impl Reader {
+    /// Runs until stopped.
+    pub async fn run(self) {
+        let mut pause = self.settings.redis_backoff;
+        let mut connected_before = false;
+        while !self.stop.is_cancelled() {
+            let lost = match self.redis.connect().await {
+                Ok(conn) => {
+                    tracing::info!(stream = self.redis.names().stream, "connected to Redis");
+                    if std::mem::replace(&mut connected_before, true) {
+                        self.metrics.redis_reconnects.inc();
+                    }
+                    let since = Instant::now();
+                    let end = self.serve(conn).await;
+                    self.redis.set_down();
+                    if since.elapsed() > self.settings.redis_backoff_max {
+                        pause = self.settings.redis_backoff;
+                    }
+                    match end {
+                        End::Stopped => return,
+                        End::Lost(why) => why,
+                    }
+                }
+                Err(e) => masked(&e, &self.url),
+            };
+            if self.stop.is_cancelled() {
+                return;
+            }
+            tracing::warn!(
+                error = lost,
+                retry_in_ms = pause.as_millis() as u64,
+                "no connection to Redis; jobs in flight go on, new ones wait"
+            );
+            if timeout(pause, self.stop.cancelled()).await.is_ok() {
+                return;
+            }
+            pause = (pause * 2).min(self.settings.redis_backoff_max);
+        }
+    }
+
+    async fn serve(&self, mut conn: MultiplexedConnection) -> End {
+        let mut next_sweep = Instant::now();
+        let mut next_disk_check = Instant::now();
+        let mut group_lost = 0u32;
+        loop {
+            if self.stop.is_cancelled() {
+                return End::Stopped;
+            }
+            if !self.redis.is_up() {
+                return End::Lost("a command was not answered".into());
+            }
+            if Instant::now() >= next_sweep {
+                if let Err(end) = self.sweep().await {
+                    return end;
+                }
+                next_sweep = Instant::now() + self.settings.recover_interval;
+            }
+            if Instant::now() >= next_disk_check {
+                next_disk_check = Instant::now() + DISK_CHECK;
+                if self.disk_is_full() {
+                    if timeout(DISK_CHECK, self.stop.cancelled()).await.is_ok() {
+                        return End::Stopped;
+                    }
+                    continue;
+                }
+            }
+            let room = tokio::select! {
+                room = self.take_room(self.read_max) => match room {
+                    Ok(room) => room,
+                    Err(end) => return end,
+                },
+                () = sleep_until(next_sweep) => continue,
+            };
+            match self.redis.read_new(&mut conn, room.num_permits()).await {
+                Ok(messages) => {
+                    group_lost = 0;
+                    if let Err(end) = self.hand_over(messages, room).await {
+                        return end;
+                    }
+                }
+                Err(e) if e.code() == Some("NOGROUP") => {
+                    // After a flush or failover. Once is repaired at once, again and again with pauses.
+                    tracing::warn!(group = self.redis.names().group, "the consumer group is gone; making it anew");
+                    if let Err(e) = self.redis.make_group(&mut conn).await {
+                        return End::Lost(masked(&e, &self.url));
+                    }
+                    if group_lost > 0 && timeout(self.settings.redis_backoff, self.stop.cancelled()).await.is_ok() {
+                        return End::Stopped;
+                    }
+                    group_lost += 1;
+                }
+                Err(e) => return End::Lost(masked(&e, &self.url)),
+            }
+        }
+    }
+
+    /// At least one unit of room, and as many more as are free, up to `max`.
+    async fn take_room(&self, max: usize) -> Result<OwnedSemaphorePermit, End> {
+        let first = tokio::select! {
+            first = self.room.clone().acquire_owned() => first,
+            () = self.stop.cancelled() => return Err(End::Stopped),
+            () = self.redis.wait_failed() => return Err(End::Lost("a command was not answered".into())),
+        };
+        let Ok(mut room) = first else { return Err(End::Stopped) };
+        let more = self.room.available_permits().min(max.saturating_sub(1));
+        if let Ok(more) = self.room.clone().try_acquire_many_owned(more as u32) {
+            room.merge(more);
+        }
+        Ok(room)
+    }
+
+    /// Gives messages to the driver, whose room they take.
+    async fn hand_over(&self, messages: Vec<Message>, mut room: OwnedSemaphorePermit) -> Result<(), End> {
+        if messages.is_empty() || self.stop.is_cancelled() {
+            return Ok(());
+        }
+        if let Some(taken) = room.split(messages.len().min(room.num_permits())) {
+            taken.forget();
+        }
+        drop(room);
+        self.tell(Claim::Messages(messages)).await
+    }
+
+    async fn tell(&self, claim: Claim) -> Result<(), End> {
+        self.claims.send(claim).await.map_err(|_| End::Stopped)
+    }
+
+    /// Takes up this consumer's own pending messages, except those that the driver holds.
+    async fn sweep(&self) -> Result<(), End> {
+        let lost = |down: super::redis::Down| End::Lost(down.0);
+        let mut from = MessageId::ZERO;
+        loop {
+            let ids = self.redis.pending(from, PENDING_PAGE).await.map_err(lost)?;
+            let Some(last) = ids.last() else { return Ok(()) };
+            from = last.next();
+            let full = ids.len() == PENDING_PAGE;
+            let (answer, wait) = oneshot::channel();
+            self.tell(Claim::Unheld(ids, answer)).await?;
+            let mut unheld = wait.await.map_err(|_| End::Stopped)?;
+            if !unheld.is_empty() {
+                tracing::info!(messages = unheld.len(), "taking up messages that were left pending");
+            }
+            while !unheld.is_empty() {
+                let room = self.take_room(unheld.len().min(self.read_max)).await?;
+                let ids: Vec<MessageId> = unheld.drain(..room.num_permits().min(unheld.len())).collect();
+                let entries = self.redis.entries(&ids).await.map_err(lost)?;
+                let gone: Vec<MessageId> =
+                    ids.iter().zip(&entries).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
+                if !gone.is_empty() {
+                    self.tell(Claim::Trimmed(gone)).await?;
+                }
+                self.hand_over(entries.into_iter().flatten().collect(), room).await?;
+            }
+            if !full {
+                return Ok(());
+            }
+        }
+    }
+
+    fn disk_is_full(&self) -> bool {
+        let full = match sys::free_bytes(&self.state_dir) {
+            Ok(free) => free < self.settings.min_free_bytes,
+            // The next write will tell.
+            Err(_) => false,
+        };
+        if full != self.gate.disk_full.swap(full, Ordering::Relaxed) {
+            let dir = self.state_dir.display();
+            let min_mib = self.settings.min_free_bytes >> 20;
+            match full {
+                true => tracing::error!(%dir, min_mib, "the state disk is nearly full; claiming no jobs until space is freed"),
+                false => tracing::info!(%dir, "the state disk has space again; claiming jobs"),
+            }
+        }
+        full
+    }
+}

@@ -1,0 +1,4 @@
+//! From an executor's answer to a delivered webhook.
+
+pub mod outbox;
+pub mod outcome;

@@ -1,0 +1,363 @@
+//! Delivers stored results: which one next, how many at once, when again.
+//!
+//! One task owns the queue. Up to `max_in_flight` posts run at once, `max_per_origin` to one origin, and
+//! retries take at most half of each, so that a callback that hangs or fails delays nobody else. Bodies are
+//! kept in memory for the first attempt only; the database has them. A 401 is held until the cloud accepts
+//! our credentials again, seen by a heartbeat. What the cloud accepts moves to history before it is reported;
+//! what it refuses is kept for the operator.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use crate::config::settings::WebhookSettings;
+use crate::model::{JobId, MessageId};
+use crate::state::db::{Status, Store, StoreError};
+use crate::telemetry::{AttemptResult, Metrics};
+
+/// Fresh results waiting beyond this number leave their body on disk.
+const BODIES_IN_MEMORY: usize = 1000;
+
+/// What one attempt came to, as the sender classifies it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attempt {
+    Accepted,
+    /// Not now: try again, at the earliest after the pause that the server asked for.
+    Retry { after: Option<Duration>, why: String },
+    /// Our credentials were not accepted, not even with a fresh token.
+    Unauthorized { why: String },
+    /// Never.
+    Refused { why: String },
+}
+
+/// Makes one attempt. Implemented by the webhook sender.
+pub trait Post: Send + Sync + 'static {
+    /// Posts the body once.
+    fn post(&self, url: Arc<str>, body: Bytes) -> impl Future<Output = Attempt> + Send;
+}
+
+/// A stored result on its way.
+#[derive(Debug)]
+pub struct Parcel {
+    pub message_id: MessageId,
+    pub job_id: JobId,
+    pub callback_url: Arc<str>,
+    /// Scheme, host and port of the callback: posts are limited by it.
+    pub origin: Arc<str>,
+    pub status: Status,
+    /// `None`: read from the database when its turn comes.
+    pub body: Option<Bytes>,
+    pub attempts: u32,
+}
+
+/// A result whose way has ended; its message can be acknowledged.
+#[derive(Debug)]
+pub struct Sent {
+    pub message_id: MessageId,
+    pub status: Status,
+    pub accepted: bool,
+}
+
+/// Puts results on their way.
+#[derive(Clone)]
+pub struct Outbox {
+    parcels: mpsc::UnboundedSender<Parcel>,
+    fresh: watch::Receiver<usize>,
+}
+
+impl Outbox {
+    pub fn send(&self, parcel: Parcel) {
+        let job_id = parcel.job_id.clone();
+        if self.parcels.send(parcel).is_err() {
+            tracing::warn!(job_id = &*job_id, "the host is stopping; the result is delivered after the next start");
+        }
+    }
+
+    /// Waits until every result that was put in has been tried at least once.
+    pub async fn all_tried(&self) {
+        // An error means that the courier has ended, and with it every attempt.
+        self.fresh.clone().wait_for(|n| *n == 0).await.ok();
+    }
+}
+
+/// The task behind [`Outbox`].
+pub struct Courier<P> {
+    inbox: mpsc::UnboundedReceiver<Parcel>,
+    lanes: HashMap<Arc<str>, Lane>,
+    /// Origins with something to send, in turn.
+    turn: VecDeque<Arc<str>>,
+    later: BinaryHeap<Reverse<(Instant, u64)>>,
+    sleeping: HashMap<u64, Parcel>,
+    next_key: u64,
+    held: Vec<Parcel>,
+    posts: JoinSet<(Parcel, Attempt)>,
+    in_flight: usize,
+    retries_in_flight: usize,
+    waiting: usize,
+    /// Results whose first attempt has not ended.
+    fresh: watch::Sender<usize>,
+    /// When the cloud last accepted a heartbeat.
+    accepted: watch::Receiver<Option<Instant>>,
+    post: Arc<P>,
+    store: Store,
+    settings: WebhookSettings,
+    metrics: Arc<Metrics>,
+    sent: mpsc::UnboundedSender<Sent>,
+}
+
+#[derive(Default)]
+struct Lane {
+    in_flight: usize,
+    retries_in_flight: usize,
+    fresh: VecDeque<Parcel>,
+    again: VecDeque<Parcel>,
+    /// Whether it stands in `turn`.
+    listed: bool,
+}
+
+impl<P: Post> Courier<P> {
+    pub fn new(
+        post: Arc<P>,
+        store: Store,
+        settings: WebhookSettings,
+        metrics: Arc<Metrics>,
+        accepted: watch::Receiver<Option<Instant>>,
+        sent: mpsc::UnboundedSender<Sent>,
+    ) -> (Outbox, Courier<P>) {
+        let (parcels, inbox) = mpsc::unbounded_channel();
+        let fresh = watch::Sender::new(0);
+        let outbox = Outbox { parcels, fresh: fresh.subscribe() };
+        let courier = Courier {
+            inbox,
+            lanes: HashMap::new(),
+            turn: VecDeque::new(),
+            later: BinaryHeap::new(),
+            sleeping: HashMap::new(),
+            next_key: 0,
+            held: Vec::new(),
+            posts: JoinSet::new(),
+            in_flight: 0,
+            retries_in_flight: 0,
+            waiting: 0,
+            fresh,
+            accepted,
+            post,
+            store,
+            settings,
+            metrics,
+            sent,
+        };
+        (outbox, courier)
+    }
+
+    /// Runs until every [`Outbox`] is gone; posts in flight are then abandoned, their results stay stored.
+    pub async fn run(mut self) {
+        loop {
+            self.dispatch();
+            let wake = self.later.peek().map(|Reverse((at, _))| *at);
+            let wake = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            tokio::select! {
+                parcel = self.inbox.recv() => match parcel {
+                    Some(parcel) => {
+                        self.metrics.undelivered.inc();
+                        if parcel.attempts == 0 {
+                            self.fresh.send_modify(|n| *n += 1);
+                        }
+                        self.enqueue(parcel);
+                    }
+                    None => return,
+                },
+                Some(done) = self.posts.join_next() => match done {
+                    Ok((parcel, attempt)) => self.done(parcel, attempt).await,
+                    Err(error) => tracing::error!(%error, "a delivery task failed; its result stays stored"),
+                },
+                () = sleep_until(wake) => self.wake(),
+                Ok(()) = self.accepted.changed(), if !self.held.is_empty() => {
+                    for parcel in std::mem::take(&mut self.held) {
+                        self.enqueue(parcel);
+                    }
+                }
+            }
+        }
+    }
+
+    fn enqueue(&mut self, mut parcel: Parcel) {
+        let origin = parcel.origin.clone();
+        let lane = self.lanes.entry(origin.clone()).or_default();
+        self.waiting += 1;
+        if parcel.attempts == 0 {
+            if self.waiting > BODIES_IN_MEMORY {
+                parcel.body = None;
+            }
+            lane.fresh.push_back(parcel);
+        } else {
+            parcel.body = None;
+            lane.again.push_back(parcel);
+        }
+        if !std::mem::replace(&mut lane.listed, true) {
+            self.turn.push_back(origin);
+        }
+    }
+
+    /// Starts as many posts as the limits allow, origin by origin.
+    fn dispatch(&mut self) {
+        let (all, each) = (self.settings.max_in_flight, self.settings.max_per_origin);
+        let mut idle_turns = 0;
+        while self.in_flight < all && idle_turns < self.turn.len() {
+            let Some(origin) = self.turn.pop_front() else { return };
+            let Some(lane) = self.lanes.get_mut(&origin) else { continue };
+            let retry_room = self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
+            let next = match lane.in_flight < each {
+                true => lane.fresh.pop_front().or_else(|| lane.again.pop_front_if(|_| retry_room)),
+                false => None,
+            };
+            if lane.fresh.is_empty() && lane.again.is_empty() {
+                lane.listed = false;
+            } else {
+                self.turn.push_back(origin);
+            }
+            match next {
+                Some(parcel) => {
+                    idle_turns = 0;
+                    self.start(parcel);
+                }
+                None => idle_turns += 1,
+            }
+        }
+    }
+
+    fn start(&mut self, mut parcel: Parcel) {
+        self.waiting -= 1;
+        self.count(&parcel, 1);
+        let (post, store, metrics) = (self.post.clone(), self.store.clone(), self.metrics.clone());
+        self.posts.spawn(async move {
+            let body = match parcel.body.take() {
+                Some(body) => body,
+                None => match store.load(parcel.message_id).await {
+                    Ok(Some(row)) => row.body,
+                    Ok(None) => return (parcel, Attempt::Refused { why: "no longer stored".into() }),
+                    Err(e) => return (parcel, Attempt::Retry { after: None, why: e.to_string() }),
+                },
+            };
+            let start = Instant::now();
+            let attempt = post.post(parcel.callback_url.clone(), body).await;
+            metrics.webhook_seconds.observe(start.elapsed().as_secs_f64());
+            (parcel, attempt)
+        });
+    }
+
+    fn count(&mut self, parcel: &Parcel, by: isize) {
+        let origin = &parcel.origin;
+        let retry = parcel.attempts > 0;
+        let add = |n: &mut usize| *n = n.saturating_add_signed(by);
+        add(&mut self.in_flight);
+        if retry {
+            add(&mut self.retries_in_flight);
+        }
+        if let Some(lane) = self.lanes.get_mut(origin) {
+            add(&mut lane.in_flight);
+            if retry {
+                add(&mut lane.retries_in_flight);
+            }
+            if lane.in_flight == 0 && !lane.listed {
+                self.lanes.remove(origin);
+            }
+        }
+    }
+
+    async fn done(&mut self, mut parcel: Parcel, attempt: Attempt) {
+        self.count(&parcel, -1);
+        let first = parcel.attempts == 0;
+        if first && !matches!(attempt, Attempt::Accepted | Attempt::Refused { .. }) {
+            self.fresh.send_modify(|n| *n = n.saturating_sub(1));
+        }
+        parcel.attempts += 1;
+        let (job_id, attempts) = (parcel.job_id.clone(), parcel.attempts);
+        let job_id = &*job_id;
+        match attempt {
+            Attempt::Accepted => {
+                self.metrics.attempt(AttemptResult::Accepted);
+                self.end(parcel, None, first);
+            }
+            Attempt::Refused { why } => {
+                self.metrics.attempt(AttemptResult::Refused);
+                tracing::error!(job_id, error = why, "the result was refused for good; it is kept on disk");
+                self.end(parcel, Some(why), first);
+            }
+            Attempt::Unauthorized { why } => {
+                self.metrics.attempt(AttemptResult::Unauthorized);
+                tracing::warn!(job_id, error = why, "our credentials are not accepted; the result is held until a heartbeat is");
+                self.store.attempted(parcel.message_id, attempts, why);
+                // Only an acceptance from now on counts.
+                self.accepted.mark_unchanged();
+                self.held.push(parcel);
+            }
+            Attempt::Retry { after, why } => {
+                self.metrics.attempt(AttemptResult::Retry);
+                let pause = after.unwrap_or_default().max(self.pause(attempts));
+                let retry_in_ms = pause.as_millis() as u64;
+                tracing::warn!(job_id, attempts, retry_in_ms, error = why, "the result was not delivered; trying again");
+                self.store.attempted(parcel.message_id, attempts, why);
+                self.next_key += 1;
+                self.later.push(Reverse((Instant::now() + pause, self.next_key)));
+                self.sleeping.insert(self.next_key, parcel);
+            }
+        }
+    }
+
+    /// 1 s, 2 s, 4 s ... up to the longest pause.
+    fn pause(&self, attempts: u32) -> Duration {
+        let doubled = 2u32.saturating_pow(attempts.saturating_sub(1).min(20));
+        self.settings.backoff.saturating_mul(doubled).min(self.settings.backoff_max)
+    }
+
+    /// Notes the end on disk, then tells the driver.
+    fn end(&self, parcel: Parcel, refused: Option<String>, first: bool) {
+        let (store, sent, metrics) = (self.store.clone(), self.sent.clone(), self.metrics.clone());
+        let (pause, fresh) = (self.settings.backoff, self.fresh.clone());
+        tokio::spawn(async move {
+            loop {
+                let noted = match &refused {
+                    None => store.delivered(parcel.message_id).await,
+                    Some(why) => store.refuse(parcel.message_id, why.clone()).await,
+                };
+                match noted {
+                    Ok(()) => break,
+                    Err(StoreError::Stopped) => return,
+                    // Until it is noted the message stays unacknowledged.
+                    Err(error) => {
+                        tracing::error!(job_id = &*parcel.job_id, %error, "a delivery can't be noted on disk; trying again");
+                        tokio::time::sleep(pause).await;
+                    }
+                }
+            }
+            metrics.undelivered.dec();
+            let (message_id, status, accepted) = (parcel.message_id, parcel.status, refused.is_none());
+            if sent.send(Sent { message_id, status, accepted }).is_err() {
+                tracing::debug!("a result was delivered while the host was stopping");
+            }
+            if first {
+                fresh.send_modify(|n| *n = n.saturating_sub(1));
+            }
+        });
+    }
+
+    fn wake(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((at, key))) = self.later.peek().copied() {
+            if at > now {
+                return;
+            }
+            self.later.pop();
+            if let Some(parcel) = self.sleeping.remove(&key) {
+                self.enqueue(parcel);
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Logs and metrics, made once at the start.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+/// How a job left the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum JobOutcome {
+    Completed,
+    Failed,
+    Cancelled,
+    Duplicate,
+    DeadLetter,
+}
+
+/// What became of a webhook attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum AttemptResult {
+    Accepted,
+    Retry,
+    Unauthorized,
+    Refused,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    pub outcome: JobOutcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ResultLabel {
+    pub result: AttemptResult,
+}
+
+/// Everything that `/metrics` shows. Counters are lock-free; the histograms take a short lock.
+pub struct Metrics {
+    registry: Registry,
+    jobs: Family<OutcomeLabel, Counter>,
+    webhook_attempts: Family<ResultLabel, Counter>,
+    /// From claim to the start of the run.
+    pub queue_wait_seconds: Histogram,
+    pub run_seconds: Histogram,
+    pub webhook_seconds: Histogram,
+    pub undelivered: Gauge,
+    pub waiting: Gauge,
+    pub slots: Gauge,
+    pub slots_busy: Gauge,
+    pub trimmed: Counter<u64, AtomicU64>,
+    pub redis_reconnects: Counter,
+}
+
+/// From a tenth of a millisecond to about 28 minutes.
+fn seconds() -> Histogram {
+    Histogram::new(prometheus_client::metrics::histogram::exponential_buckets(0.0001, 4.0, 13))
+}
+
+impl Metrics {
+    /// The metrics of one host; `plugin` is name, version, vendor, kind and SHA-256 of the library.
+    pub fn new(plugin: Vec<(&'static str, String)>) -> Metrics {
+        let mut r = Registry::with_prefix("coda_host");
+        let mut m = Metrics {
+            registry: Registry::default(),
+            jobs: Family::default(),
+            webhook_attempts: Family::default(),
+            queue_wait_seconds: seconds(),
+            run_seconds: seconds(),
+            webhook_seconds: seconds(),
+            undelivered: Gauge::default(),
+            waiting: Gauge::default(),
+            slots: Gauge::default(),
+            slots_busy: Gauge::default(),
+            trimmed: Counter::default(),
+            redis_reconnects: Counter::default(),
+        };
+        r.register("jobs", "Jobs by how they ended", m.jobs.clone());
+        r.register("webhook_attempts", "Webhook attempts by what came of them", m.webhook_attempts.clone());
+        let s = Unit::Seconds;
+        r.register_with_unit("queue_wait", "From claim to run", s.clone(), m.queue_wait_seconds.clone());
+        r.register_with_unit("run", "In the plugin", s.clone(), m.run_seconds.clone());
+        r.register_with_unit("webhook", "One webhook attempt", s, m.webhook_seconds.clone());
+        r.register("undelivered_results", "Results stored and not yet delivered", m.undelivered.clone());
+        r.register("waiting_jobs", "Jobs read ahead", m.waiting.clone());
+        r.register("slots", "Runs that the device takes at once", m.slots.clone());
+        r.register("slots_busy", "Runs in the plugin", m.slots_busy.clone());
+        r.register("trimmed_messages", "Pending messages whose entry was gone", m.trimmed.clone());
+        r.register("redis_reconnects", "Connections to Redis after the first", m.redis_reconnects.clone());
+        let build = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
+        r.register("build", "This coda-host", Info::new(build));
+        r.register("plugin", "The plugin in use", Info::new(plugin));
+        m.registry = r;
+        m
+    }
+
+    pub fn job(&self, outcome: JobOutcome) {
+        self.jobs.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    pub fn attempt(&self, result: AttemptResult) {
+        self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// The text that Prometheus reads.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            // Only a failing writer could cause it, and a String doesn't fail.
+            Err(_) => String::new(),
+        }
+    }
+}
