@@ -52,7 +52,7 @@ struct Notes {
 pub struct Linked {
     this: *mut c_void,
     /// Lives as long as the executor, which holds pointers to it.
-    host: Box<RawHost>,
+    _host: Box<RawHost>,
     notes: Arc<Notes>,
     jobs: Mutex<HashMap<String, Arc<Notes>>>,
     next_job: u64,
@@ -89,7 +89,7 @@ impl Linked {
         if this.is_null() {
             return Err(answers.whole_error());
         }
-        Ok(Linked { this, host, notes, jobs: Mutex::default(), next_job: 0 })
+        Ok(Linked { this, _host: host, notes, jobs: Mutex::default(), next_job: 0 })
     }
 
     /// # Errors
@@ -224,7 +224,6 @@ impl Drop for Linked {
     fn drop(&mut self) {
         // A panic of the executor's drop was caught; `destroy` is for those who want to know.
         drop(self.free());
-        let _ = &self.host;
     }
 }
 
