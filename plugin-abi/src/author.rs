@@ -438,7 +438,7 @@ macro_rules! export_executor {
             }
 
             // The name is `ROOT_MODULE_SYMBOL`, under which abi_stable looks.
-            #[unsafe(export_name = "_as_0root_1module_0loader")]
+            #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
             pub static ROOT_MODULE: LibHeader =
                 // SAFETY: `load` returns the erased form of an `ExecutorModuleRef`.
                 unsafe { LibHeader::from_constructor::<$crate::ExecutorModuleRef>(load, CheckTypeLayout::Yes) };
