@@ -133,15 +133,12 @@ impl Linked {
         if answers.whole.is_some() {
             return Err(answers.whole_error());
         }
-        let count = answers.jobs.len();
-        (0..jobs.len())
-            .map(|i| {
-                answers
-                    .jobs
-                    .remove(&i)
-                    .ok_or_else(|| contract(format!("{count} answers for {} jobs", jobs.len())))
-            })
-            .collect()
+        let (count, asked) = (answers.jobs.len(), jobs.len());
+        let wrong = || contract(format!("{count} answers for {asked} jobs"));
+        if count != asked {
+            return Err(wrong());
+        }
+        (0..asked).map(|i| answers.jobs.remove(&i).ok_or_else(wrong)).collect()
     }
 
     /// Calls the cancel hook.
