@@ -196,6 +196,8 @@ unsafe fn text<'a>(raw: RawStr) -> &'a str {
 
 /// The functions behind [`export_executor!`]; not for direct use.
 #[doc(hidden)]
+// Called by the host alone, through a table of plain function pointers, which can't say `unsafe`.
+#[allow(clippy::not_unsafe_ptr_arg_deref)]
 pub mod glue {
     use super::*;
 
@@ -379,14 +381,20 @@ macro_rules! export_executor {
                     concat!(stringify!($first) $(, ",", stringify!($entry))*),
                 );
 
-            const ENTRIES: &[$crate::glue::Entry] = &[
-                (stringify!($first), |ctx| Ok(::std::boxed::Box::new($first_fn(ctx)?))),
-                $((stringify!($entry), |ctx| Ok(::std::boxed::Box::new($factory(ctx)?))),)*
-            ];
+            // Apart from the functions below, whose names the vendor's factories may have too.
+            mod entries {
+                #[allow(unused_imports)]
+                use super::super::*;
+
+                pub const ENTRIES: &[$crate::glue::Entry] = &[
+                    (stringify!($first), |ctx| Ok(::std::boxed::Box::new($first_fn(ctx)?))),
+                    $((stringify!($entry), |ctx| Ok(::std::boxed::Box::new($factory(ctx)?))),)*
+                ];
+            }
 
             extern "C" fn layout(_: Gate) {}
             extern "C" fn create(request: CreateArg, reply: ReplyArg) -> *mut c_void {
-                $crate::glue::create(ENTRIES, request.as_ptr(), reply.as_ptr())
+                $crate::glue::create(entries::ENTRIES, request.as_ptr(), reply.as_ptr())
             }
             extern "C" fn device(this: *mut c_void, reply: ReplyArg) {
                 $crate::glue::device(this, reply.as_ptr())
@@ -430,7 +438,7 @@ macro_rules! export_executor {
             }
 
             // The name is `ROOT_MODULE_SYMBOL`, under which abi_stable looks.
-            #[unsafe(export_name = "_as_0root_1module_0loader")]
+            #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
             pub static ROOT_MODULE: LibHeader =
                 // SAFETY: `load` returns the erased form of an `ExecutorModuleRef`.
                 unsafe { LibHeader::from_constructor::<$crate::ExecutorModuleRef>(load, CheckTypeLayout::Yes) };

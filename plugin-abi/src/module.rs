@@ -18,7 +18,7 @@ use abi_stable::sabi_types::VersionStrings;
 use crate::raw::{CreateArg, Gate, JobArg, ReplyArg, TextArg};
 
 /// The symbol under which abi_stable looks for the module.
-pub const ROOT_MODULE_SYMBOL: &str = "_as_0root_1module_0loader";
+pub const ROOT_MODULE_SYMBOL: &str = "_1as_0lib_1header_0root_bmodule_bloader";
 
 /// The function table. Functions are only ever appended, behind `last_prefix_field`.
 #[repr(C)]

@@ -21,7 +21,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Program, IrError> {
     let parsed = Circuit(&fault).deserialize(&mut de).and_then(|c| de.end().map(|()| c));
     match parsed {
         Ok(raw) => raw.check(),
-        Err(e) => Err(fault.0.take().unwrap_or_else(|| IrError::Malformed(e.to_string()))),
+        Err(e) => Err(fault.0.take().unwrap_or_else(|| IrError::Malformed(clip(&e.to_string())))),
     }
 }
 
@@ -40,7 +40,7 @@ impl Fault {
     fn place<E: serde::de::Error>(&self, place: fmt::Arguments<'_>, error: E) -> E {
         match self.0.take() {
             Some(typed) => self.0.set(Some(typed)),
-            None => self.0.set(Some(IrError::Malformed(format!("{place}: {error}")))),
+            None => self.0.set(Some(IrError::Malformed(format!("{place}: {}", clip(&error.to_string()))))),
         }
         error
     }
@@ -52,7 +52,7 @@ struct Raw {
     target: Option<String>,
     num_qubits: Option<Int>,
     gates: Option<Vec<Gate>>,
-    /// The largest qubit index of each gate list that did not fit a `u16`, with its gate.
+    /// The first qubit index that did not fit a `u16`, with its gate, where `u16::MAX` stands for it.
     wild_qubit: Option<(usize, Int)>,
     measurements: Option<Vec<u16>>,
     wild_measurement: Option<(usize, Int)>,
@@ -90,12 +90,6 @@ impl Raw {
                 _ => return Err(IrError::OptimizationLevel(level.to_string())),
             },
         };
-        if let Some((index, qubit)) = self.wild_qubit {
-            return Err(IrError::QubitRange { index, qubit: qubit.to_string(), num_qubits });
-        }
-        if let Some((index, qubit)) = self.wild_measurement {
-            return Err(IrError::MeasurementRange { index, qubit: qubit.to_string(), num_qubits });
-        }
         let program = Program {
             target,
             num_qubits,
@@ -106,7 +100,23 @@ impl Raw {
             compiler_version: metadata.compiler_version.unwrap_or_else(|| DEFAULT_COMPILER_VERSION.into()),
             optimization_level,
         };
-        program.validate()?;
+        // Whichever rule is broken first is told; an index that did not fit is out of range for certain, and
+        // is told as it came.
+        let as_it_came = |found: &mut String, index, wild: Option<(usize, Int)>| {
+            if let Some((_, qubit)) = wild.filter(|(at, _)| *at == index && *found == u16::MAX.to_string()) {
+                *found = qubit.to_string();
+            }
+        };
+        program.validate().map_err(|mut e| {
+            match &mut e {
+                IrError::QubitRange { index, qubit, .. } => as_it_came(qubit, *index, self.wild_qubit),
+                IrError::MeasurementRange { index, qubit, .. } => {
+                    as_it_came(qubit, *index, self.wild_measurement);
+                }
+                _ => {}
+            }
+            e
+        })?;
         Ok(program)
     }
 }
@@ -118,6 +128,19 @@ fn shorten(mut text: String) -> String {
         text.push('…');
     }
     text
+}
+
+/// Keeps both ends of a message of serde's, which may quote a whole document in the middle.
+fn clip(text: &str) -> String {
+    const START: usize = 100;
+    const END: usize = 120;
+    let chars = text.chars().count();
+    if chars <= START + END {
+        return text.to_string();
+    }
+    let start: String = text.chars().take(START).collect();
+    let end: String = text.chars().skip(chars - END).collect();
+    format!("{start}…{end}")
 }
 
 /// A whole number, or one that is not representable; kept for the message.

@@ -1,1 +1,244 @@
+//! An executor that misbehaves on purpose, to test how the host takes it.
+//!
+//! The key `fault` of `device.yaml` chooses what goes wrong (`config.rs` lists everything); apart from that
+//! each job measures zeros. Never use it as an example: `plugins/example-rust` is one.
 
+mod answers;
+mod config;
+mod process;
+
+use std::collections::BTreeMap;
+use std::panic::panic_any;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use coda_plugin_abi::{
+    BatchRun, Cancel, Connectivity, Context, Device, Error, ErrorCode, Executor, Job, Outcome, Stage, Target,
+    export_executor,
+};
+
+use config::{Config, Fault, Payload, When};
+
+export_executor! { kind: Test, vendor: "Coda", entries: { create_executor => create } }
+
+/// How soon a run notices `is_cancelled`, which nobody rings a bell for.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+pub struct Faulty {
+    config: Config,
+    target: Target,
+    num_qubits: u16,
+    /// Calls of the function that the fault is in.
+    calls: AtomicU32,
+    /// Running jobs, and which of them were cancelled.
+    running: Mutex<BTreeMap<String, bool>>,
+    bell: Condvar,
+}
+
+/// # Errors
+/// When the config is wrong, or asks for an error.
+pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
+    let config: Config = ctx.config()?;
+    if config.when == When::Load {
+        let name = std::env::var("CODA_FAULTY_AT_LOAD").unwrap_or_default();
+        if let Err(e) = Fault::from_name(&name) {
+            let text =
+                format!("`when: load` takes the fault from CODA_FAULTY_AT_LOAD, which is '{name}': {e}");
+            return Err(Error::new(ErrorCode::Config, text));
+        }
+    }
+    match config.fault {
+        Fault::PanicCreate => explode(config.payload),
+        Fault::ErrorCreate => {
+            return Err(Error::new(ErrorCode::Calibration, "the device is out of calibration, as asked for"));
+        }
+        Fault::HangCreate => hang(),
+        fault if config.when == When::Create => process::commit(fault),
+        _ => {}
+    }
+    Ok(Faulty {
+        config,
+        target: Target::from_name(ctx.native_gate_set()).unwrap_or(Target::Cz),
+        num_qubits: ctx.num_qubits().max(1),
+        calls: AtomicU32::new(0),
+        running: Mutex::default(),
+        bell: Condvar::new(),
+    })
+}
+
+impl Executor for Faulty {
+    fn device(&self) -> Device {
+        let mut device = Device::new("faulty", self.num_qubits, [self.target]);
+        device.slots = self.config.slots.max(1);
+        match self.config.fault {
+            Fault::PanicDevice if self.due() => explode(self.config.payload),
+            Fault::HangDevice if self.due() => hang(),
+            Fault::DeviceZeroQubits => device.num_qubits = 0,
+            Fault::DeviceTooManyQubits => device.num_qubits = 51,
+            Fault::DeviceNoTargets => device.targets.clear(),
+            Fault::DeviceZeroSlots => device.slots = 0,
+            Fault::DeviceBadEdge => device.connectivity = Connectivity::Undirected(vec![(0, 60_000)]),
+            _ => {}
+        }
+        device
+    }
+
+    fn run(&self, job: &Job<'_>) -> Result<Outcome, Error> {
+        self.running().insert(job.id().to_string(), false);
+        let answer = self.answer(job);
+        self.running().remove(job.id());
+        answer
+    }
+
+    fn batch(&self) -> Option<&dyn BatchRun> {
+        if self.config.fault.is_of_batch() { Some(self) } else { None }
+    }
+
+    fn canceller(&self) -> Option<&dyn Cancel> {
+        if self.config.fault == Fault::NoCancelHook { None } else { Some(self) }
+    }
+
+    fn shutdown(&self) {
+        match self.config.fault {
+            Fault::PanicShutdown => explode(self.config.payload),
+            Fault::HangShutdown => hang(),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        if self.config.fault == Fault::PanicDrop {
+            explode(self.config.payload);
+        }
+    }
+}
+
+impl BatchRun for Faulty {
+    fn batch_run(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Outcome, Error>>, Error> {
+        let mut answers: Vec<_> = jobs.iter().map(|job| Ok(zeros(job))).collect();
+        match self.config.fault {
+            _ if !self.due() => {}
+            Fault::PanicBatch => explode(self.config.payload),
+            Fault::BatchError => return Err(hardware("the batch failed as a whole, as asked for")),
+            Fault::BatchTooFew => drop(answers.pop()),
+            Fault::BatchTooMany => answers.push(Ok(Outcome::from_counts([(String::new(), 1)]))),
+            Fault::BatchMixed => {
+                for answer in answers.iter_mut().skip(1).step_by(2) {
+                    *answer = Err(hardware("this job of the batch failed, as asked for"));
+                }
+            }
+            _ => {}
+        }
+        Ok(answers)
+    }
+}
+
+impl Cancel for Faulty {
+    fn cancel(&self, job_id: &str) {
+        match self.config.fault {
+            Fault::PanicCancel => explode(self.config.payload),
+            Fault::HangCancel => hang(),
+            Fault::Slow => return,
+            _ => {}
+        }
+        if let Some(cancelled) = self.running().get_mut(job_id) {
+            *cancelled = true;
+        }
+        self.bell.notify_all();
+    }
+}
+
+impl Faulty {
+    fn answer(&self, job: &Job<'_>) -> Result<Outcome, Error> {
+        let fault = self.config.fault;
+        // Faults of other functions count the calls of those.
+        let elsewhere = fault.is_of_batch() || matches!(fault, Fault::PanicDevice | Fault::HangDevice);
+        let due = !elsewhere && self.due();
+        let behave = if due { fault } else { Fault::None };
+        if self.config.when == When::Run {
+            process::commit(behave);
+        }
+        match behave {
+            Fault::PanicRun => explode(self.config.payload),
+            Fault::ErrorRun => return Err(hardware("the run failed, as asked for")),
+            Fault::ErrorRetryable => {
+                return Err(hardware("the run failed for a moment, as asked for").retryable());
+            }
+            Fault::Hang => hang(),
+            Fault::ResultAfterCancel => {
+                self.wait(job, None);
+                return Ok(zeros(job));
+            }
+            _ => {}
+        }
+        // Far away stands for a time beyond what the clock can count.
+        let end = Instant::now().checked_add(Duration::from_millis(self.config.run_ms));
+        if self.wait(job, end) {
+            return Err(
+                Error::new(ErrorCode::Cancelled, "the run ended because it was cancelled").at(Stage::Run)
+            );
+        }
+        Ok(answers::spoil(zeros(job), behave))
+    }
+
+    /// Waits until the end, or for ever without one, or a cancel; whether it was the cancel.
+    fn wait(&self, job: &Job<'_>, end: Option<Instant>) -> bool {
+        let mut running = self.running();
+        loop {
+            let deaf = self.config.fault == Fault::Slow;
+            if !deaf && (job.is_cancelled() || running.get(job.id()) == Some(&true)) {
+                return true;
+            }
+            let left = end.map_or(LOOK_EVERY, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return false;
+            }
+            let guard = self.bell.wait_timeout(running, left.min(LOOK_EVERY));
+            running = guard.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Counts a call; whether the fault is due by now.
+    fn due(&self) -> bool {
+        self.calls.fetch_add(1, Ordering::Relaxed) >= self.config.after
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn zeros(job: &Job<'_>) -> Outcome {
+    let key = "0".repeat(job.program().measurements().len());
+    Outcome::from_counts([(key, i64::from(job.shots()))]).with_time_ms(1.0)
+}
+
+fn hardware(text: &str) -> Error {
+    Error::new(ErrorCode::Hardware, text)
+}
+
+struct DropBomb;
+
+impl Drop for DropBomb {
+    fn drop(&mut self) {
+        panic_any("the payload of a panic panicked in its drop");
+    }
+}
+
+fn explode(payload: Payload) -> ! {
+    match payload {
+        Payload::Str => panic_any("a panic that was asked for"),
+        Payload::String => panic_any(String::from("a panic that was asked for")),
+        Payload::Other => panic_any(7u8),
+        Payload::DropBomb => panic_any(DropBomb),
+    }
+}
+
+fn hang() -> ! {
+    loop {
+        std::thread::park();
+    }
+}

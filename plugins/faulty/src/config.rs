@@ -1,0 +1,163 @@
+//! Which fault to commit, and how.
+//!
+//! Contract: one fault per executor, chosen by the key `fault` of `device.yaml`; everything else behaves.
+
+use serde::Deserialize;
+
+/// `device.yaml` of this plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub fault: Fault,
+    /// What a panic carries.
+    pub payload: Payload,
+    /// When a fault of the process happens.
+    pub when: When,
+    /// So many calls behave before the fault happens.
+    pub after: u32,
+    /// How long every run takes, in milliseconds.
+    pub run_ms: u64,
+    /// 0 stands for 1.
+    pub slots: u16,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum When {
+    /// In the factory.
+    #[default]
+    Create,
+    /// At the start of each run.
+    Run,
+    /// When the library is loaded, before anyone has read a config: the fault comes from the environment
+    /// variable `CODA_FAULTY_AT_LOAD`, and `fault` does nothing more.
+    Load,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Payload {
+    /// A `&'static str`, as of `panic!("text")`.
+    Str,
+    /// A `String`, as of `panic!("{text}")`.
+    #[default]
+    String,
+    /// No text at all.
+    Other,
+    /// A value that panics when it is dropped.
+    DropBomb,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    #[default]
+    None,
+
+    // Panics.
+    PanicCreate,
+    PanicRun,
+    #[serde(alias = "batch_panic")]
+    PanicBatch,
+    PanicCancel,
+    PanicDevice,
+    PanicShutdown,
+    /// In the executor's `drop`.
+    PanicDrop,
+
+    // Errors.
+    ErrorCreate,
+    ErrorRun,
+    ErrorRetryable,
+
+    // Answers that break the contract.
+    KeyTooLong,
+    KeyTooShort,
+    /// `0x2`
+    KeyHex,
+    /// `1 0`
+    KeySpace,
+    KeyEmpty,
+    NegativeCount,
+    /// A key that was never seen; the other counts are right.
+    ZeroCount,
+    /// Counts that add up to more than was asked for.
+    TooManyShots,
+    /// `shots_completed` says more than the counts.
+    SumMismatch,
+    DuplicateKey,
+    NanTime,
+    NegativeTime,
+    InfiniteTime,
+
+    // Answers that look odd and are legal.
+    NoShotsCompleted,
+    FewerShots,
+    NoCounts,
+
+    // Batches.
+    BatchTooFew,
+    BatchTooMany,
+    /// The call as a whole fails.
+    BatchError,
+    /// Every second job fails.
+    BatchMixed,
+
+    // Descriptions of a device that can't be.
+    DeviceZeroQubits,
+    DeviceTooManyQubits,
+    DeviceNoTargets,
+    DeviceZeroSlots,
+    DeviceBadEdge,
+
+    // Time.
+    /// The factory never returns.
+    HangCreate,
+    /// A run that never returns, whatever it is told.
+    Hang,
+    /// A cancel hook that never returns; the run itself ends.
+    HangCancel,
+    HangDevice,
+    HangShutdown,
+    /// Waits for the cancel and then answers as though nothing had happened.
+    ResultAfterCancel,
+    /// No cancel hook; the run, of `run_ms`, looks at `is_cancelled`.
+    NoCancelHook,
+    /// A cancel hook that does nothing; the run takes its `run_ms` in any case.
+    Slow,
+
+    // What it does to the process; see `process.rs`.
+    SigtermIgnore,
+    SigtermHandler,
+    SigchldIgnore,
+    BlockSignals,
+    Setlocale,
+    Chdir,
+    Umask,
+    LeaveThreads,
+    #[serde(rename = "print_10mb")]
+    Print10mb,
+    CloseStdio,
+    Exit,
+    Abort,
+    Segfault,
+    StackOverflow,
+}
+
+impl Fault {
+    /// Whether it needs an executor with the batch hook.
+    pub fn is_of_batch(self) -> bool {
+        use Fault::*;
+        matches!(self, PanicBatch | BatchTooFew | BatchTooMany | BatchError | BatchMixed)
+    }
+
+    /// By its name in the config.
+    ///
+    /// # Errors
+    /// When there is no such fault.
+    pub fn from_name(name: &str) -> Result<Fault, serde::de::value::Error> {
+        use serde::de::IntoDeserializer;
+        let name: serde::de::value::StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+        Fault::deserialize(name)
+    }
+}
