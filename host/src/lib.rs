@@ -4,3 +4,4 @@
 pub mod config;
 pub mod error;
 pub mod model;
+pub mod state;

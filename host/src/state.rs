@@ -1,0 +1,4 @@
+//! What outlives the process: secure files and the stored credentials.
+
+pub mod credentials;
+pub mod files;
