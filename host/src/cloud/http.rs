@@ -220,11 +220,22 @@ pub struct Bearer(HeaderValue);
 impl Bearer {
     pub fn new(token: &Secret) -> Result<Bearer, HttpError> {
         // To the wire.
-        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose())).map_err(|_| {
-            HttpError::Header { name: "authorization".into(), why: "the token holds control characters" }
-        })?;
+        let mut value =
+            HeaderValue::from_str(&format!("Bearer {}", token.expose())).map_err(|_| HttpError::Header {
+                name: "authorization".into(),
+                why: "the token holds characters that a header can't carry",
+            })?;
         value.set_sensitive(true);
         Ok(Bearer(value))
+    }
+
+    /// A text of the receiver's without this token, which some servers echo.
+    fn blot_out(&self, text: &str) -> String {
+        let token = self.0.as_bytes().strip_prefix(b"Bearer ").and_then(|t| std::str::from_utf8(t).ok());
+        match token {
+            Some(token) if !token.is_empty() && text.contains(token) => text.replace(token, "***"),
+            _ => text.to_owned(),
+        }
     }
 
     #[cfg(test)]
@@ -248,8 +259,8 @@ pub fn header_map(headers: &[(String, Secret)]) -> Result<HeaderMap, HttpError> 
         if matches!(key.as_str(), "content-length" | "transfer-encoding" | "connection") {
             return Err(wrong("it would break the request, whose length is set here"));
         }
-        let mut value =
-            HeaderValue::from_str(value.expose()).map_err(|_| wrong("its value holds control characters"))?;
+        let mut value = HeaderValue::from_str(value.expose())
+            .map_err(|_| wrong("its value holds characters that a header can't carry"))?;
         value.set_sensitive(true);
         map.insert(key, value);
     }
@@ -266,10 +277,11 @@ pub struct Response {
 }
 
 impl Response {
-    /// The first `max` characters of the body as text, empty when there is none.
-    pub fn excerpt(&self, max: usize) -> String {
+    /// The first `max` characters of the body as text, empty when there is none, without the token.
+    pub fn excerpt(&self, bearer: &Bearer, max: usize) -> String {
         let Ok(body) = &self.body else { return String::new() };
-        let text = String::from_utf8_lossy(body);
+        // Blotted out before it is cut: a part of the token is a secret too.
+        let text = bearer.blot_out(&String::from_utf8_lossy(body));
         cut(text.trim(), max).to_owned()
     }
 }

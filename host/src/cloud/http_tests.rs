@@ -16,6 +16,10 @@ fn client() -> HttpClient {
     direct(&settings("http://unused"))
 }
 
+fn text(response: &Response) -> String {
+    response.excerpt(&Bearer::new(&Secret::new("tok.en")).unwrap(), 30)
+}
+
 async fn post(client: &HttpClient, url: &str, limit: Duration) -> Result<Response, HttpError> {
     let bearer = Bearer::new(&Secret::new("tok.en")).unwrap();
     let body = Bytes::from_static(b"{\"a\":1}");
@@ -29,7 +33,7 @@ async fn a_request_is_complete_and_its_connection_reused() {
     let url = format!("{}/p/q?x=1#part", server.url);
     for _ in 0..2 {
         let response = post(&client, &url, LONG).await.unwrap();
-        assert_eq!((response.status.as_u16(), response.excerpt(3)), (200, "fin".into()));
+        assert_eq!((response.status.as_u16(), text(&response)), (200, "fine".into()));
     }
     let (_, first) = server.seen.recv().await.unwrap();
     assert!(first.starts_with("POST /p/q?x=1 HTTP/1.1\r\n"), "{first}");
@@ -40,6 +44,19 @@ async fn a_request_is_complete_and_its_connection_reused() {
     assert!(head.contains("user-agent: coda-host/") && head.contains("host: localhost:"), "{head}");
     assert_eq!(body, "{\"a\":1}");
     assert_eq!(server.seen.recv().await.unwrap().0, 0, "the second request came on the first connection");
+}
+
+#[test]
+fn an_excerpt_is_cut_between_characters_and_never_holds_the_token() {
+    let bearer = Bearer::new(&Secret::new("tok.en")).unwrap();
+    let excerpt = |body: &'static [u8], max| {
+        let body = Ok(Bytes::from_static(body));
+        Response { status: StatusCode::BAD_REQUEST, headers: HeaderMap::new(), body }.excerpt(&bearer, max)
+    };
+    assert_eq!(excerpt("  aé🙏z".as_bytes(), 3), "aé🙏");
+    assert_eq!(excerpt(b"no tok.en here", 6), "no ***");
+    assert_eq!(excerpt(b"bad tok.en", 7), "bad ***", "not even a part of it");
+    assert_eq!(excerpt(b"a\xff\0b", 9), "a\u{fffd}\0b");
 }
 
 #[tokio::test]
@@ -110,7 +127,7 @@ async fn an_answer_that_breaks_off_is_told_from_none_at_all() {
     let response = post(&client(), &server.url, LONG).await.unwrap();
     assert_eq!(response.status.as_u16(), 200);
     assert!(matches!(response.body, Err(HttpError::Closed { .. })), "{:?}", response.body);
-    assert_eq!(response.excerpt(10), "");
+    assert_eq!(text(&response), "");
 
     let error = post(&client(), &server.url, LONG).await.unwrap_err();
     assert!(matches!(error, HttpError::Closed { .. }) && !error.before_sending(), "{error:?}");
@@ -167,7 +184,7 @@ async fn tls_trusts_the_ca_file_and_nobody_else() {
     std::fs::write(&ca, pem).unwrap();
     let trusting = direct(&CloudSettings { ca_file: Some(ca.clone()), ..settings("https://unused") });
     let server = scripted(vec![answer("200 OK", "hi")], Some(config)).await;
-    assert_eq!(post(&trusting, &server.url, LONG).await.unwrap().excerpt(9), "hi");
+    assert_eq!(text(&post(&trusting, &server.url, LONG).await.unwrap()), "hi");
 
     let error = post(&client(), &server.url, LONG).await.unwrap_err();
     assert!(error.before_sending());
@@ -215,7 +232,7 @@ fn through(proxy: &str) -> HttpClient {
 async fn plain_http_is_forwarded_by_the_proxy() {
     let mut proxy = scripted(vec![answer("200 OK", "via")], None).await;
     let response = post(&through(&proxy.url), "http://coda.invalid/x", LONG).await.unwrap();
-    assert_eq!(response.excerpt(9), "via");
+    assert_eq!(text(&response), "via");
     let (_, head) = proxy.seen.recv().await.unwrap();
     assert!(head.starts_with("POST http://coda.invalid/x HTTP/1.1\r\n"), "{head}");
     assert!(head.contains("proxy-authorization: Basic dTpwQHNz\r\n"), "{head}");
