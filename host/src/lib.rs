@@ -5,4 +5,5 @@ pub mod cloud;
 pub mod config;
 pub mod error;
 pub mod model;
+pub mod results;
 pub mod state;

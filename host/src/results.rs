@@ -1,0 +1,3 @@
+//! From an executor's answer to a delivered webhook.
+
+pub mod webhook;
