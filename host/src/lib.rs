@@ -1,6 +1,7 @@
 //! coda-host: the daemon beside a QPU. The rooms stand in the order of one job's path; see
 //! `docs/architecture.md`.
 
+pub mod cloud;
 pub mod config;
 pub mod error;
 pub mod executor;

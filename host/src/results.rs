@@ -2,3 +2,4 @@
 
 pub mod outbox;
 pub mod outcome;
+pub mod webhook;

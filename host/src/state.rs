@@ -1,4 +1,7 @@
-//! What survives a restart: secure files, the embedded database, and the marks of running jobs.
+//! What outlives the process: secure files, the stored credentials, the embedded database, and the marks of
+//! running jobs.
 
+pub mod credentials;
 pub mod db;
+pub mod files;
 pub mod marks;

@@ -62,6 +62,9 @@ pub struct CloudSettings {
     pub ca_file: Option<PathBuf>,
     pub heartbeat_interval: Duration,
     pub heartbeat_timeout: Duration,
+    /// How long an unused connection is kept; below what servers allow (5 s is common), so that they don't
+    /// close it under a request.
+    pub http_idle: Duration,
     /// How long a signed token is used before a new one is made.
     pub jwt_reuse: Duration,
 }

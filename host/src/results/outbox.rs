@@ -16,6 +16,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
+use super::webhook::{Delivery, WebhookSender};
+use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::WebhookSettings;
 use crate::model::{JobId, MessageId};
 use crate::state::db::{Status, Store, StoreError};
@@ -23,24 +25,6 @@ use crate::telemetry::{AttemptResult, Metrics};
 
 /// Fresh results waiting beyond this number leave their body on disk.
 const BODIES_IN_MEMORY: usize = 1000;
-
-/// What one attempt came to, as the sender classifies it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Attempt {
-    Accepted,
-    /// Not now: try again, at the earliest after the pause that the server asked for.
-    Retry { after: Option<Duration>, why: String },
-    /// Our credentials were not accepted, not even with a fresh token.
-    Unauthorized { why: String },
-    /// Never.
-    Refused { why: String },
-}
-
-/// Makes one attempt. Implemented by the webhook sender.
-pub trait Post: Send + Sync + 'static {
-    /// Posts the body once.
-    fn post(&self, url: Arc<str>, body: Bytes) -> impl Future<Output = Attempt> + Send;
-}
 
 /// A stored result on its way.
 #[derive(Debug)]
@@ -87,7 +71,7 @@ impl Outbox {
 }
 
 /// The task behind [`Outbox`].
-pub struct Courier<P> {
+pub struct Courier {
     inbox: mpsc::UnboundedReceiver<Parcel>,
     lanes: HashMap<Arc<str>, Lane>,
     /// Origins with something to send, in turn.
@@ -95,16 +79,16 @@ pub struct Courier<P> {
     later: BinaryHeap<Reverse<(Instant, u64)>>,
     sleeping: HashMap<u64, Parcel>,
     next_key: u64,
-    held: Vec<Parcel>,
-    posts: JoinSet<(Parcel, Attempt)>,
+    /// Held for a 401, with the number of accepted heartbeats at that moment.
+    held: Vec<(u64, Parcel)>,
+    posts: JoinSet<(Parcel, Delivery)>,
     in_flight: usize,
     retries_in_flight: usize,
     waiting: usize,
     /// Results whose first attempt has not ended.
     fresh: watch::Sender<usize>,
-    /// When the cloud last accepted a heartbeat.
-    accepted: watch::Receiver<Option<Instant>>,
-    post: Arc<P>,
+    heartbeats: watch::Receiver<HeartbeatOutcome>,
+    sender: WebhookSender,
     store: Store,
     settings: WebhookSettings,
     metrics: Arc<Metrics>,
@@ -121,15 +105,15 @@ struct Lane {
     listed: bool,
 }
 
-impl<P: Post> Courier<P> {
+impl Courier {
     pub fn new(
-        post: Arc<P>,
+        sender: WebhookSender,
         store: Store,
         settings: WebhookSettings,
         metrics: Arc<Metrics>,
-        accepted: watch::Receiver<Option<Instant>>,
+        heartbeats: watch::Receiver<HeartbeatOutcome>,
         sent: mpsc::UnboundedSender<Sent>,
-    ) -> (Outbox, Courier<P>) {
+    ) -> (Outbox, Courier) {
         let (parcels, inbox) = mpsc::unbounded_channel();
         let fresh = watch::Sender::new(0);
         let outbox = Outbox { parcels, fresh: fresh.subscribe() };
@@ -146,8 +130,8 @@ impl<P: Post> Courier<P> {
             retries_in_flight: 0,
             waiting: 0,
             fresh,
-            accepted,
-            post,
+            heartbeats,
+            sender,
             store,
             settings,
             metrics,
@@ -174,15 +158,11 @@ impl<P: Post> Courier<P> {
                     None => return,
                 },
                 Some(done) = self.posts.join_next() => match done {
-                    Ok((parcel, attempt)) => self.done(parcel, attempt).await,
+                    Ok((parcel, delivery)) => self.done(parcel, delivery),
                     Err(error) => tracing::error!(%error, "a delivery task failed; its result stays stored"),
                 },
                 () = sleep_until(wake) => self.wake(),
-                Ok(()) = self.accepted.changed(), if !self.held.is_empty() => {
-                    for parcel in std::mem::take(&mut self.held) {
-                        self.enqueue(parcel);
-                    }
-                }
+                Ok(()) = self.heartbeats.changed(), if !self.held.is_empty() => self.release_held(),
             }
         }
     }
@@ -235,20 +215,21 @@ impl<P: Post> Courier<P> {
     fn start(&mut self, mut parcel: Parcel) {
         self.waiting -= 1;
         self.count(&parcel, 1);
-        let (post, store, metrics) = (self.post.clone(), self.store.clone(), self.metrics.clone());
+        let (sender, store, metrics) = (self.sender.clone(), self.store.clone(), self.metrics.clone());
         self.posts.spawn(async move {
             let body = match parcel.body.take() {
                 Some(body) => body,
                 None => match store.load(parcel.message_id).await {
                     Ok(Some(row)) => row.body,
-                    Ok(None) => return (parcel, Attempt::Refused { why: "no longer stored".into() }),
-                    Err(e) => return (parcel, Attempt::Retry { after: None, why: e.to_string() }),
+                    // Dropped by the operator meanwhile.
+                    Ok(None) => return (parcel, Delivery::Accepted),
+                    Err(e) => return (parcel, Delivery::Retry { after: None, why: e.to_string() }),
                 },
             };
             let start = Instant::now();
-            let attempt = post.post(parcel.callback_url.clone(), body).await;
+            let delivery = sender.attempt(&parcel.callback_url, body).await;
             metrics.webhook_seconds.observe(start.elapsed().as_secs_f64());
-            (parcel, attempt)
+            (parcel, delivery)
         });
     }
 
@@ -271,34 +252,30 @@ impl<P: Post> Courier<P> {
         }
     }
 
-    async fn done(&mut self, mut parcel: Parcel, attempt: Attempt) {
+    fn done(&mut self, mut parcel: Parcel, delivery: Delivery) {
         self.count(&parcel, -1);
         let first = parcel.attempts == 0;
-        if first && !matches!(attempt, Attempt::Accepted | Attempt::Refused { .. }) {
+        if first && matches!(delivery, Delivery::Retry { .. } | Delivery::Unauthorized { .. }) {
             self.fresh.send_modify(|n| *n = n.saturating_sub(1));
         }
         parcel.attempts += 1;
         let (job_id, attempts) = (parcel.job_id.clone(), parcel.attempts);
         let job_id = &*job_id;
-        match attempt {
-            Attempt::Accepted => {
+        match delivery {
+            Delivery::Accepted => {
                 self.metrics.attempt(AttemptResult::Accepted);
                 self.end(parcel, None, first);
             }
-            Attempt::Refused { why } => {
-                self.metrics.attempt(AttemptResult::Refused);
-                tracing::error!(job_id, error = why, "the result was refused for good; it is kept on disk");
-                self.end(parcel, Some(why), first);
-            }
-            Attempt::Unauthorized { why } => {
+            Delivery::Refused { status, excerpt } => self.refused(parcel, format!("HTTP {status}: {excerpt}"), first),
+            Delivery::Forbidden(error) => self.refused(parcel, error.to_string(), first),
+            Delivery::Unauthorized { why } => {
                 self.metrics.attempt(AttemptResult::Unauthorized);
                 tracing::warn!(job_id, error = why, "our credentials are not accepted; the result is held until a heartbeat is");
                 self.store.attempted(parcel.message_id, attempts, why);
-                // Only an acceptance from now on counts.
-                self.accepted.mark_unchanged();
-                self.held.push(parcel);
+                let accepted = self.heartbeats.borrow().accepted;
+                self.held.push((accepted, parcel));
             }
-            Attempt::Retry { after, why } => {
+            Delivery::Retry { after, why } => {
                 self.metrics.attempt(AttemptResult::Retry);
                 let pause = after.unwrap_or_default().max(self.pause(attempts));
                 let retry_in_ms = pause.as_millis() as u64;
@@ -309,6 +286,13 @@ impl<P: Post> Courier<P> {
                 self.sleeping.insert(self.next_key, parcel);
             }
         }
+    }
+
+    fn refused(&self, parcel: Parcel, why: String, first: bool) {
+        self.metrics.attempt(AttemptResult::Refused);
+        let job_id = &*parcel.job_id;
+        tracing::error!(job_id, error = why, "the result was refused for good; it is kept on disk");
+        self.end(parcel, Some(why), first);
     }
 
     /// 1 s, 2 s, 4 s ... up to the longest pause.
@@ -346,6 +330,17 @@ impl<P: Post> Courier<P> {
                 fresh.send_modify(|n| *n = n.saturating_sub(1));
             }
         });
+    }
+
+    /// Sends again what was held, once the cloud has accepted our credentials since.
+    fn release_held(&mut self) {
+        let accepted = self.heartbeats.borrow_and_update().accepted;
+        for (before, parcel) in std::mem::take(&mut self.held) {
+            match before < accepted {
+                true => self.enqueue(parcel),
+                false => self.held.push((before, parcel)),
+            }
+        }
     }
 
     fn wake(&mut self) {

@@ -1,0 +1,12 @@
+//! The cloud as the host sees it: one HTTP client, signed tokens, connecting, heartbeats.
+
+pub mod bundle;
+pub mod connect;
+pub mod fingerprint;
+pub mod heartbeat;
+pub mod http;
+pub mod jwt;
+pub mod provision;
+mod proxy;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,495 @@
+//! THE HTTP client: every request of the host to the outside goes through it.
+//!
+//! HTTP/1.1 over TCP or TLS (system roots, plus a CA file from the settings), pooled, through the proxy that
+//! the environment names (see [`super::proxy`]). One deadline covers a whole request, connecting and reading
+//! the answer included. Redirects are never followed. An answer's status counts from the moment its head has
+//! come; a body that breaks off afterwards is an error of the body alone. Errors tell in plain words how far
+//! the request got, because a one-time token may have been used up by one that got far enough.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, PROXY_AUTHORIZATION, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::capture_connection;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use tokio::time::Instant;
+use url::{Host, Url};
+
+use super::proxy::{Proxies, ProxyRefusal, Unresolved, Way};
+use crate::config::settings::CloudSettings;
+use crate::error::{Explain, exit};
+use crate::model::{Secret, cut};
+
+pub use super::proxy::is_loopback;
+
+/// Largest answer that is read; the cloud's are some kilobytes long.
+const BODY_LIMIT: usize = 1 << 20;
+/// Idle connections kept for each host: as many as there are ever posts at once.
+const IDLE_PER_HOST: usize = 64;
+
+/// Why a request has no answer. `Display` names the host, the source says the rest.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum HttpError {
+    #[error("'{url}' is not a usable http or https URL: {why}")]
+    Url { url: String, why: String },
+    #[error("the header '{name}' can't be sent: {why}")]
+    Header { name: String, why: &'static str },
+    #[error("{variable} {why}")]
+    ProxySetting { variable: &'static str, why: &'static str },
+    #[error("the CA file {} can't be used: {why}", .path.display())]
+    CaFile { path: PathBuf, why: String },
+    #[error("the TLS client could not be set up")]
+    TlsSetup(#[source] Cause),
+    #[error("the host name of {to} could not be resolved")]
+    Dns { to: String, source: Cause },
+    #[error("no connection to {to} could be made")]
+    Connect { to: String, source: Cause },
+    #[error("no secure connection to {to} could be made")]
+    Tls { to: String, source: Cause },
+    #[error("there was no connection to {to} within {limit:?}")]
+    ConnectTimeout { to: String, limit: Duration },
+    #[error("{to} did not answer within {limit:?}")]
+    Timeout { to: String, limit: Duration },
+    #[error("the connection to {to} was closed before the answer was complete")]
+    Closed { to: String, source: Cause },
+    #[error("{to} answered something that isn't HTTP")]
+    Protocol { to: String, source: Cause },
+    #[error("the answer of {to} is larger than {BODY_LIMIT} bytes")]
+    TooLarge { to: String },
+}
+
+/// The innermost reason, as text, so that an error can be kept and shown later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause(String);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Cause {}
+
+impl HttpError {
+    /// Whether the receiver can't have seen anything of the request.
+    pub fn before_sending(&self) -> bool {
+        !matches!(
+            self,
+            HttpError::Timeout { .. }
+                | HttpError::Closed { .. }
+                | HttpError::Protocol { .. }
+                | HttpError::TooLarge { .. }
+        )
+    }
+
+    /// Message and reason in one line.
+    pub fn line(&self) -> String {
+        match self.source() {
+            Some(cause) => format!("{self}: {cause}"),
+            None => self.to_string(),
+        }
+    }
+}
+
+impl Explain for HttpError {
+    fn code(&self) -> &'static str {
+        match self {
+            HttpError::Url { .. } => "http-url",
+            HttpError::Header { .. } => "http-header",
+            HttpError::ProxySetting { .. } => "http-proxy-setting",
+            HttpError::CaFile { .. } => "http-ca-file",
+            HttpError::TlsSetup(_) => "http-tls-setup",
+            HttpError::Dns { .. } => "http-dns",
+            HttpError::Connect { .. } => "http-connect",
+            HttpError::Tls { .. } => "http-tls",
+            HttpError::ConnectTimeout { .. } => "http-connect-timeout",
+            HttpError::Timeout { .. } => "http-timeout",
+            HttpError::Closed { .. } => "http-closed",
+            HttpError::Protocol { .. } => "http-protocol",
+            HttpError::TooLarge { .. } => "http-too-large",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            HttpError::Url { .. } => "give a URL such as https://host/path".into(),
+            HttpError::Header { .. } => "mend CODA_NODE_CONNECT_HEADERS or the token".into(),
+            HttpError::ProxySetting { variable, .. } => {
+                format!("set {variable} to a URL such as http://proxy:3128, or unset it")
+            }
+            HttpError::CaFile { .. } => "point CODA_CA_FILE at a readable PEM file of certificates".into(),
+            HttpError::TlsSetup(_) => return None,
+            HttpError::Dns { .. } => "check the name, this machine's DNS and its network".into(),
+            HttpError::Connect { .. } | HttpError::ConnectTimeout { .. } => {
+                "check the address and port, and whether a firewall or proxy stands between".into()
+            }
+            HttpError::Tls { .. } => "check this machine's clock; for a private authority set CODA_CA_FILE \
+                 to its PEM certificate"
+                .into(),
+            HttpError::Timeout { .. } | HttpError::Closed { .. } | HttpError::TooLarge { .. } => {
+                return None;
+            }
+            HttpError::Protocol { .. } => "check that scheme and port belong together".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            HttpError::Url { .. }
+            | HttpError::Header { .. }
+            | HttpError::ProxySetting { .. }
+            | HttpError::CaFile { .. } => exit::CONFIG,
+            _ => exit::CLOUD,
+        }
+    }
+}
+
+/// Scheme, host and port of a URL.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Origin {
+    pub https: bool,
+    /// Lower case, IPv6 in brackets.
+    pub host: Arc<str>,
+    pub port: u16,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, usual) = if self.https { ("https", 443) } else { ("http", 80) };
+        write!(f, "{scheme}://{}", self.host)?;
+        if self.port == usual { Ok(()) } else { write!(f, ":{}", self.port) }
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A URL ready to be requested. One parser decides both whom it names and where the request goes, so that
+/// the two can't differ.
+#[derive(Debug, Clone)]
+pub struct Target {
+    uri: Uri,
+    origin: Origin,
+}
+
+impl Target {
+    pub fn parse(text: &str) -> Result<Target, HttpError> {
+        let wrong = |why: String| HttpError::Url { url: crate::model::masked_url(text), why };
+        let mut url = Url::parse(text).map_err(|e| wrong(e.to_string()))?;
+        let https = match url.scheme() {
+            "https" => true,
+            "http" => false,
+            other => return Err(wrong(format!("its scheme is '{other}'"))),
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(wrong("it holds a user name or password".into()));
+        }
+        let host = match url.host() {
+            Some(Host::Domain(name)) => Arc::from(name),
+            Some(address) => Arc::from(address.to_string()),
+            None => return Err(wrong("it names no host".into())),
+        };
+        let port = url.port_or_known_default().unwrap_or(if https { 443 } else { 80 });
+        url.set_fragment(None);
+        let uri = url.as_str().parse().map_err(|e: http::uri::InvalidUri| wrong(e.to_string()))?;
+        Ok(Target { uri, origin: Origin { https, host, port } })
+    }
+
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+}
+
+/// An Authorization header made once; its text is never shown.
+#[derive(Clone)]
+pub struct Bearer(HeaderValue);
+
+impl Bearer {
+    pub fn new(token: &Secret) -> Result<Bearer, HttpError> {
+        // To the wire.
+        let mut value =
+            HeaderValue::from_str(&format!("Bearer {}", token.expose())).map_err(|_| HttpError::Header {
+                name: "authorization".into(),
+                why: "the token holds characters that a header can't carry",
+            })?;
+        value.set_sensitive(true);
+        Ok(Bearer(value))
+    }
+
+    /// A text of the receiver's without this token, which some servers echo.
+    fn blot_out(&self, text: &str) -> String {
+        let token = self.0.as_bytes().strip_prefix(b"Bearer ").and_then(|t| std::str::from_utf8(t).ok());
+        match token {
+            Some(token) if !token.is_empty() && text.contains(token) => text.replace(token, "***"),
+            _ => text.to_owned(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn text(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Bearer(***)")
+    }
+}
+
+/// The settings' additional headers, checked.
+pub fn header_map(headers: &[(String, Secret)]) -> Result<HeaderMap, HttpError> {
+    let mut map = HeaderMap::with_capacity(headers.len());
+    for (name, value) in headers {
+        let wrong = |why| HttpError::Header { name: name.clone(), why };
+        let key = HeaderName::try_from(name.as_str()).map_err(|_| wrong("it isn't a header name"))?;
+        if matches!(key.as_str(), "content-length" | "transfer-encoding" | "connection") {
+            return Err(wrong("it would break the request, whose length is set here"));
+        }
+        let mut value = HeaderValue::from_str(value.expose())
+            .map_err(|_| wrong("its value holds characters that a header can't carry"))?;
+        value.set_sensitive(true);
+        map.insert(key, value);
+    }
+    Ok(map)
+}
+
+/// An answer whose head has come.
+#[derive(Debug)]
+pub struct Response {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    /// The whole body, or why it could not be read to its end.
+    pub body: Result<Bytes, HttpError>,
+}
+
+impl Response {
+    /// The first `max` characters of the body as text, empty when there is none, without the token.
+    pub fn excerpt(&self, bearer: &Bearer, max: usize) -> String {
+        let Ok(body) = &self.body else { return String::new() };
+        // Blotted out before it is cut: a part of the token is a secret too.
+        let text = bearer.blot_out(&String::from_utf8_lossy(body));
+        cut(text.trim(), max).to_owned()
+    }
+}
+
+/// Cheap to clone; all clones share their connections.
+#[derive(Clone)]
+pub struct HttpClient {
+    inner: Client<HttpsConnector<Way>, Full<Bytes>>,
+    proxies: Arc<Proxies>,
+}
+
+impl HttpClient {
+    pub fn new(settings: &CloudSettings) -> Result<HttpClient, HttpError> {
+        HttpClient::with(settings, Proxies::from_env()?)
+    }
+
+    fn with(settings: &CloudSettings, proxies: Proxies) -> Result<HttpClient, HttpError> {
+        let tls = Arc::new(tls_config(settings.ca_file.as_deref())?);
+        let proxies = Arc::new(proxies);
+        let connector = HttpsConnector::from((Way::new(proxies.clone(), tls.clone()), tls));
+        let inner = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(settings.http_idle)
+            .pool_max_idle_per_host(IDLE_PER_HOST)
+            .build(connector);
+        Ok(HttpClient { inner, proxies })
+    }
+
+    /// Posts JSON. `extra` is laid over the headers set here.
+    pub async fn post_json(
+        &self,
+        target: &Target,
+        bearer: &Bearer,
+        extra: &HeaderMap,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Response, HttpError> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(AUTHORIZATION, bearer.0.clone());
+        self.send(request, target, extra, limit).await
+    }
+
+    /// Asks for the head alone; what a reachability probe needs.
+    pub async fn head(
+        &self,
+        target: &Target,
+        extra: &HeaderMap,
+        limit: Duration,
+    ) -> Result<Response, HttpError> {
+        let mut request = Request::new(Full::default());
+        *request.method_mut() = Method::HEAD;
+        self.send(request, target, extra, limit).await
+    }
+
+    async fn send(
+        &self,
+        mut request: Request<Full<Bytes>>,
+        target: &Target,
+        extra: &HeaderMap,
+        limit: Duration,
+    ) -> Result<Response, HttpError> {
+        const AGENT: HeaderValue = HeaderValue::from_static(concat!("coda-host/", env!("CARGO_PKG_VERSION")));
+        let deadline = Instant::now() + limit;
+        *request.uri_mut() = target.uri.clone();
+        let headers = request.headers_mut();
+        headers.insert(USER_AGENT, AGENT);
+        if let Some(authorization) = self.proxies.authorization(&target.uri) {
+            headers.insert(PROXY_AUTHORIZATION, authorization);
+        }
+        for (name, value) in extra {
+            headers.insert(name, value.clone());
+        }
+        let connection = capture_connection(&mut request);
+        let answer = match tokio::time::timeout_at(deadline, self.inner.request(request)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(self.explain(target, &error)),
+            Err(_) => {
+                let to = self.to(target);
+                return Err(match connection.connection_metadata().is_some() {
+                    true => HttpError::Timeout { to, limit },
+                    false => HttpError::ConnectTimeout { to, limit },
+                });
+            }
+        };
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, BODY_LIMIT).collect();
+        let body = match tokio::time::timeout_at(deadline, body).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(e)) if e.is::<LengthLimitError>() => Err(HttpError::TooLarge { to: self.to(target) }),
+            Ok(Err(error)) => {
+                Err(HttpError::Closed { to: self.to(target), source: innermost(error.as_ref()) })
+            }
+            Err(_) => Err(HttpError::Timeout { to: self.to(target), limit }),
+        };
+        Ok(Response { status: head.status, headers: head.headers, body })
+    }
+
+    /// The target for people, with the proxy on the way.
+    fn to(&self, target: &Target) -> String {
+        match self.proxies.name(&target.uri) {
+            Some(proxy) => format!("{} (through the proxy {proxy})", target.origin),
+            None => target.origin.to_string(),
+        }
+    }
+
+    fn explain(&self, target: &Target, error: &hyper_util::client::legacy::Error) -> HttpError {
+        let to = self.to(target);
+        let source = innermost(error);
+        if find::<Unresolved>(error).is_some() {
+            return HttpError::Dns { to, source };
+        }
+        if let Some(tls) = find::<rustls::Error>(error) {
+            return HttpError::Tls { to, source: Cause(tls_words(tls)) };
+        }
+        if let Some(refusal) = find::<ProxyRefusal>(error) {
+            return HttpError::Connect { to, source: Cause(format!("{refusal}: {source}")) };
+        }
+        if error.is_connect() {
+            return HttpError::Connect { to, source };
+        }
+        if find::<hyper::Error>(error).is_some_and(hyper::Error::is_parse) {
+            return HttpError::Protocol { to, source };
+        }
+        HttpError::Closed { to, source }
+    }
+}
+
+/// The first error of type `T` in the chain. An io::Error hides the error it carries from `source()`.
+fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<T>() {
+            return Some(found);
+        }
+        next = below(error);
+    }
+    None
+}
+
+fn below<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a (dyn StdError + 'static)> {
+    match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        Some(carried) => Some(carried),
+        None => error.source(),
+    }
+}
+
+fn innermost(error: &(dyn StdError + 'static)) -> Cause {
+    let mut error = error;
+    while let Some(next) = below(error) {
+        error = next;
+    }
+    Cause(error.to_string())
+}
+
+fn tls_words(error: &rustls::Error) -> String {
+    use rustls::{CertificateError as C, Error as E};
+    match error {
+        E::InvalidCertificate(C::UnknownIssuer) => {
+            "its certificate is not signed by an authority that this machine trusts".into()
+        }
+        E::InvalidCertificate(C::Expired | C::ExpiredContext { .. }) => "its certificate has expired".into(),
+        E::InvalidCertificate(C::NotValidYet | C::NotValidYetContext { .. }) => {
+            "its certificate is not valid yet".into()
+        }
+        E::InvalidCertificate(C::NotValidForName | C::NotValidForNameContext { .. }) => {
+            "its certificate belongs to another host name".into()
+        }
+        E::InvalidMessage(_) => "it doesn't speak TLS on that port".into(),
+        other => other.to_string(),
+    }
+}
+
+fn tls_config(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, HttpError> {
+    let mut roots = rustls::RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    for error in &system.errors {
+        tracing::warn!(%error, "some of the system's trusted certificates could not be read");
+    }
+    roots.add_parsable_certificates(system.certs);
+    if let Some(path) = ca_file {
+        let wrong = |why: String| HttpError::CaFile { path: path.to_path_buf(), why };
+        let text = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
+        let mut added = 0;
+        for certificate in CertificateDer::pem_slice_iter(&text) {
+            let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
+            roots.add(certificate).map_err(|e| wrong(e.to_string()))?;
+            added += 1;
+        }
+        if added == 0 {
+            return Err(wrong("it holds no PEM certificate".into()));
+        }
+    }
+    if roots.is_empty() {
+        tracing::warn!("this machine trusts no certificate authority: https will fail (ca-certificates)");
+    }
+    // The provider is named, not taken from the process: a library must not depend on what main installed.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| HttpError::TlsSetup(Cause(e.to_string())))?;
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

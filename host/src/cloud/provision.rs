@@ -1,0 +1,223 @@
+//! Becoming a connected site: which credentials are shown, what is stored, in which order.
+//!
+//! The one rule for tokens, [`reconnects`]: without a token, or with the very token that the stored
+//! credentials were got for, the host reconnects with what is held; any other token provisions anew and what
+//! is stored doesn't count. Order: ask, apply the bundle in memory, check VPN and key, then store (key first)
+//! and only then hand out the [`Site`]. Whatever fails before storing leaves the files as they were. There is
+//! no await between the answer and the end of storing, so that a stop can't fall in between.
+
+use std::path::Path;
+
+use super::bundle::{self, Applied, BundleError, Held};
+use super::connect::{self, ConnectError, Shown};
+use super::fingerprint::{self, FingerprintError};
+use super::http::{Bearer, HttpClient, HttpError};
+use super::jwt::{KeyError, PrivateKey, Signer};
+use crate::config::settings::{CloudSettings, Identity, Settings, VpnSettings};
+use crate::error::{Explain, exit};
+use crate::model::Secret;
+use crate::state::credentials::{self, CredentialsError, Stored, StoredConfig};
+
+/// A host that the cloud has accepted.
+#[derive(Debug, Clone)]
+pub struct Site {
+    pub identity: Identity,
+    pub cloud: CloudSettings,
+    pub vpn: VpnSettings,
+    pub signer: Signer,
+    /// Whether a one-time token was redeemed for it just now.
+    pub provisioned: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProvisionError {
+    #[error("there is nothing to show the cloud: neither a node token nor {0}")]
+    NoCredentials(&'static str),
+    #[error(transparent)]
+    Fingerprint(#[from] FingerprintError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("the node token can't be sent")]
+    Token(#[source] HttpError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Bundle(BundleError),
+    #[error("the cloud wants this QPU behind a VPN, which this version of coda-host can't set up")]
+    Vpn,
+    #[error("the cloud sent a private key that can't be used")]
+    NewKey(#[source] KeyError),
+    #[error("the new credentials could not be stored")]
+    Store(#[source] CredentialsError),
+    /// What went wrong after a one-time token had been accepted.
+    #[error(transparent)]
+    Spent(Box<ProvisionError>),
+}
+
+impl Explain for ProvisionError {
+    fn code(&self) -> &'static str {
+        match self {
+            ProvisionError::NoCredentials(_) => "no-credentials",
+            ProvisionError::Fingerprint(e) => e.code(),
+            ProvisionError::Key(e) | ProvisionError::NewKey(e) => e.code(),
+            ProvisionError::Token(_) => "token-header",
+            ProvisionError::Connect(e) => e.code(),
+            ProvisionError::Bundle(e) => e.code(),
+            ProvisionError::Vpn => "vpn-unsupported",
+            ProvisionError::Store(e) => e.code(),
+            ProvisionError::Spent(e) => e.code(),
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            ProvisionError::NoCredentials(_) => Some(
+                "give the one-time node token that Coda shows for the QPU (--token or CODA_NODE_TOKEN), or \
+                 set CODA_QPU_ID, CODA_JWT_PRIVATE_KEY and CODA_JWT_KEY_ID"
+                    .into(),
+            ),
+            ProvisionError::Fingerprint(e) => e.hint(),
+            ProvisionError::Key(e) => e.hint(),
+            ProvisionError::NewKey(_) => BundleError::Missing("jwt_private_key").hint(),
+            ProvisionError::Token(_) => Some("copy the token again; it is plain letters and digits".into()),
+            ProvisionError::Connect(e) => e.hint(),
+            ProvisionError::Bundle(e) => e.hint(),
+            ProvisionError::Vpn => {
+                Some("have the QPU switched to HTTPS mode in Coda, or run coda-node there".into())
+            }
+            ProvisionError::Store(e) => e.hint(),
+            ProvisionError::Spent(e) => {
+                let used = "the node token is used up by this: get a new one for the next try";
+                Some(e.hint().map_or_else(|| used.to_owned(), |hint| format!("{hint}; {used}")))
+            }
+        }
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            ProvisionError::NoCredentials(_) | ProvisionError::Token(_) => exit::CONFIG,
+            ProvisionError::Fingerprint(e) => e.exit(),
+            ProvisionError::Key(e) => e.exit(),
+            ProvisionError::Connect(e) => e.exit(),
+            ProvisionError::Bundle(_) | ProvisionError::Vpn | ProvisionError::NewKey(_) => exit::CLOUD,
+            ProvisionError::Store(e) => e.exit(),
+            ProvisionError::Spent(e) => e.exit(),
+        }
+    }
+}
+
+/// Whether a start with this token reconnects with the stored credentials. The settings take stored values
+/// into account exactly when it does.
+pub fn reconnects(token: Option<&Secret>, stored: Option<&Stored>) -> bool {
+    match (token, stored) {
+        (None, _) => true,
+        (Some(token), Some(stored)) => stored.usable() && stored.redeemed_by(token),
+        (Some(_), None) => false,
+    }
+}
+
+/// Connects and stores what the cloud answered. `settings` hold the stored values when [`reconnects`] says
+/// so; `connectivity` is the executor's, `None` when it reports no topology.
+pub async fn connect_site(
+    client: &HttpClient,
+    settings: &Settings,
+    stored: Option<&Stored>,
+    connectivity: Option<&[(u16, u16)]>,
+) -> Result<Site, ProvisionError> {
+    let dir = &settings.dirs.credentials;
+    let given = &settings.credentials;
+    let token = match &given.node_token {
+        Some(token) if !reconnects(Some(token), stored) => Some(token),
+        Some(_) => {
+            tracing::info!(
+                "this node token was redeemed before: reconnecting with the credentials stored in {}",
+                dir.display()
+            );
+            None
+        }
+        None => None,
+    };
+    let mut cloud = settings.cloud.clone();
+    if cloud.machine_fingerprint.is_empty() {
+        cloud.machine_fingerprint = fingerprint::of_this_machine(dir)?;
+    }
+    let (bearer, shown) = match token {
+        Some(token) => {
+            let stored = stored.is_some_and(Stored::usable);
+            (Bearer::new(token).map_err(ProvisionError::Token)?, Shown::Token { stored })
+        }
+        None => (held_signer(settings)?.fresh()?, Shown::Key),
+    };
+    let body = connect::body(&cloud.machine_fingerprint, connectivity);
+    let answer = connect::request(client, &cloud, &bearer, shown, body).await?;
+    let held = Held {
+        identity: &settings.identity,
+        cloud: &cloud,
+        vpn: &settings.vpn,
+        private_key: given.jwt_private_key.as_ref(),
+        key_id: given.jwt_key_id.as_deref(),
+    };
+    settle(&answer, held, dir, token).map_err(|error| match token {
+        Some(_) => ProvisionError::Spent(Box::new(error)),
+        None => error,
+    })
+}
+
+fn held_signer(settings: &Settings) -> Result<Signer, ProvisionError> {
+    let given = &settings.credentials;
+    let Some(key) = &given.jwt_private_key else {
+        return Err(ProvisionError::NoCredentials("a private key (stored or CODA_JWT_PRIVATE_KEY)"));
+    };
+    let Some(key_id) = given.jwt_key_id.as_deref().filter(|k| !k.is_empty()) else {
+        return Err(ProvisionError::NoCredentials("the private key's id (stored or CODA_JWT_KEY_ID)"));
+    };
+    if settings.identity.qpu_id.is_empty() {
+        return Err(ProvisionError::NoCredentials("the QPU's id (stored or CODA_QPU_ID)"));
+    }
+    let key = PrivateKey::parse(key)?;
+    Ok(Signer::new(key, &settings.identity.qpu_id, Some(key_id), settings.cloud.jwt_reuse))
+}
+
+/// Everything between the answer and the site; stores last.
+fn settle(answer: &[u8], held: Held<'_>, dir: &Path, token: Option<&Secret>) -> Result<Site, ProvisionError> {
+    let applied = bundle::apply(answer, held).map_err(ProvisionError::Bundle)?;
+    for warning in &applied.warnings {
+        tracing::warn!("{warning}");
+    }
+    if applied.vpn.required {
+        return Err(ProvisionError::Vpn);
+    }
+    let key = PrivateKey::parse(&applied.private_key).map_err(ProvisionError::NewKey)?;
+    credentials::save(dir, &to_store(&applied), key.pem(), token).map_err(ProvisionError::Store)?;
+    let Applied { identity, cloud, vpn, key_id, .. } = applied;
+    let signer = Signer::new(key, &identity.qpu_id, Some(&key_id), cloud.jwt_reuse);
+    Ok(Site { identity, cloud, vpn, signer, provisioned: token.is_some() })
+}
+
+fn to_store(applied: &Applied) -> StoredConfig {
+    let Applied { identity, cloud, vpn, .. } = applied;
+    StoredConfig {
+        qpu_id: Some(identity.qpu_id.clone()),
+        qpu_display_name: Some(identity.qpu_display_name.clone()),
+        native_gate_set: Some(identity.native_gate_set.clone()),
+        num_qubits: Some(identity.num_qubits),
+        jwt_key_id: Some(applied.key_id.clone()),
+        jwt_private_key_path: None,
+        redis_url: Some(identity.redis_url.clone()),
+        webapp_url: Some(cloud.webapp_url.clone()),
+        connect_path: Some(cloud.connect_path.clone()),
+        heartbeat_path: Some(cloud.heartbeat_path.clone()),
+        webhook_path: Some(cloud.webhook_path.clone()),
+        vpn_required: Some(vpn.required),
+        vpn_check_interval_sec: Some(vpn.check_interval.as_secs().max(1)),
+        vpn_interface_hint: vpn.interface_hint.clone(),
+        vpn_probe_targets: Some(vpn.probe_targets.clone()),
+        node_auto_vpn: Some(vpn.auto),
+        node_vpn_profile_path: Some(vpn.profile_path.clone()),
+        node_machine_fingerprint: Some(cloud.machine_fingerprint.clone()),
+    }
+}
+
+#[cfg(test)]
+#[path = "provision_tests.rs"]
+mod tests;

@@ -1,0 +1,271 @@
+//! The way to a host: directly, or through the proxy that the environment names.
+//!
+//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` count, in upper or lower case, upper first, an
+//! empty one as unset. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
+//! is never proxied, whatever the variables say: a proxy's loopback is another machine. SOCKS isn't spoken.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{HeaderValue, Uri};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::http::HttpError;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
+
+/// The rules of the environment, read once.
+pub(super) struct Proxies {
+    rules: Option<Matcher>,
+}
+
+impl Proxies {
+    pub(super) fn from_env() -> Result<Proxies, HttpError> {
+        Proxies::read(|name| std::env::var(name).ok())
+    }
+
+    pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Proxies, HttpError> {
+        let get = |name: &str| {
+            let set = |n: &str| lookup(n).filter(|v| !v.trim().is_empty()).map(|v| v.trim().to_owned());
+            set(name).or_else(|| set(&name.to_lowercase()))
+        };
+        let proxy = |name: &'static str| -> Result<String, HttpError> {
+            let Some(value) = get(name) else { return Ok(String::new()) };
+            // A matcher drops a value that it can't read without a word.
+            let probe = Matcher::builder().all(value.as_str()).build();
+            let why = match probe.intercept(&Uri::from_static("http://probe.invalid/")) {
+                Some(proxy) if matches!(proxy.uri().scheme_str(), Some("http" | "https")) => {
+                    return Ok(value);
+                }
+                Some(_) => "names a SOCKS proxy, and only http:// and https:// proxies are supported",
+                None => "is not the URL of a proxy",
+            };
+            Err(HttpError::ProxySetting { variable: name, why })
+        };
+        let (http, https, all) = (proxy("HTTP_PROXY")?, proxy("HTTPS_PROXY")?, proxy("ALL_PROXY")?);
+        if http.is_empty() && https.is_empty() && all.is_empty() {
+            return Ok(Proxies { rules: None });
+        }
+        let no = get("NO_PROXY").unwrap_or_default();
+        Ok(Proxies { rules: Some(Matcher::builder().http(http).https(https).all(all).no(no).build()) })
+    }
+
+    fn find(&self, target: &Uri) -> Option<Intercept> {
+        let rules = self.rules.as_ref()?;
+        if target.host().is_some_and(is_loopback) { None } else { rules.intercept(target) }
+    }
+
+    /// What a plain request must carry for the proxy that forwards it.
+    pub(super) fn authorization(&self, target: &Uri) -> Option<HeaderValue> {
+        if target.scheme_str() != Some("http") {
+            return None;
+        }
+        self.find(target)?.basic_auth().cloned()
+    }
+
+    /// `host:port` of the proxy on the way to the target.
+    pub(super) fn name(&self, target: &Uri) -> Option<String> {
+        Some(self.find(target)?.uri().authority()?.to_string())
+    }
+}
+
+/// `localhost`, names below it, and the loopback addresses.
+pub fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
+    if let Ok(address) = host.parse::<std::net::IpAddr>() {
+        return address.to_canonical().is_loopback();
+    }
+    let host = host.to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost")
+}
+
+/// Connects to the target's host, or to the proxy that leads there. TLS with the target comes on top.
+#[derive(Clone)]
+pub(super) struct Way {
+    proxies: Arc<Proxies>,
+    tcp: HttpConnector<Resolver>,
+    /// To a proxy, which may itself want TLS.
+    to_proxy: HttpsConnector<HttpConnector<Resolver>>,
+}
+
+impl Way {
+    pub(super) fn new(proxies: Arc<Proxies>, tls: Arc<rustls::ClientConfig>) -> Way {
+        let mut tcp = HttpConnector::new_with_resolver(Resolver(GaiResolver::new()));
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        let to_proxy = HttpsConnector::from((tcp.clone(), tls));
+        Way { proxies, tcp, to_proxy }
+    }
+}
+
+impl Service<Uri> for Way {
+    type Response = Stream;
+    type Error = BoxError;
+    type Future = BoxFuture<Stream>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.tcp.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, target: Uri) -> Self::Future {
+        let Some(proxy) = self.proxies.find(&target) else {
+            let connecting = self.tcp.call(target);
+            return Box::pin(async {
+                Ok(Stream { io: MaybeHttpsStream::Http(connecting.await?), forwarded: false })
+            });
+        };
+        if target.scheme_str() == Some("https") {
+            let mut tunnel = Tunnel::new(proxy.uri().clone(), self.to_proxy.clone());
+            if let Some(authorization) = proxy.basic_auth() {
+                tunnel = tunnel.with_auth(authorization.clone());
+            }
+            let connecting = tunnel.call(target);
+            return Box::pin(async move {
+                let io = connecting.await.map_err(|e| {
+                    BoxError::from(ProxyRefusal { at: proxy.uri().authority().cloned(), source: e.into() })
+                })?;
+                Ok(Stream { io, forwarded: false })
+            });
+        }
+        let connecting = self.to_proxy.call(proxy.uri().clone());
+        Box::pin(async move { Ok(Stream { io: connecting.await?, forwarded: true }) })
+    }
+}
+
+/// A tunnel that the proxy didn't grant.
+#[derive(Debug, thiserror::Error)]
+#[error("the proxy {} opened no tunnel", .at.as_ref().map_or("", |a| a.as_str()))]
+pub(super) struct ProxyRefusal {
+    at: Option<http::uri::Authority>,
+    source: BoxError,
+}
+
+/// A name that has no address, told apart from other failures to connect.
+#[derive(Debug, thiserror::Error)]
+#[error("the name could not be resolved")]
+pub(super) struct Unresolved(#[source] std::io::Error);
+
+/// The system's resolver, with its failures marked.
+#[derive(Clone)]
+pub(super) struct Resolver(GaiResolver);
+
+impl Service<Name> for Resolver {
+    type Response = GaiAddrs;
+    type Error = Unresolved;
+    type Future = Pin<Box<dyn Future<Output = Result<GaiAddrs, Unresolved>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unresolved>> {
+        self.0.poll_ready(cx).map_err(Unresolved)
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let resolving = self.0.call(name);
+        Box::pin(async { resolving.await.map_err(Unresolved) })
+    }
+}
+
+/// The connection to the target or its proxy. `forwarded`: requests name the whole URL.
+pub(super) struct Stream {
+    io: MaybeHttpsStream<TokioIo<TcpStream>>,
+    forwarded: bool,
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        self.io.connected().proxy(self.forwarded)
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn way(variables: &[(&str, &str)], target: &str) -> Option<String> {
+        let lookup = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_string());
+        Proxies::read(lookup).unwrap().name(&target.parse().unwrap())
+    }
+
+    #[test]
+    fn the_usual_variables_choose_the_proxy() {
+        let some = |s: &str| Some(s.to_string());
+        assert_eq!(way(&[], "https://coda.example/"), None);
+        assert_eq!(way(&[("https_proxy", "http://p:1")], "https://coda.example/"), some("p:1"));
+        assert_eq!(way(&[("https_proxy", "http://p:1")], "http://coda.example/"), None);
+        assert_eq!(way(&[("HTTP_PROXY", "p:2")], "http://coda.example/"), some("p:2"));
+        assert_eq!(way(&[("ALL_PROXY", "http://p:3")], "https://coda.example/"), some("p:3"));
+        let both = [("HTTPS_PROXY", ""), ("https_proxy", "http://p:4")];
+        assert_eq!(way(&both, "https://coda.example/"), some("p:4"), "an empty one counts as unset");
+        let exempt = [("ALL_PROXY", "http://p:5"), ("no_proxy", "example, 10.0.0.0/8")];
+        assert_eq!(way(&exempt, "https://coda.example/"), None);
+        assert_eq!(way(&exempt, "https://10.1.2.3/"), None);
+        assert_eq!(way(&exempt, "https://coda.example.org/"), some("p:5"));
+    }
+
+    #[test]
+    fn loopback_is_never_proxied() {
+        let all = [("ALL_PROXY", "http://p:1")];
+        for host in ["localhost", "127.0.0.1", "127.8.0.1", "[::1]", "LOCALHOST", "a.localhost"] {
+            assert_eq!(way(&all, &format!("http://{host}:80/")), None, "{host}");
+        }
+        assert!(way(&all, "http://localhost.example/").is_some());
+        assert!(is_loopback("::ffff:127.0.0.1") && !is_loopback("128.0.0.1"));
+    }
+
+    #[test]
+    fn a_variable_that_names_no_usable_proxy_is_an_error() {
+        let error = |value: &str| {
+            let lookup = |name: &str| (name == "HTTPS_PROXY").then(|| value.to_string());
+            Proxies::read(lookup).err().unwrap().to_string()
+        };
+        assert!(error("socks5://u:secret@p:1").starts_with("HTTPS_PROXY names a SOCKS proxy"));
+        let text = error("http://bad host");
+        assert_eq!(text, "HTTPS_PROXY is not the URL of a proxy");
+        assert!(!error("ftp://u:secret@p").contains("secret"));
+    }
+}
