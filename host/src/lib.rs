@@ -1,6 +1,9 @@
 //! coda-host: the daemon beside a QPU. The rooms stand in the order of one job's path; see
 //! `docs/architecture.md`.
 
+pub mod api;
+pub mod app;
+pub mod cli;
 pub mod cloud;
 pub mod config;
 pub mod error;
@@ -9,5 +12,6 @@ pub mod jobs;
 pub mod model;
 pub mod results;
 pub mod state;
+pub mod supervise;
 pub mod sys;
 pub mod telemetry;

@@ -1,1 +1,49 @@
-fn main() {}
+//! Parse, run, print the error and its hint, exit.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use coda_host::cli::{self, Cli};
+use coda_host::config::load::Surroundings;
+use coda_host::config::source::SECRET_VARIABLES;
+use coda_host::error::Failure;
+use coda_host::sys;
+
+fn main() -> ExitCode {
+    let surroundings = match surroundings() {
+        Ok(surroundings) => surroundings,
+        Err(failure) => return show(&failure),
+    };
+    // One provider for every TLS connection; an error means that it is installed already.
+    rustls::crypto::ring::default_provider().install_default().ok();
+    match cli::run(Cli::parse(), surroundings) {
+        Ok(code) => code,
+        Err(failure) => show(&failure),
+    }
+}
+
+fn show(failure: &Failure) -> ExitCode {
+    eprintln!("{}", failure.render());
+    ExitCode::from(failure.exit)
+}
+
+/// Takes note of environment and working directory, blocks the stop signals and forgets secrets: while this
+/// is the only thread.
+fn surroundings() -> Result<Surroundings, Failure> {
+    let failed = |message: &str, e: std::io::Error| Failure {
+        code: "surroundings",
+        message: message.into(),
+        causes: vec![e.to_string()],
+        hint: None,
+        exit: coda_host::error::exit::FAILURE,
+    };
+    sys::block_stop_signals().map_err(|e| failed("signals can't be blocked", e))?;
+    let environment = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .collect::<std::collections::HashMap<_, _>>();
+    for name in environment.keys().filter(|k| SECRET_VARIABLES.contains(&k.to_ascii_uppercase().as_str())) {
+        sys::forget_variable(name);
+    }
+    let cwd = std::env::current_dir().map_err(|e| failed("the working directory can't be read", e))?;
+    Ok(Surroundings { environment, cwd })
+}

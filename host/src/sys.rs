@@ -59,6 +59,13 @@ pub fn wait_stop_signal() -> io::Result<i32> {
     }
 }
 
+/// Takes a variable out of the environment, so that no plugin and no child sees it. Call it before any other
+/// thread exists.
+pub fn forget_variable(name: &str) {
+    // SAFETY: called at the start of `main`, when this thread is the only one.
+    unsafe { std::env::remove_var(name) };
+}
+
 /// The dispositions of the watched signals at one moment.
 pub struct Dispositions([libc::sigaction; WATCHED.len()]);
 

@@ -116,3 +116,35 @@ impl Metrics {
         }
     }
 }
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Installs the log on stderr; `filter` is CODA_LOG, for instance `debug` or `info,coda_host::jobs=trace`.
+pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
+    use std::io::IsTerminal as _;
+    use tracing_subscriber::EnvFilter;
+    let wanted = filter.filter(|f| !f.trim().is_empty()).unwrap_or(level);
+    let (filter, bad) = match EnvFilter::try_new(wanted) {
+        Ok(filter) => (filter, None),
+        Err(e) => (EnvFilter::new(level), Some(e.to_string())),
+    };
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let installed = match format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+    if let Err(error) = installed {
+        eprintln!("warning: the log could not be installed: {error}");
+    }
+    if let Some(error) = bad {
+        tracing::warn!(error, "CODA_LOG can't be read; using '{level}'. Expected for instance: info,plugin=debug");
+    }
+}

@@ -268,18 +268,34 @@ impl AtomicNewest {
     }
 }
 
-impl Store {
-    /// Opens or makes the database in `dir` and reads what this QPU left undelivered.
+/// An open database whose QPU isn't known yet: it is opened before a one-time token is spent.
+pub struct Database {
+    conn: Connection,
+    path: PathBuf,
+}
+
+impl Database {
+    /// Opens or makes the database in `dir`.
     ///
     /// # Errors
     /// When the file can't be used.
-    pub fn open(dir: &Path, qpu_id: &str) -> Result<(Store, Opened), StoreError> {
+    pub fn open(dir: &Path) -> Result<Database, StoreError> {
         let path = dir.join(FILE);
         let fail = |e: &dyn std::fmt::Display| StoreError::Open { path: path.clone(), text: e.to_string() };
         std::fs::create_dir_all(dir).map_err(|e| fail(&e))?;
         let conn = Connection::open(&path).map_err(|e| fail(&e))?;
         private(&path).map_err(|e| fail(&e))?;
         prepare(&conn, &path)?;
+        Ok(Database { conn, path })
+    }
+
+    /// Reads what this QPU left undelivered and starts the writer.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn start(self, qpu_id: &str) -> Result<(Store, Opened), StoreError> {
+        let Database { conn, path } = self;
+        let fail = |e: &dyn std::fmt::Display| StoreError::Open { path: path.clone(), text: e.to_string() };
         let opened = read_all(&conn, qpu_id).map_err(|e| fail(&e))?;
         let newest = Arc::new(AtomicNewest::default());
         let last: Option<String> = conn
@@ -302,7 +318,9 @@ impl Store {
             .map_err(|e| fail(&e))?;
         Ok((Store { requests, newest, thread: Arc::new(Mutex::new(Some(thread))) }, opened))
     }
+}
 
+impl Store {
     /// Stores a result; on disk when it returns.
     ///
     /// # Errors
@@ -710,94 +728,5 @@ fn remove(tx: &Connection, qpu: &str, id: MessageId) -> rusqlite::Result<usize> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(n: u64) -> ResultRow {
-        ResultRow {
-            message_id: MessageId { ms: n, seq: 0 },
-            job_id: format!("job-{n}").into(),
-            callback_url: "http://127.0.0.1/cb".into(),
-            status: Status::Completed,
-            error: None,
-            finished_at: "2026-01-01T00:00:00+00:00".into(),
-            body: Bytes::from_static(b"{}"),
-        }
-    }
-
-    fn id(n: u64) -> MessageId {
-        row(n).message_id
-    }
-
-    #[tokio::test]
-    async fn results_survive_and_end_in_history() {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, opened) = Store::open(dir.path(), "q1").unwrap();
-        assert!(opened.rows.is_empty());
-        for n in 1..=4 {
-            store.insert(row(n)).await.unwrap();
-        }
-        store.announce(id(2)).await.unwrap();
-        store.delivered(id(3)).await.unwrap();
-        store.refuse(id(4), "HTTP 404".into()).await.unwrap();
-        store.attempted(id(2), 3, "refused".into());
-        store.close();
-        let (store, opened) = Store::open(dir.path(), "q1").unwrap();
-        let phases: Vec<_> =
-            opened.rows.iter().map(|r| (r.row.message_id.ms, r.phase, r.attempts)).collect();
-        assert_eq!(phases, [(1, Phase::Stored, 0), (2, Phase::Announced, 3), (4, Phase::Refused, 0)]);
-        assert_eq!(opened.rows[0].row.body, "{}");
-        let known = store.known(vec![id(1), id(3), id(4), id(9)]).await.unwrap();
-        let known: Vec<_> = known.iter().map(|k| k.as_ref().map(|p| p.job_id.to_string())).collect();
-        assert_eq!(known, [None, Some("job-3".into()), Some("job-4".into()), None]);
-        store.discard(id(1)).await.unwrap();
-        assert!(store.load(id(1)).await.unwrap().is_none());
-        assert_eq!(&*store.load(id(2)).await.unwrap().unwrap().job_id, "job-2");
-        store.close();
-        let (_, other) = Store::open(dir.path(), "q2").unwrap();
-        assert_eq!((other.rows.len(), other.foreign), (0, 2));
-    }
-
-    #[tokio::test]
-    async fn writes_that_come_together_share_transactions() {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(dir.path(), "q").unwrap();
-        let writes: Vec<_> = (1..=500)
-            .map(|n| {
-                let store = store.clone();
-                tokio::spawn(async move { store.insert(row(n)).await })
-            })
-            .collect();
-        for w in writes {
-            w.await.unwrap().unwrap();
-        }
-        store.close();
-        assert_eq!(Store::open(dir.path(), "q").unwrap().1.rows.len(), 500);
-    }
-
-    #[tokio::test]
-    async fn deaths_are_counted_until_the_job_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(dir.path(), "q").unwrap();
-        store.death(id(1)).await.unwrap();
-        store.death(id(1)).await.unwrap();
-        store.death(id(2)).await.unwrap();
-        store.alive(id(2));
-        store.close();
-        assert_eq!(Store::open(dir.path(), "q").unwrap().1.deaths, [(id(1), 2)]);
-    }
-
-    #[test]
-    fn files_of_a_newer_version_and_damaged_ones_are_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        drop(Store::open(dir.path(), "q").unwrap());
-        let path = dir.path().join(FILE);
-        let conn = Connection::open(&path).unwrap();
-        conn.pragma_update(None, "user_version", 99).unwrap();
-        drop(conn);
-        assert!(matches!(Store::open(dir.path(), "q"), Err(StoreError::Newer { found: 99, .. })));
-        std::fs::write(&path, "not a database, but long enough to be looked at as one".repeat(50)).unwrap();
-        let _ = std::fs::remove_file(path.with_extension("db-wal"));
-        assert!(matches!(Store::open(dir.path(), "q"), Err(StoreError::Open { .. })));
-    }
-}
+#[path = "db_tests.rs"]
+mod tests;

@@ -1,0 +1,191 @@
+//! The local HTTP service: `/health`, `/ready`, `/metrics`.
+//!
+//! It only reads what others publish, so it answers whatever hangs. Connections have limits on headers and
+//! time; axum only routes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::cloud::heartbeat::HeartbeatOutcome;
+use crate::config::settings::ApiSettings;
+use crate::error::{Explain, exit};
+use crate::executor::PluginInfo;
+use crate::jobs::driver::Snapshot;
+use crate::jobs::redis::Redis;
+use crate::jobs::stream::ClaimGate;
+use crate::telemetry::Metrics;
+
+/// Connections served at once; more wait.
+const MAX_CONNECTIONS: usize = 256;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the local service can't listen on {host}:{port}")]
+pub struct BindError {
+    host: String,
+    port: u16,
+    source: std::io::Error,
+}
+
+impl Explain for BindError {
+    fn code(&self) -> &'static str {
+        "api-bind"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("choose another port with --port or CODA_PORT, or stop what uses it".into())
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CONFIG
+    }
+}
+
+/// What the service reads, once the host is up.
+pub struct Sources {
+    pub snapshot: watch::Receiver<Snapshot>,
+    pub redis: Redis,
+    pub gate: Arc<ClaimGate>,
+    pub heartbeat: watch::Receiver<HeartbeatOutcome>,
+    pub metrics: Arc<Metrics>,
+    pub plugin: PluginInfo,
+    pub qpu_id: String,
+}
+
+type Up = watch::Receiver<Option<Arc<Sources>>>;
+
+/// Takes the port.
+///
+/// # Errors
+/// When it can't be had.
+pub async fn bind(settings: &ApiSettings) -> Result<TcpListener, BindError> {
+    let (host, port) = (settings.host.clone(), settings.port);
+    TcpListener::bind((host.as_str(), port)).await.map_err(|source| BindError { host, port, source })
+}
+
+/// Serves until stopped. Before the host is up `/health` is fine and `/ready` isn't.
+pub async fn serve(listener: TcpListener, up: Up, request_timeout: Duration, stop: CancellationToken) {
+    let router = Router::new()
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(up);
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of file descriptors, say: others may free some.
+                tracing::warn!(%error, "a connection to the local service could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let service = TowerToHyperService::new(router.clone());
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(request_timeout)
+                .max_buf_size(16 << 10)
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection to the local service ended badly");
+                },
+                () = stop.cancelled() => {}
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn health() -> Response {
+    reply(StatusCode::OK, &json!({ "status": "ok" }))
+}
+
+async fn ready(State(up): State<Up>) -> Response {
+    let sources = up.borrow().clone();
+    let (ready, body) = match sources {
+        Some(sources) => readiness(&sources),
+        None => (
+            false,
+            json!({ "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
+                    "reasons": ["starting: not connected to the cloud yet"] }),
+        ),
+    };
+    reply(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &body)
+}
+
+fn readiness(s: &Sources) -> (bool, Value) {
+    let snapshot = s.snapshot.borrow().clone();
+    let redis_healthy = s.redis.is_up();
+    let mut reasons = Vec::new();
+    if !redis_healthy {
+        reasons.push("Redis is not reachable: no new jobs; see the log for its error".to_string());
+    }
+    if let Some(call) = &snapshot.stuck {
+        reasons.push(format!("the executor is stuck in its {call}: restart coda-host"));
+    }
+    if s.gate.disk_full() {
+        reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
+    }
+    let ready = reasons.is_empty();
+    let heartbeat = s.heartbeat.borrow().clone();
+    let p = &s.plugin;
+    let body = json!({
+        "ready": ready,
+        "vpn_state": "ready",
+        "redis_healthy": redis_healthy,
+        "current_job": snapshot.current_job.as_deref(),
+        "reasons": reasons,
+        "qpu_id": s.qpu_id,
+        "last_job_at": snapshot.last_job_at,
+        "slots": snapshot.slots,
+        "slots_busy": snapshot.slots_busy,
+        "waiting": snapshot.waiting,
+        "undelivered": s.metrics.undelivered.get(),
+        "heartbeat": {
+            "accepted": heartbeat.accepted,
+            "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
+            "error": heartbeat.error,
+        },
+        "plugin": {
+            "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
+            "path": p.path, "sha256": p.sha256,
+        },
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    (ready, body)
+}
+
+async fn metrics(State(up): State<Up>) -> Response {
+    let sources = up.borrow().clone();
+    match sources {
+        Some(s) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], s.metrics.render()).into_response()
+        }
+        None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+fn reply(status: StatusCode, body: &Value) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}

@@ -1,0 +1,445 @@
+//! The composition root: builds the stages in the order of a job's path, and owns their end.
+//!
+//! Whatever can fail without the cloud is checked before it is asked, so that a one-time token is spent only
+//! by a host that can run: device config, plugin, state directory, port.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{self, Sources};
+use crate::cloud::heartbeat::{Heartbeat, HeartbeatState};
+use crate::cloud::http::{HttpClient, HttpError};
+use crate::cloud::provision::{Site, connect_site, reconnects};
+use crate::config::device::DeviceConfig;
+use crate::config::load::{self, Surroundings};
+use crate::config::settings::Settings;
+use crate::error::{Explain, Failure, exit};
+use crate::executor::locate::{self, Located};
+use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
+use crate::jobs::driver::{Driver, DriverParts, Ended, Recovered, Snapshot};
+use crate::jobs::redis::{Names, Redis};
+use crate::jobs::stream::{ClaimGate, Reader};
+use crate::model::Secret;
+use crate::results::outbox::Courier;
+use crate::results::webhook::WebhookSender;
+use crate::state::credentials::{self, Stored};
+use crate::state::db::{Database, Phase, StoredRow};
+use crate::state::marks::RunMarks;
+use crate::supervise::Supervisor;
+use crate::sys::{self, Dispositions};
+use crate::telemetry::Metrics;
+
+/// How long the last connections and tasks may take to end.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    #[error("another coda-host is running with {}", path.display())]
+    Locked { path: PathBuf },
+    #[error("the state directory {} can't be used", path.display())]
+    StateDir { path: PathBuf, source: std::io::Error },
+    #[error("the HTTP client could not be set up")]
+    Http(#[source] HttpError),
+}
+
+impl Explain for AppError {
+    fn code(&self) -> &'static str {
+        match self {
+            AppError::Locked { .. } => "already-running",
+            AppError::StateDir { .. } => "state-dir",
+            AppError::Http(_) => "http-client",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            AppError::Locked { .. } => {
+                "stop the other one first, or give this one its own CODA_STATE_DIR and CODA_CONSUMER_NAME"
+                    .into()
+            }
+            AppError::StateDir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
+            AppError::Http(e) => return e.hint(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CONFIG
+    }
+}
+
+/// Stops: the first signal asks, the second ends.
+pub fn watch_signals(stop: CancellationToken) {
+    let waiter = move || {
+        let mut asked = false;
+        loop {
+            match sys::wait_stop_signal() {
+                Ok(signal) if asked || stop.is_cancelled() => {
+                    tracing::warn!("a second signal: ending at once");
+                    std::process::exit(128 + signal);
+                }
+                Ok(signal) => {
+                    tracing::info!(signal, "a signal asks to stop; a second one ends at once");
+                    asked = true;
+                    stop.cancel();
+                }
+                Err(error) => tracing::error!(%error, "signals can't be waited for"),
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("signals".into()).spawn(waiter) {
+        tracing::error!(%error, "no thread for signals: the host can only be killed");
+    }
+}
+
+/// Settings, device config and stored credentials of a start.
+pub struct Prepared {
+    pub settings: Settings,
+    pub device: DeviceConfig,
+    stored: Option<Stored>,
+}
+
+/// Reads everything that a start is told.
+///
+/// # Errors
+/// When a setting, the device config or a state file can't be used.
+pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
+    let dirs = load::dirs(around)?;
+    let stored = credentials::load(&dirs.credentials)?;
+    let token = flags.get("CODA_NODE_TOKEN").cloned().or_else(|| {
+        around.environment.iter().find(|(k, _)| k.eq_ignore_ascii_case("CODA_NODE_TOKEN")).map(|(_, v)| v.clone())
+    });
+    let token = token.filter(|t| !t.is_empty()).map(Secret::new);
+    let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
+    let (settings, _) = load::settings(around, flags, dirs, known)?;
+    let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
+    Ok(Prepared { settings, device, stored })
+}
+
+/// Finds the plugin that the settings name.
+///
+/// # Errors
+/// When there is none, or several.
+pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> Result<Located, Failure> {
+    let binary = std::env::current_exe().ok();
+    let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
+    let config = (!device.path.as_os_str().is_empty())
+        .then_some((device.path.as_path(), device.executor_factory.as_deref()));
+    let request = locate::Request {
+        environment: settings.executor.factory.as_deref(),
+        device_config: config,
+        dirs: &dirs,
+        cwd,
+    };
+    Ok(locate::locate(&request)?)
+}
+
+/// Loads the plugin and makes its executor.
+///
+/// # Errors
+/// Whatever keeps it from being usable.
+pub async fn start_executor(
+    settings: &Settings,
+    device: &DeviceConfig,
+    located: Located,
+    dispositions: Arc<Dispositions>,
+) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
+    let (done, answers) = mpsc::unbounded_channel();
+    let request = StartRequest {
+        located,
+        state_dir: settings.dirs.state.clone(),
+        config_path: device.path.clone(),
+        config_text: device.text.clone(),
+        native_gate_set: settings.identity.native_gate_set.clone(),
+        num_qubits: settings.identity.num_qubits,
+        control_timeout: settings.executor.control_timeout,
+        dispositions,
+    };
+    Ok((Executor::start(request, done).await?, answers))
+}
+
+/// Runs the host until it is stopped.
+///
+/// # Errors
+/// Whatever keeps it from starting, or a failure that it can't go on with.
+pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
+    let stop = CancellationToken::new();
+    let dispositions = Arc::new(Dispositions::capture());
+    watch_signals(stop.clone());
+    let Prepared { settings, device, stored } = prepare(&around, flags)?;
+    let state_dir = settings.dirs.state.clone();
+    let _lock = lock(&state_dir)?;
+    let located = locate_plugin(&settings, &device, &around.cwd)?;
+    let (executor, done) = start_executor(&settings, &device, located, dispositions.clone()).await?;
+    announce(&executor);
+    let listener = api::bind(&settings.api).await?;
+    let database = Database::open(&state_dir)?;
+    let (marks, died_running) = RunMarks::open(&state_dir)
+        .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
+    let client = HttpClient::new(&settings.cloud).map_err(AppError::Http)?;
+    let (up, up_seen) = watch::channel(None);
+    let mut tasks = Supervisor::default();
+    let api_stop = CancellationToken::new();
+    tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
+
+    let edges = executor.device().connectivity.edges().map(<[_]>::to_vec);
+    let site = tokio::select! {
+        site = connect_site(&client, &settings, stored.as_ref(), edges.as_deref()) => site?,
+        () = stop.cancelled() => {
+            executor.shutdown(settings.executor.control_timeout).await;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    compare(&site, &executor);
+    let (store, opened) = database.start(&site.identity.qpu_id)?;
+    let mut deaths: HashMap<_, _> = opened.deaths.iter().copied().collect();
+    for id in died_running {
+        tracing::warn!(message_id = %id, "the process died while it ran this message");
+        store.death(id).await?;
+        *deaths.entry(id).or_insert(0) += 1;
+    }
+    if opened.foreign > 0 {
+        tracing::warn!(results = opened.foreign, "undelivered results of another QPU lie in the state directory");
+    }
+
+    let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
+    let names = Names::new(&site.identity.qpu_id, &settings.jobs.consumer_name);
+    let ca_file = settings.cloud.ca_file.as_deref();
+    let (timeout, block) = (settings.jobs.redis_timeout, settings.jobs.block);
+    let (redis, writer) = Redis::new(&site.identity.redis_url, names, ca_file, timeout, block)?;
+    let sender = WebhookSender::new(client.clone(), site.signer.clone(), &site.cloud, &settings.webhook)?;
+    let (beat_state, beat_seen) = watch::channel(HeartbeatState::default());
+    let heartbeat = Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen)
+        .map_err(AppError::Http)?;
+    let beats = heartbeat.outcome();
+    let (sent, sent_seen) = mpsc::unbounded_channel();
+    let (outbox, courier) =
+        Courier::new(sender.clone(), store.clone(), settings.webhook.clone(), metrics.clone(), beats.clone(), sent);
+    let per_slot = if executor.hooks().batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
+    let room = Arc::new(Semaphore::new(per_slot * usize::from(executor.device().slots)));
+    let gate = Arc::new(ClaimGate::default());
+    let (claims, claimed) = mpsc::channel(16);
+    let (snapshot, snapshot_seen) = watch::channel(Snapshot::default());
+    let reader = Reader {
+        redis: redis.clone(),
+        url: site.identity.redis_url.clone(),
+        settings: settings.jobs.clone(),
+        room: room.clone(),
+        read_max: room.available_permits(),
+        claims,
+        stop: stop.clone(),
+        gate: gate.clone(),
+        state_dir: state_dir.clone(),
+        metrics: metrics.clone(),
+    };
+    let plugin = executor.info().clone();
+    let callback = {
+        let sender = sender.clone();
+        Arc::new(move |url: &str| sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line()))
+    };
+    let mut driver = Driver::new(DriverParts {
+        settings: settings.jobs.clone(),
+        redis: redis.clone(),
+        store: store.clone(),
+        marks,
+        executor,
+        outbox,
+        callback,
+        metrics: metrics.clone(),
+        dispositions,
+        room,
+        deaths,
+        claims: claimed,
+        done,
+        sent: sent_seen,
+        snapshot,
+        stop: stop.clone(),
+        drain_limit: settings.shutdown.drain,
+        retry: settings.webhook.backoff,
+    });
+    for row in opened.rows {
+        if let Some(recovered) = recovered(row, &sender) {
+            driver.recover(recovered);
+        }
+    }
+
+    let beat_stop = CancellationToken::new();
+    tasks.spawn("redis-writer", writer.run());
+    tasks.spawn("courier", courier.run());
+    tasks.spawn("heartbeat", heartbeat.run(beat_stop.clone()));
+    tasks.spawn("heartbeat-state", tell_heartbeat(snapshot_seen.clone(), redis.clone(), edges, beat_state));
+    let reader_ended = CancellationToken::new();
+    tasks.spawn("reader", {
+        let (stop, ended) = (stop.clone(), reader_ended.clone());
+        async move {
+            reader.run().await;
+            ended.cancel();
+            // To end when asked to is no failure.
+            if stop.is_cancelled() {
+                std::future::pending::<()>().await;
+            }
+        }
+    });
+    up.send_replace(Some(Arc::new(Sources {
+        snapshot: snapshot_seen,
+        redis,
+        gate,
+        heartbeat: beats,
+        metrics,
+        plugin,
+        qpu_id: site.identity.qpu_id.clone(),
+    })));
+    tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");
+
+    let ended = {
+        let driving = driver.run();
+        tokio::pin!(driving);
+        tokio::select! {
+            ended = &mut driving => ended,
+            failed = tasks.failed() => {
+                // Without one of its tasks the host is of no use; what runs is still finished.
+                let failure = Failure::from(failed);
+                tracing::error!(error = failure.line(), "stopping");
+                stop.cancel();
+                driving.await;
+                return Err(failure);
+            }
+        }
+    };
+    beat_stop.cancel();
+    // Its blocking read is short; dropped, it might leave a message behind.
+    if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader_ended.cancelled()).await.is_err() {
+        tracing::warn!("the reader did not end in time");
+    }
+    let code = end(ended, &settings).await;
+    store.close();
+    api_stop.cancel();
+    drop(up);
+    tasks.finish(END_LIMIT).await;
+    Ok(code)
+}
+
+/// Ends the executor and tells what is left.
+async fn end(ended: Ended, settings: &Settings) -> ExitCode {
+    if ended.undelivered > 0 {
+        tracing::warn!(results = ended.undelivered, "stopped with undelivered results; they are sent after the next start");
+    }
+    if ended.left.is_empty() {
+        ended.executor.shutdown(settings.executor.control_timeout).await;
+        tracing::info!("stopped");
+        return ExitCode::SUCCESS;
+    }
+    for job_id in &ended.left {
+        tracing::error!(job_id = &**job_id, "stopped while the executor still had this job; it runs again after the next start");
+    }
+    ExitCode::from(exit::JOB_LEFT)
+}
+
+/// One host per state directory: a lock, held until the process ends.
+fn lock(dir: &Path) -> Result<File, AppError> {
+    let failed = |source| AppError::StateDir { path: dir.to_path_buf(), source };
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    let path = dir.join("coda-host.lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(AppError::Locked { path: dir.to_path_buf() }),
+        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+fn announce(executor: &Executor) {
+    let (info, device) = (executor.info(), executor.device());
+    let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
+    tracing::info!(
+        plugin = info.name,
+        version = info.version,
+        vendor = info.vendor,
+        kind = info.kind.name(),
+        path = %info.path.display(),
+        from = %info.source,
+        device = device.name,
+        qubits = device.num_qubits,
+        targets = targets.join(" "),
+        slots = device.slots,
+        batch = executor.hooks().batch_run,
+        cancel = executor.hooks().cancel,
+        "the plugin is ready"
+    );
+}
+
+/// The plugin knows its hardware; the cloud may know something else.
+fn compare(site: &Site, executor: &Executor) {
+    let device = executor.device();
+    if site.identity.num_qubits != device.num_qubits {
+        tracing::warn!(
+            registered = site.identity.num_qubits,
+            device = device.num_qubits,
+            "the QPU is registered with another number of qubits than its device has; the device counts"
+        );
+    }
+    let target = coda_plugin_abi::Target::from_name(&site.identity.native_gate_set);
+    if target.is_none_or(|t| !device.targets.contains(&t)) {
+        tracing::warn!(
+            registered = site.identity.native_gate_set,
+            "the QPU is registered with a native gate set that its device does not take; its jobs will fail"
+        );
+    }
+}
+
+fn plugin_labels(info: &PluginInfo) -> Vec<(&'static str, String)> {
+    vec![
+        ("name", info.name.clone()),
+        ("version", info.version.clone()),
+        ("vendor", info.vendor.clone()),
+        ("kind", info.kind.name().into()),
+        ("sha256", info.sha256.clone()),
+    ]
+}
+
+/// A row that goes on, unless it was refused for good.
+fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<Recovered> {
+    let announced = match stored.phase {
+        Phase::Refused => return None,
+        phase => phase == Phase::Announced,
+    };
+    // A policy that has changed meanwhile is told by the attempt itself.
+    let origin = sender.allowed(&stored.row.callback_url).map(|o| o.to_string()).unwrap_or_default();
+    Some(Recovered { row: stored.row, origin: origin.into(), attempts: stored.attempts, announced })
+}
+
+async fn tell_heartbeat(
+    mut snapshot: watch::Receiver<Snapshot>,
+    redis: Redis,
+    edges: Option<Vec<(u16, u16)>>,
+    state: watch::Sender<HeartbeatState>,
+) {
+    let connectivity: Option<Arc<[(u16, u16)]>> = edges.map(Into::into);
+    let mut link = redis.changes();
+    loop {
+        let next = {
+            let snapshot = snapshot.borrow_and_update();
+            HeartbeatState {
+                current_job: snapshot.current_job.clone(),
+                last_job_at: snapshot.last_job_at.clone(),
+                redis_healthy: link.borrow_and_update().is_up(),
+                connectivity: connectivity.clone(),
+            }
+        };
+        state.send_replace(next);
+        let gone = tokio::select! {
+            changed = snapshot.changed() => changed.is_err(),
+            changed = link.changed() => changed.is_err(),
+        };
+        if gone {
+            // The driver has ended; the heartbeat goes on until it is stopped.
+            std::future::pending::<()>().await;
+        }
+    }
+}

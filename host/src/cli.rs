@@ -1,0 +1,88 @@
+//! The command line: one file per command, each an `Args` and a `run`.
+
+mod completions;
+mod histogram;
+mod plugin;
+mod run;
+mod start;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::config::load::Surroundings;
+use crate::error::Failure;
+use crate::telemetry::{self, LogFormat};
+
+const ABOUT: &str = "The daemon beside a QPU: runs a vendor's plugin, and speaks to the Coda cloud for it";
+
+const EXAMPLES: &str = "\
+Examples:
+  coda-host run circuit.json --device site/device.yaml --shots 1000   try a device, no cloud
+  coda-host dev --device site/device.yaml                            a private Coda on this machine
+  coda-host --device site/device.yaml --token TOKEN                  the first start
+  coda-host --device site/device.yaml                                every later one
+
+Exit status:
+  0 fine   1 failed   2 wrong flag, variable or file   3 plugin   4 cloud   5 stopped with a job unfinished";
+
+/// Everything on the command line.
+#[derive(Debug, Parser)]
+#[command(name = "coda-host", version, about = ABOUT, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    start: start::Args,
+    /// How log lines are written to stderr
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Connect to the cloud and run its jobs (also without a subcommand)
+    Start(start::Args),
+    /// Run one circuit straight through the plugin, without a cloud
+    Run(run::Args),
+    /// Look at plugins
+    #[command(subcommand)]
+    Plugin(plugin::Command),
+    /// Print tab completions for a shell
+    Completions(completions::Args),
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// Runs what the command line asks for.
+///
+/// # Errors
+/// The command's failure, ready to be shown.
+pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
+    let level = match &cli.command {
+        // These have an output of their own; only trouble is logged.
+        Some(Command::Run(_) | Command::Plugin(_)) => "warn",
+        _ => "info",
+    };
+    telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
+    match cli.command {
+        None => start::run(cli.start, around),
+        Some(Command::Start(args)) => start::run(args, around),
+        Some(Command::Run(args)) => run::run(args, around),
+        Some(Command::Plugin(command)) => plugin::run(command),
+        Some(Command::Completions(args)) => completions::run(args, Cli::command()),
+        Some(Command::Man) => completions::man(&Cli::command()),
+    }
+}
+
+/// A runtime for a command that needs one.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| Failure {
+        code: "runtime",
+        message: "the async runtime could not be started".into(),
+        causes: vec![e.to_string()],
+        hint: Some("raise the limits on processes and open files".into()),
+        exit: crate::error::exit::FAILURE,
+    })
+}

@@ -1,0 +1,168 @@
+//! `coda-host run`: one circuit straight through the plugin, by the same conversion as a job's.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coda_plugin_abi::Program;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio_util::sync::CancellationToken;
+
+use super::histogram;
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+use crate::executor::{Executor, JobContext, RunDone, RunJob};
+use crate::jobs::message::fits;
+use crate::results::outcome::{Counts, judge};
+use crate::sys::Dispositions;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host run bell.json --device site/device.yaml --shots 1000
+  coda-host run bell.json --device site/device.yaml --json | jq .counts
+  cat bell.json | coda-host run - --device site/device.yaml")]
+pub struct Args {
+    /// NativeGateIR as JSON; - for standard input
+    #[arg(value_name = "CIRCUIT.json", value_hint = clap::ValueHint::FilePath)]
+    circuit: PathBuf,
+    /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    device: Option<PathBuf>,
+    /// How often to run the circuit
+    #[arg(short, long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    shots: u32,
+    /// The result as JSON, in the form of a webhook's body
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+    let program = read(&args.circuit)?;
+    let mut flags = HashMap::new();
+    if let Some(device) = &args.device {
+        flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
+    }
+    let runtime = super::runtime()?;
+    let result = runtime.block_on(execute(&args, program, around, flags));
+    runtime.shutdown_background();
+    result
+}
+
+/// Reads and checks a circuit file.
+pub fn read(path: &Path) -> Result<Program, Failure> {
+    let shown = path.display();
+    let failed = |what: String| Failure {
+        code: "circuit",
+        message: format!("the circuit {shown} can't be used: {what}"),
+        causes: Vec::new(),
+        hint: Some("expected NativeGateIR 1.0, as in tests/circuits/bell.json".into()),
+        exit: exit::CONFIG,
+    };
+    let mut json = Vec::new();
+    let read = match path == Path::new("-") {
+        true => std::io::stdin().read_to_end(&mut json).map(drop),
+        false => std::fs::read(path).map(|bytes| json = bytes),
+    };
+    read.map_err(|e| failed(e.to_string()))?;
+    Program::parse(&json).map_err(|e| failed(e.to_string()))
+}
+
+async fn execute(
+    args: &Args,
+    program: Program,
+    around: Surroundings,
+    flags: HashMap<&'static str, String>,
+) -> Result<ExitCode, Failure> {
+    let dispositions = Arc::new(Dispositions::capture());
+    let stop = CancellationToken::new();
+    app::watch_signals(stop.clone());
+    let prepared = app::prepare(&around, flags)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd)?;
+    let (executor, done) =
+        app::start_executor(&prepared.settings, &prepared.device, located, dispositions).await?;
+    let judged = match fits(&program, args.shots, executor.device()) {
+        Ok(()) => one_run(&executor, done, program, args, stop).await,
+        Err(why) => Err(why),
+    };
+    executor.shutdown(prepared.settings.executor.control_timeout).await;
+    match judged {
+        Ok(counts) if args.json => {
+            let body = crate::results::outcome::conclude("run", Ok(counts)).body;
+            println!("{}", String::from_utf8_lossy(&body));
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(counts) => {
+            print!("{}", histogram::render(&counts.counts));
+            let ms = counts.execution_time_ms.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
+            let shots: i64 = counts.counts.iter().map(|(_, n)| n).sum();
+            println!("{shots} shots{ms}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => Err(Failure {
+            code: "run-failed",
+            message: format!("the run failed: {error}"),
+            causes: Vec::new(),
+            hint: None,
+            exit: exit::FAILURE,
+        }),
+    }
+}
+
+async fn one_run(
+    executor: &Executor,
+    mut done: tokio::sync::mpsc::UnboundedReceiver<RunDone>,
+    program: Program,
+    args: &Args,
+    stop: CancellationToken,
+) -> Result<Counts, String> {
+    let measured = program.measurements().len();
+    let context = Arc::new(JobContext::new(executor.info().name.as_str().into(), "run".into()));
+    let job = RunJob {
+        ticket: 0,
+        job_id: "run".into(),
+        program: Arc::new(program),
+        shots: args.shots,
+        context: context.clone(),
+    };
+    executor.run(0, vec![job]);
+    let bar = progress_bar();
+    let mut tick = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        tokio::select! {
+            answer = done.recv() => match answer {
+                Some(RunDone::Job { answer, .. }) => {
+                    bar.finish_and_clear();
+                    return judge(answer, measured, args.shots);
+                }
+                Some(RunDone::SlotFree { .. }) => {}
+                None => return Err("the executor's thread ended".into()),
+            },
+            _ = tick.tick() => {
+                let (reached, total) = context.progress();
+                bar.set_length(total.max(1));
+                bar.set_position(reached);
+            }
+            () = stop.cancelled(), if !context.is_cancelled() => {
+                context.set_cancelled();
+                executor.cancel(0);
+            }
+        }
+    }
+}
+
+/// Shown on a terminal only, and only when the run takes long enough to be seen.
+fn progress_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(1);
+    if let Ok(style) = ProgressStyle::with_template("running {bar:40} {percent:>3}% {elapsed_precise}") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,46 @@
+//! `coda-host start`: the daemon in the foreground.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::error::Failure;
+
+#[derive(Debug, Default, clap::Args)]
+pub struct Args {
+    /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    device: Option<PathBuf>,
+    /// One-time node token of the first start (CODA_NODE_TOKEN)
+    #[arg(short, long, value_name = "TOKEN")]
+    token: Option<String>,
+    /// Address of the local service (CODA_HOST, 0.0.0.0)
+    #[arg(short = 'H', long, value_name = "HOST")]
+    host: Option<String>,
+    /// Port of the local service (CODA_PORT, 8080)
+    #[arg(short, long, value_name = "PORT")]
+    port: Option<u16>,
+}
+
+impl Args {
+    /// What the flags say, under the variables that they stand for.
+    fn flags(self) -> HashMap<&'static str, String> {
+        let given = [
+            ("CODA_DEVICE_CONFIG", self.device.map(|p| p.display().to_string())),
+            ("CODA_NODE_TOKEN", self.token),
+            ("CODA_HOST", self.host),
+            ("CODA_PORT", self.port.map(|p| p.to_string())),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+    let runtime = super::runtime()?;
+    let result = runtime.block_on(app::run(around, args.flags()));
+    // A plugin call that never returns must not keep the process.
+    runtime.shutdown_background();
+    result
+}

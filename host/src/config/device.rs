@@ -1,0 +1,68 @@
+//! The one key of device.yaml that is ours: `executor_factory`. The rest belongs to the vendor.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_yaml::Value;
+
+use super::ConfigError;
+
+/// A device config's text and what we read of it.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceConfig {
+    /// Absolute; empty when there is no device config.
+    pub path: PathBuf,
+    pub text: String,
+    pub executor_factory: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Ours {
+    #[serde(default)]
+    executor_factory: Option<Value>,
+}
+
+impl DeviceConfig {
+    /// Reads the file; no path means an empty config.
+    ///
+    /// # Errors
+    /// When the file can't be read, isn't YAML, or our key isn't text.
+    pub fn load(path: Option<&Path>) -> Result<DeviceConfig, ConfigError> {
+        let Some(path) = path else { return Ok(DeviceConfig::default()) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
+        let executor_factory =
+            factory(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;
+        Ok(DeviceConfig { path: path.to_path_buf(), text, executor_factory })
+    }
+}
+
+fn factory(text: &str) -> Result<Option<String>, String> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    // Comments alone are an empty document.
+    let ours: Option<Ours> = serde_yaml::from_str(text).map_err(|e| e.to_string())?;
+    match ours.and_then(|o| o.executor_factory) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(format!("executor_factory is {other:?}, expected text")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_key_is_read() {
+        assert_eq!(factory("").unwrap(), None);
+        assert_eq!(factory("# nothing\n").unwrap(), None);
+        assert_eq!(factory("target: cz\nhost: 10.0.0.1\n").unwrap(), None);
+        assert_eq!(factory("executor_factory: ./a.so\nx: [1, 2]").unwrap().as_deref(), Some("./a.so"));
+        assert_eq!(factory("executor_factory:\n").unwrap(), None);
+        assert!(factory("executor_factory: [a]").unwrap_err().contains("expected text"));
+        assert!(factory("a: [1\nb: 2").unwrap_err().contains("line"));
+        assert!(factory("just text").is_err());
+    }
+}

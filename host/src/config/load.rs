@@ -1,0 +1,195 @@
+//! Every setting, once: its variable, its default, its place in [`Settings`].
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::ConfigError;
+use super::settings::{
+    ApiSettings, CallbackPolicy, CloudSettings, Credentials, Dirs, ExecutorSettings, Identity, JobSettings,
+    Settings, ShutdownSettings, VpnSettings, WebhookSettings,
+};
+use super::source::{Shown, Source};
+use crate::model::Secret;
+use crate::state::credentials::Stored;
+use crate::state::files;
+
+/// The process's surroundings, taken once at the start.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    pub environment: HashMap<String, String>,
+    pub cwd: PathBuf,
+}
+
+impl Surroundings {
+    fn plain(&self, name: &str) -> Option<&str> {
+        self.environment.get(name).map(String::as_str).filter(|v| !v.is_empty())
+    }
+}
+
+/// Where files are kept. Known before everything else, since stored values lie there.
+///
+/// # Errors
+/// When no directory can be made out for this user.
+pub fn dirs(around: &Surroundings) -> Result<Dirs, ConfigError> {
+    let absolute = |p: &str| around.cwd.join(p);
+    let named = around
+        .environment
+        .iter()
+        .find(|(k, v)| k.eq_ignore_ascii_case("CODA_STATE_DIR") && !v.is_empty())
+        .map(|(_, v)| v.as_str())
+        .or_else(|| around.plain("STATE_DIRECTORY").and_then(|list| list.split(':').next()));
+    if let Some(dir) = named {
+        return Ok(Dirs { credentials: absolute(dir), state: absolute(dir) });
+    }
+    let credentials = absolute(around.plain("TMPDIR").unwrap_or("/tmp"));
+    let root = files::effective_user().is_ok_and(|uid| uid == 0);
+    let state = if root {
+        PathBuf::from("/var/lib/coda-host")
+    } else if let Some(dir) = around.plain("XDG_STATE_HOME") {
+        absolute(dir).join("coda-host")
+    } else if let Some(home) = around.plain("HOME") {
+        Path::new(home).join(".local/state/coda-host")
+    } else {
+        return Err(ConfigError::NoStateDir);
+    };
+    Ok(Dirs { credentials, state })
+}
+
+/// Reads every setting. `stored` is what a former connect left, when this start reconnects with it.
+///
+/// # Errors
+/// The first value that can't be used, by the name of its variable.
+pub fn settings(
+    around: &Surroundings,
+    flags: HashMap<&'static str, String>,
+    dirs: Dirs,
+    stored: Option<&Stored>,
+) -> Result<(Settings, Vec<Shown>), ConfigError> {
+    let mut s = Source::new(around.environment.clone(), flags);
+    let empty = crate::state::credentials::StoredConfig::default();
+    let config = stored.map_or(&empty, |s| &s.config);
+    let redis_url = config.redis_url.as_ref().map(|u| u.expose().to_string());
+    let identity = Identity {
+        qpu_id: s.text("CODA_QPU_ID", config.qpu_id.clone(), ""),
+        qpu_display_name: s.text("CODA_QPU_DISPLAY_NAME", config.qpu_display_name.clone(), ""),
+        native_gate_set: s.text("CODA_NATIVE_GATE_SET", config.native_gate_set.clone(), "cz"),
+        num_qubits: s.integer("CODA_NUM_QUBITS", config.num_qubits.map(u64::from), 5, 1..=50)? as u16,
+        redis_url: Secret::new(s.text("CODA_REDIS_URL", redis_url, "")),
+    };
+    let credentials = Credentials {
+        node_token: s.optional("CODA_NODE_TOKEN", None).map(Secret::new),
+        jwt_private_key: s
+            .optional("CODA_JWT_PRIVATE_KEY", None)
+            .map(Secret::new)
+            .or_else(|| stored.and_then(|s| s.private_key.clone())),
+        jwt_key_id: s.optional("CODA_JWT_KEY_ID", config.jwt_key_id.clone()),
+    };
+    let ca_file = s.optional("CODA_CA_FILE", None).map(|p| around.cwd.join(p));
+    let cloud = cloud(&mut s, config, ca_file)?;
+    let jobs = jobs(&mut s)?;
+    let webhook = webhook(&mut s)?;
+    let executor = executor(&mut s, around)?;
+    let api = ApiSettings {
+        host: s.text("CODA_HOST", None, "0.0.0.0"),
+        port: s.integer("CODA_PORT", None, 8080, 0..=65535)? as u16,
+        request_timeout: s.seconds("CODA_REQUEST_TIMEOUT_SEC", None, 5.0)?,
+    };
+    let profile = config.node_vpn_profile_path.as_ref().map(|p| p.display().to_string());
+    let vpn = VpnSettings {
+        required: s.boolean("CODA_VPN_REQUIRED", config.vpn_required, true)?,
+        check_interval: s.seconds("CODA_VPN_CHECK_INTERVAL_SEC", config.vpn_check_interval_sec, 10.0)?,
+        interface_hint: s.optional("CODA_VPN_INTERFACE_HINT", config.vpn_interface_hint.clone()),
+        probe_targets: s.json_list("CODA_VPN_PROBE_TARGETS", config.vpn_probe_targets.clone())?,
+        allow_degraded: s.boolean("CODA_ALLOW_DEGRADED_STARTUP", None, false)?,
+        auto: s.boolean("CODA_NODE_AUTO_VPN", config.node_auto_vpn, true)?,
+        profile_path: PathBuf::from(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, "/tmp/coda-node.ovpn")),
+    };
+    // Accepted and unused, as in the Python node.
+    s.text("CODA_ADVERTISED_PROVIDER", None, "coda");
+    let shutdown = ShutdownSettings { drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)? };
+    let settings =
+        Settings { identity, credentials, cloud, jobs, webhook, executor, api, vpn, dirs, shutdown };
+    Ok((settings, s.shown()))
+}
+
+fn cloud(
+    s: &mut Source,
+    config: &crate::state::credentials::StoredConfig,
+    ca_file: Option<PathBuf>,
+) -> Result<CloudSettings, ConfigError> {
+    let url = s.text("CODA_WEBAPP_URL", config.webapp_url.clone(), "https://coda.conductorquantum.com");
+    let path = |s: &mut Source, name, stored: &Option<String>, last: &str| {
+        s.text(name, stored.clone(), &format!("/api/internal/qpu/{last}"))
+    };
+    let headers = s.json_object("CODA_NODE_CONNECT_HEADERS")?;
+    Ok(CloudSettings {
+        webapp_url: url.trim_end_matches('/').into(),
+        connect_path: path(s, "CODA_CONNECT_PATH", &config.connect_path, "connect"),
+        heartbeat_path: path(s, "CODA_HEARTBEAT_PATH", &config.heartbeat_path, "heartbeat"),
+        webhook_path: path(s, "CODA_WEBHOOK_PATH", &config.webhook_path, "webhook"),
+        timeout: s.seconds("CODA_NODE_TIMEOUT_SEC", None, 15.0)?,
+        connect_attempts: s.integer("CODA_NODE_CONNECT_RETRIES", None, 3, 1..=1000)? as u32,
+        connect_backoff: s.seconds("CODA_CONNECT_BACKOFF_SEC", None, 1.0)?,
+        connect_headers: headers.into_iter().map(|(k, v)| (k, Secret::new(v))).collect(),
+        machine_fingerprint: s.text(
+            "CODA_NODE_MACHINE_FINGERPRINT",
+            config.node_machine_fingerprint.clone(),
+            "",
+        ),
+        ca_file,
+        heartbeat_interval: s.seconds("CODA_HEARTBEAT_INTERVAL_SEC", None, 30.0)?,
+        heartbeat_timeout: s.seconds("CODA_HEARTBEAT_TIMEOUT_SEC", None, 10.0)?,
+        http_idle: s.seconds("CODA_HTTP_IDLE_SEC", None, 4.0)?,
+        jwt_reuse: s.seconds("CODA_JWT_REUSE_SEC", None, 60.0)?,
+    })
+}
+
+fn jobs(s: &mut Source) -> Result<JobSettings, ConfigError> {
+    Ok(JobSettings {
+        consumer_name: s.text("CODA_CONSUMER_NAME", None, "worker-0"),
+        prefetch: s.integer("CODA_PREFETCH", None, 4, 1..=1000)? as usize,
+        batch_max: s.integer("CODA_BATCH_MAX", None, 10, 1..=100)? as usize,
+        block: s.seconds("CODA_REDIS_BLOCK_SEC", None, 1.0)?,
+        cancel_poll: s.seconds("CODA_CANCEL_POLL_SEC", None, 0.1)?,
+        recover_interval: s.seconds("CODA_RECOVER_INTERVAL_SEC", None, 60.0)?,
+        redis_backoff: s.seconds("CODA_REDIS_BACKOFF_SEC", None, 1.0)?,
+        redis_backoff_max: s.seconds("CODA_REDIS_BACKOFF_MAX_SEC", None, 60.0)?,
+        redis_timeout: s.seconds("CODA_REDIS_TIMEOUT_SEC", None, 5.0)?,
+        max_deaths: s.integer("CODA_MAX_DEATHS", None, 3, 1..=1000)? as u32,
+        min_free_bytes: s.integer("CODA_MIN_FREE_MIB", None, 64, 0..=1 << 30)? << 20,
+    })
+}
+
+fn webhook(s: &mut Source) -> Result<WebhookSettings, ConfigError> {
+    let callback = s.text("CODA_CALLBACK_ORIGINS", None, "");
+    let callback = match callback.trim() {
+        "any" => CallbackPolicy::Any,
+        list => CallbackPolicy::Hosts(
+            list.split(',').map(str::trim).filter(|h| !h.is_empty()).map(String::from).collect(),
+        ),
+    };
+    Ok(WebhookSettings {
+        timeout: s.seconds("CODA_WEBHOOK_TIMEOUT_SEC", None, 30.0)?,
+        backoff: s.seconds("CODA_WEBHOOK_BACKOFF_SEC", None, 1.0)?,
+        backoff_max: s.seconds("CODA_WEBHOOK_BACKOFF_MAX_SEC", None, 300.0)?,
+        max_in_flight: s.integer("CODA_WEBHOOK_MAX_IN_FLIGHT", None, 64, 1..=10_000)? as usize,
+        max_per_origin: s.integer("CODA_WEBHOOK_MAX_PER_ORIGIN", None, 16, 1..=10_000)? as usize,
+        callback,
+    })
+}
+
+fn executor(s: &mut Source, around: &Surroundings) -> Result<ExecutorSettings, ConfigError> {
+    let device = s.optional("CODA_DEVICE_CONFIG", None);
+    let fallback = around.cwd.join("site/device.yaml");
+    let device_config = match device {
+        Some(path) => Some(around.cwd.join(path)),
+        None => fallback.is_file().then_some(fallback),
+    };
+    let plugin_path = s.text("CODA_PLUGIN_PATH", None, "");
+    Ok(ExecutorSettings {
+        factory: s.optional("CODA_EXECUTOR_FACTORY", None),
+        device_config,
+        plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| around.cwd.join(p)).collect(),
+        control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
+    })
+}
