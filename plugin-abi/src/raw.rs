@@ -225,6 +225,27 @@ pub struct RawCreate {
     pub host: *const RawHost,
 }
 
+/// The symbol that a plugin of the C door exports: `extern "C" fn() -> *const RawApi`.
+pub const C_ENTRY_SYMBOL: &str = "coda_executor_entry";
+
+/// The function table of the C door, `coda_executor_api`; static, functions are only ever appended.
+/// What is null is not offered: `batch_run`, `cancel` and `shutdown` may be, the others must be there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RawApi {
+    pub size: usize,
+    pub api_major: u16,
+    pub api_minor: u16,
+    pub reserved: u32,
+    pub create: Option<unsafe extern "C" fn(*const RawCreate, *const RawReply) -> *mut c_void>,
+    pub device: Option<unsafe extern "C" fn(*mut c_void, *const RawReply)>,
+    pub run: Option<unsafe extern "C" fn(*mut c_void, *const RawJob, *const RawReply)>,
+    pub batch_run: Option<unsafe extern "C" fn(*mut c_void, *const RawJob, usize, *const RawReply)>,
+    pub cancel: Option<unsafe extern "C" fn(*mut c_void, *const RawStr, *const RawReply)>,
+    pub shutdown: Option<unsafe extern "C" fn(*mut c_void, *const RawReply)>,
+    pub destroy: Option<unsafe extern "C" fn(*mut c_void, *const RawReply)>,
+}
+
 macro_rules! lent {
     ($($(#[$meta:meta])* $name:ident => $raw:ty,)*) => { $(
         $(#[$meta])*
