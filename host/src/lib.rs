@@ -3,6 +3,7 @@
 
 pub mod cloud;
 pub mod config;
+pub mod dev;
 pub mod error;
 pub mod model;
 pub mod results;
