@@ -330,3 +330,25 @@ async fn a_key_from_the_environment_connects_without_a_token() {
     assert_eq!(header.kid.as_deref(), Some("k9"));
     assert!(credentials::load(&d.path().join("credentials")).unwrap().unwrap().usable());
 }
+
+#[tokio::test]
+async fn the_development_cloud_takes_a_site_from_token_to_result() {
+    use crate::dev::cloud::{DevCloud, Options};
+    use crate::results::webhook::{Delivery, WebhookSender};
+    let d = tempfile::tempdir().unwrap();
+    let cloud = DevCloud::start(Options::new("q1", "redis://127.0.0.1:1")).await.unwrap();
+    let url = cloud.url().to_owned();
+    let server = Scripted { url, seen: tokio::sync::mpsc::unbounded_channel().1 };
+    assert!(start(d.path(), Some("one-time-q1")).run(&server).await.unwrap().provisioned);
+    let site = start(d.path(), Some("one-time-q1")).run(&server).await.unwrap();
+    assert!(!site.provisioned, "the token is known as redeemed");
+    let client = HttpClient::new(&site.cloud).unwrap();
+    let webhook = settings(cloud.url(), d.path().into()).webhook;
+    let sender = WebhookSender::new(client, site.signer, &site.cloud, &webhook).unwrap();
+    let body = json!({"job_id": "j1", "status": "failed", "error": "x"}).to_string();
+    assert!(matches!(sender.attempt(&cloud.webhook_url(), body.into()).await, Delivery::Accepted));
+    let state = cloud.state();
+    assert!(state.accepted("j1") && state.bad_tokens == 0);
+    let kinds: Vec<_> = state.connects.iter().map(|c| (c.jwt, c.answered)).collect();
+    assert_eq!(kinds, [(false, Some(200)), (true, Some(200))]);
+}

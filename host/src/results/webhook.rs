@@ -342,7 +342,7 @@ mod tests {
         assert!(why.contains("closed before the answer was complete"), "{why}");
 
         let server = scripted(vec![Reply::Hang], None).await;
-        let short = sender(&server.url, list(&[]), Duration::from_millis(50));
+        let short = sender(&server.url, list(&[]), Duration::from_millis(400));
         let delivery = short.attempt(&server.url, Bytes::new()).await;
         let Delivery::Retry { after: None, why } = delivery else { panic!("{delivery:?}") };
         assert!(why.contains("did not answer within"), "{why}");
