@@ -194,7 +194,7 @@ impl Courier {
             let Some(lane) = self.lanes.get_mut(&origin) else { continue };
             let retry_room = self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
             let next = match lane.in_flight < each {
-                true => lane.fresh.pop_front().or_else(|| lane.again.pop_front_if(|_| retry_room)),
+                true => lane.fresh.pop_front().or_else(|| if retry_room { lane.again.pop_front() } else { None }),
                 false => None,
             };
             if lane.fresh.is_empty() && lane.again.is_empty() {
