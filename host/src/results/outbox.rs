@@ -52,12 +52,16 @@ pub struct Sent {
 #[derive(Clone)]
 pub struct Outbox {
     parcels: mpsc::UnboundedSender<Parcel>,
-    fresh: watch::Receiver<usize>,
+    /// Results whose first attempt has not ended; counted here, so that none is overlooked on its way.
+    fresh: watch::Sender<usize>,
 }
 
 impl Outbox {
     pub fn send(&self, parcel: Parcel) {
         let job_id = parcel.job_id.clone();
+        if parcel.attempts == 0 {
+            self.fresh.send_modify(|n| *n += 1);
+        }
         if self.parcels.send(parcel).is_err() {
             tracing::warn!(job_id = &*job_id, "the host is stopping; the result is delivered after the next start");
         }
@@ -65,8 +69,12 @@ impl Outbox {
 
     /// Waits until every result that was put in has been tried at least once.
     pub async fn all_tried(&self) {
-        // An error means that the courier has ended, and with it every attempt.
-        self.fresh.clone().wait_for(|n| *n == 0).await.ok();
+        let mut fresh = self.fresh.subscribe();
+        tokio::select! {
+            _ = fresh.wait_for(|n| *n == 0) => {}
+            // The courier has ended, and with it every attempt.
+            () = self.parcels.closed() => {}
+        }
     }
 }
 
@@ -85,7 +93,6 @@ pub struct Courier {
     in_flight: usize,
     retries_in_flight: usize,
     waiting: usize,
-    /// Results whose first attempt has not ended.
     fresh: watch::Sender<usize>,
     heartbeats: watch::Receiver<HeartbeatOutcome>,
     sender: WebhookSender,
@@ -116,7 +123,7 @@ impl Courier {
     ) -> (Outbox, Courier) {
         let (parcels, inbox) = mpsc::unbounded_channel();
         let fresh = watch::Sender::new(0);
-        let outbox = Outbox { parcels, fresh: fresh.subscribe() };
+        let outbox = Outbox { parcels, fresh: fresh.clone() };
         let courier = Courier {
             inbox,
             lanes: HashMap::new(),
@@ -150,9 +157,6 @@ impl Courier {
                 parcel = self.inbox.recv() => match parcel {
                     Some(parcel) => {
                         self.metrics.undelivered.inc();
-                        if parcel.attempts == 0 {
-                            self.fresh.send_modify(|n| *n += 1);
-                        }
                         self.enqueue(parcel);
                     }
                     None => return,
