@@ -176,7 +176,12 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let state_dir = settings.dirs.state.clone();
     let _lock = lock(&state_dir)?;
     let located = locate_plugin(&settings, &device, &around.cwd)?;
-    let (executor, done) = start_executor(&settings, &device, located, dispositions.clone()).await?;
+    let starting = start_executor(&settings, &device, located, dispositions.clone());
+    let (executor, done) = tokio::select! {
+        started = starting => started?,
+        // The hardware may take long to become idle.
+        () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
+    };
     announce(&executor);
     let listener = api::bind(&settings.api).await?;
     let database = Database::open(&state_dir)?;
