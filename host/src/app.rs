@@ -113,7 +113,11 @@ pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> R
     let dirs = load::dirs(around)?;
     let stored = credentials::load(&dirs.credentials)?;
     let token = flags.get("CODA_NODE_TOKEN").cloned().or_else(|| {
-        around.environment.iter().find(|(k, _)| k.eq_ignore_ascii_case("CODA_NODE_TOKEN")).map(|(_, v)| v.clone())
+        around
+            .environment
+            .iter()
+            .find(|(k, _)| k.eq_ignore_ascii_case("CODA_NODE_TOKEN"))
+            .map(|(_, v)| v.clone())
     });
     let token = token.filter(|t| !t.is_empty()).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
@@ -205,7 +209,10 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         *deaths.entry(id).or_insert(0) += 1;
     }
     if opened.foreign > 0 {
-        tracing::warn!(results = opened.foreign, "undelivered results of another QPU lie in the state directory");
+        tracing::warn!(
+            results = opened.foreign,
+            "undelivered results of another QPU lie in the state directory"
+        );
     }
 
     let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
@@ -215,12 +222,18 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let (redis, writer) = Redis::new(&site.identity.redis_url, names, ca_file, timeout, block)?;
     let sender = WebhookSender::new(client.clone(), site.signer.clone(), &site.cloud, &settings.webhook)?;
     let (beat_state, beat_seen) = watch::channel(HeartbeatState::default());
-    let heartbeat = Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen)
-        .map_err(AppError::Http)?;
+    let heartbeat =
+        Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen).map_err(AppError::Http)?;
     let beats = heartbeat.outcome();
     let (sent, sent_seen) = mpsc::unbounded_channel();
-    let (outbox, courier) =
-        Courier::new(sender.clone(), store.clone(), settings.webhook.clone(), metrics.clone(), beats.clone(), sent);
+    let (outbox, courier) = Courier::new(
+        sender.clone(),
+        store.clone(),
+        settings.webhook.clone(),
+        metrics.clone(),
+        beats.clone(),
+        sent,
+    );
     let per_slot = if executor.hooks().batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
     let room = Arc::new(Semaphore::new(per_slot * usize::from(executor.device().slots)));
     let gate = Arc::new(ClaimGate::default());
@@ -241,7 +254,9 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let plugin = executor.info().clone();
     let callback = {
         let sender = sender.clone();
-        Arc::new(move |url: &str| sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line()))
+        Arc::new(move |url: &str| {
+            sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line())
+        })
     };
     let mut driver = Driver::new(DriverParts {
         settings: settings.jobs.clone(),
@@ -328,7 +343,10 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
 /// Ends the executor and tells what is left.
 async fn end(ended: Ended, settings: &Settings) -> ExitCode {
     if ended.undelivered > 0 {
-        tracing::warn!(results = ended.undelivered, "stopped with undelivered results; they are sent after the next start");
+        tracing::warn!(
+            results = ended.undelivered,
+            "stopped with undelivered results; they are sent after the next start"
+        );
     }
     if ended.left.is_empty() {
         ended.executor.shutdown(settings.executor.control_timeout).await;
@@ -336,7 +354,10 @@ async fn end(ended: Ended, settings: &Settings) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     for job_id in &ended.left {
-        tracing::error!(job_id = &**job_id, "stopped while the executor still had this job; it runs again after the next start");
+        tracing::error!(
+            job_id = &**job_id,
+            "stopped while the executor still had this job; it runs again after the next start"
+        );
     }
     ExitCode::from(exit::JOB_LEFT)
 }

@@ -33,7 +33,11 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub fn spawn(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
         let handle = self.tasks.spawn(task);
         self.names.push((handle.id(), name));
         handle

@@ -44,7 +44,10 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
     line("plugin", &format!("{} {} by {}", d.name, d.version, d.vendor));
     line("kind", d.kind.name());
     let ours = format!("{}.{}", version::MAJOR, version::MINOR);
-    line("interface", &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door));
+    line(
+        "interface",
+        &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door),
+    );
     line("entries", &d.entries.join(", "));
     line("built by", &d.rustc);
     line("built for", &d.target);

@@ -98,7 +98,8 @@ async fn execute(
         }
         Ok(counts) => {
             print!("{}", histogram::render(&counts.counts));
-            let ms = counts.execution_time_ms.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
+            let ms =
+                counts.execution_time_ms.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
             let shots: i64 = counts.counts.iter().map(|(_, n)| n).sum();
             println!("{shots} shots{ms}");
             Ok(ExitCode::SUCCESS)

@@ -26,6 +26,9 @@ use crate::telemetry::{AttemptResult, Metrics};
 /// Fresh results waiting beyond this number leave their body on disk.
 const BODIES_IN_MEMORY: usize = 1000;
 
+/// A server may ask for a pause of at most this.
+const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(3600);
+
 /// A stored result on its way.
 #[derive(Debug)]
 pub struct Parcel {
@@ -59,7 +62,10 @@ impl Outbox {
     pub fn send(&self, parcel: Parcel) {
         let job_id = parcel.job_id.clone();
         if self.parcels.send(parcel).is_err() {
-            tracing::warn!(job_id = &*job_id, "the host is stopping; the result is delivered after the next start");
+            tracing::warn!(
+                job_id = &*job_id,
+                "the host is stopping; the result is delivered after the next start"
+            );
         }
     }
 
@@ -192,9 +198,11 @@ impl Courier {
         while self.in_flight < all && idle_turns < self.turn.len() {
             let Some(origin) = self.turn.pop_front() else { return };
             let Some(lane) = self.lanes.get_mut(&origin) else { continue };
-            let retry_room = self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
+            let retry_room =
+                self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
             let next = match lane.in_flight < each {
-                true => lane.fresh.pop_front().or_else(|| lane.again.pop_front_if(|_| retry_room)),
+                true if retry_room => lane.fresh.pop_front().or_else(|| lane.again.pop_front()),
+                true => lane.fresh.pop_front(),
                 false => None,
             };
             if lane.fresh.is_empty() && lane.again.is_empty() {
@@ -266,20 +274,32 @@ impl Courier {
                 self.metrics.attempt(AttemptResult::Accepted);
                 self.end(parcel, None, first);
             }
-            Delivery::Refused { status, excerpt } => self.refused(parcel, format!("HTTP {status}: {excerpt}"), first),
+            Delivery::Refused { status, excerpt } => {
+                self.refused(parcel, format!("HTTP {status}: {excerpt}"), first)
+            }
             Delivery::Forbidden(error) => self.refused(parcel, error.to_string(), first),
             Delivery::Unauthorized { why } => {
                 self.metrics.attempt(AttemptResult::Unauthorized);
-                tracing::warn!(job_id, error = why, "our credentials are not accepted; the result is held until a heartbeat is");
+                tracing::warn!(
+                    job_id,
+                    error = why,
+                    "our credentials are not accepted; the result is held until a heartbeat is"
+                );
                 self.store.attempted(parcel.message_id, attempts, why);
                 let accepted = self.heartbeats.borrow().accepted;
                 self.held.push((accepted, parcel));
             }
             Delivery::Retry { after, why } => {
                 self.metrics.attempt(AttemptResult::Retry);
-                let pause = after.unwrap_or_default().max(self.pause(attempts));
+                let pause = after.unwrap_or_default().min(LONGEST_ASKED_PAUSE).max(self.pause(attempts));
                 let retry_in_ms = pause.as_millis() as u64;
-                tracing::warn!(job_id, attempts, retry_in_ms, error = why, "the result was not delivered; trying again");
+                tracing::warn!(
+                    job_id,
+                    attempts,
+                    retry_in_ms,
+                    error = why,
+                    "the result was not delivered; trying again"
+                );
                 self.store.attempted(parcel.message_id, attempts, why);
                 self.next_key += 1;
                 self.later.push(Reverse((Instant::now() + pause, self.next_key)));

@@ -578,7 +578,9 @@ impl Writer {
             }
             match answer {
                 Some(answer) => drop(answer.send(result)),
-                None if result.is_err() => tracing::warn!(?result, "a lazy write to the state database failed"),
+                None if result.is_err() => {
+                    tracing::warn!(?result, "a lazy write to the state database failed")
+                }
                 None => {}
             }
         }
@@ -692,9 +694,9 @@ fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::Result<()> 
                  ON CONFLICT (message_id) DO UPDATE SET count = count + 1",
             )?
             .execute(params![id.to_string()])?,
-        Op::Alive(id) => tx
-            .prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?
-            .execute(params![id.to_string()])?,
+        Op::Alive(id) => {
+            tx.prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?.execute(params![id.to_string()])?
+        }
     };
     Ok(())
 }
