@@ -26,6 +26,9 @@ use crate::telemetry::{AttemptResult, Metrics};
 /// Fresh results waiting beyond this number leave their body on disk.
 const BODIES_IN_MEMORY: usize = 1000;
 
+/// So many failures in a row, whatever the job, are an outage of the origin.
+const OUTAGE_FAILURES: u32 = 3;
+
 /// A server may ask for a pause of at most this.
 const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(3600);
 
@@ -83,7 +86,8 @@ pub struct Courier {
     /// Origins with something to send, in turn.
     turn: VecDeque<Arc<str>>,
     later: BinaryHeap<Reverse<(Instant, u64)>>,
-    sleeping: HashMap<u64, Parcel>,
+    /// Waiting for their time, with whether the server asked for the pause.
+    sleeping: HashMap<u64, (Parcel, bool)>,
     next_key: u64,
     /// Held for a 401, with the number of accepted heartbeats at that moment.
     held: Vec<(u64, Parcel)>,
@@ -109,6 +113,9 @@ struct Lane {
     again: VecDeque<Parcel>,
     /// Whether it stands in `turn`.
     listed: bool,
+    /// Attempts since the last acceptance; kept while anything of the origin is around.
+    failures: u32,
+    sleepers: usize,
 }
 
 impl Courier {
@@ -164,7 +171,11 @@ impl Courier {
                     None => return,
                 },
                 Some(done) = self.posts.join_next() => match done {
-                    Ok((parcel, delivery)) => self.done(parcel, delivery),
+                    Ok((parcel, delivery)) => {
+                        let origin = parcel.origin.clone();
+                        self.done(parcel, delivery);
+                        self.tidy(&origin);
+                    }
                     Err(error) => tracing::error!(%error, "a delivery task failed; its result stays stored"),
                 },
                 () = sleep_until(wake) => self.wake(),
@@ -254,9 +265,6 @@ impl Courier {
             if retry {
                 add(&mut lane.retries_in_flight);
             }
-            if lane.in_flight == 0 && !lane.listed {
-                self.lanes.remove(origin);
-            }
         }
     }
 
@@ -272,6 +280,7 @@ impl Courier {
         match delivery {
             Delivery::Accepted => {
                 self.metrics.attempt(AttemptResult::Accepted);
+                self.origin_is_back(&parcel.origin.clone());
                 self.end(parcel, None, first);
             }
             Delivery::Refused { status, excerpt } => {
@@ -291,6 +300,11 @@ impl Courier {
             }
             Delivery::Retry { after, why } => {
                 self.metrics.attempt(AttemptResult::Retry);
+                let asked = after.is_some();
+                if let Some(lane) = self.lanes.get_mut(&parcel.origin) {
+                    lane.failures = lane.failures.saturating_add(1);
+                    lane.sleepers += 1;
+                }
                 let pause = after.unwrap_or_default().min(LONGEST_ASKED_PAUSE).max(self.pause(attempts));
                 let retry_in_ms = pause.as_millis() as u64;
                 tracing::warn!(
@@ -303,7 +317,7 @@ impl Courier {
                 self.store.attempted(parcel.message_id, attempts, why);
                 self.next_key += 1;
                 self.later.push(Reverse((Instant::now() + pause, self.next_key)));
-                self.sleeping.insert(self.next_key, parcel);
+                self.sleeping.insert(self.next_key, (parcel, asked));
             }
         }
     }
@@ -370,9 +384,42 @@ impl Courier {
                 return;
             }
             self.later.pop();
-            if let Some(parcel) = self.sleeping.remove(&key) {
-                self.enqueue(parcel);
+            // Those that were woken earlier are gone from the map.
+            if let Some((parcel, _)) = self.sleeping.remove(&key) {
+                self.rise(parcel);
             }
+        }
+    }
+
+    fn rise(&mut self, parcel: Parcel) {
+        if let Some(lane) = self.lanes.get_mut(&parcel.origin) {
+            lane.sleepers = lane.sleepers.saturating_sub(1);
+        }
+        self.enqueue(parcel);
+    }
+
+    /// The first acceptance after an outage: what waits for this origin is tried now, not when its pause is
+    /// over. A pause that the server asked for is kept.
+    fn origin_is_back(&mut self, origin: &Arc<str>) {
+        let Some(lane) = self.lanes.get_mut(origin) else { return };
+        let failures = std::mem::take(&mut lane.failures);
+        if failures >= OUTAGE_FAILURES && lane.sleepers > 0 {
+            let due = |(_, (p, asked)): &(&u64, &(Parcel, bool))| !asked && p.origin == *origin;
+            let keys: Vec<u64> = self.sleeping.iter().filter(due).map(|(k, _)| *k).collect();
+            tracing::info!(origin = &**origin, results = keys.len(), "the callback's host accepts again");
+            for key in keys {
+                if let Some((parcel, _)) = self.sleeping.remove(&key) {
+                    self.rise(parcel);
+                }
+            }
+        }
+    }
+
+    /// Forgets an origin that nothing is going to.
+    fn tidy(&mut self, origin: &Arc<str>) {
+        let idle = |l: &Lane| l.in_flight == 0 && !l.listed && l.sleepers == 0;
+        if self.lanes.get(origin).is_some_and(idle) {
+            self.lanes.remove(origin);
         }
     }
 }

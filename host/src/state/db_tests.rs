@@ -1,5 +1,7 @@
 //! The database on real files.
 
+use bytes::Bytes;
+
 use super::*;
 
 fn open(dir: &tempfile::TempDir, qpu: &str) -> Result<(Store, Opened), StoreError> {
