@@ -47,6 +47,8 @@ pub enum AppError {
     StateDir { path: PathBuf, source: std::io::Error },
     #[error("the HTTP client could not be set up")]
     Http(#[source] HttpError),
+    #[error("the HTTP client could not be set up")]
+    Setup(#[source] tokio::task::JoinError),
 }
 
 impl Explain for AppError {
@@ -54,7 +56,7 @@ impl Explain for AppError {
         match self {
             AppError::Locked { .. } => "already-running",
             AppError::StateDir { .. } => "state-dir",
-            AppError::Http(_) => "http-client",
+            AppError::Http(_) | AppError::Setup(_) => "http-client",
         }
     }
 
@@ -66,6 +68,7 @@ impl Explain for AppError {
             }
             AppError::StateDir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
             AppError::Http(e) => return e.hint(),
+            AppError::Setup(_) => "report this as a bug of coda-host".into(),
         })
     }
 
@@ -180,13 +183,18 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let state_dir = settings.dirs.state.clone();
     let _lock = lock(&state_dir)?;
     let located = locate_plugin(&settings, &device, &around.cwd)?;
+    // Reading the system's roots takes as long as loading a plugin: beside it.
+    let client = {
+        let cloud = settings.cloud.clone();
+        tokio::task::spawn_blocking(move || HttpClient::new(&cloud))
+    };
     let (executor, done) = start_executor(&settings, &device, located, dispositions.clone()).await?;
     announce(&executor);
     let listener = api::bind(&settings.api).await?;
     let database = Database::open(&state_dir)?;
     let (marks, died_running) = RunMarks::open(&state_dir)
         .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
-    let client = HttpClient::new(&settings.cloud).map_err(AppError::Http)?;
+    let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
     let mut tasks = Supervisor::default();
     let api_stop = CancellationToken::new();
@@ -336,7 +344,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     store.close();
     api_stop.cancel();
     drop(up);
-    tasks.finish(END_LIMIT).await;
+    tasks.finish().await;
     Ok(code)
 }
 

@@ -58,12 +58,16 @@ pub struct Sent {
 #[derive(Clone)]
 pub struct Outbox {
     parcels: mpsc::UnboundedSender<Parcel>,
-    fresh: watch::Receiver<usize>,
+    /// Results whose first attempt has not ended.
+    fresh: Arc<watch::Sender<usize>>,
 }
 
 impl Outbox {
     pub fn send(&self, parcel: Parcel) {
         let job_id = parcel.job_id.clone();
+        if parcel.attempts == 0 {
+            self.fresh.send_modify(|n| *n += 1);
+        }
         if self.parcels.send(parcel).is_err() {
             tracing::warn!(
                 job_id = &*job_id,
@@ -74,8 +78,8 @@ impl Outbox {
 
     /// Waits until every result that was put in has been tried at least once.
     pub async fn all_tried(&self) {
-        // An error means that the courier has ended, and with it every attempt.
-        self.fresh.clone().wait_for(|n| *n == 0).await.ok();
+        // The sender lives as long as this handle, so waiting can't fail.
+        self.fresh.subscribe().wait_for(|n| *n == 0).await.ok();
     }
 }
 
@@ -95,8 +99,7 @@ pub struct Courier {
     in_flight: usize,
     retries_in_flight: usize,
     waiting: usize,
-    /// Results whose first attempt has not ended.
-    fresh: watch::Sender<usize>,
+    fresh: Arc<watch::Sender<usize>>,
     heartbeats: watch::Receiver<HeartbeatOutcome>,
     sender: WebhookSender,
     store: Store,
@@ -128,8 +131,8 @@ impl Courier {
         sent: mpsc::UnboundedSender<Sent>,
     ) -> (Outbox, Courier) {
         let (parcels, inbox) = mpsc::unbounded_channel();
-        let fresh = watch::Sender::new(0);
-        let outbox = Outbox { parcels, fresh: fresh.subscribe() };
+        let fresh = Arc::new(watch::Sender::new(0));
+        let outbox = Outbox { parcels, fresh: fresh.clone() };
         let courier = Courier {
             inbox,
             lanes: HashMap::new(),
@@ -163,9 +166,6 @@ impl Courier {
                 parcel = self.inbox.recv() => match parcel {
                     Some(parcel) => {
                         self.metrics.undelivered.inc();
-                        if parcel.attempts == 0 {
-                            self.fresh.send_modify(|n| *n += 1);
-                        }
                         self.enqueue(parcel);
                     }
                     None => return,
