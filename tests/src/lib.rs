@@ -1,1 +1,18 @@
+//! The harness of the scenarios: real processes, a real Redis, real plugins.
+//!
+//! A [`Bed`] has a redis-server, a development cloud and directories of its own, and starts the release binary
+//! of coda-host as a child. Scenarios wait for conditions and never for a time; what must NOT happen is shown by
+//! a later job that went through. Everything listens on loopback and ends with its `Bed`.
 
+pub mod artifacts;
+mod bed;
+mod circuits;
+mod host;
+mod state;
+mod wait;
+
+pub use bed::{Bed, Plan};
+pub use circuits::{Circuit, Job, bell, bytes_of, example, flips, ghz};
+pub use host::{Exit, Host, command, output};
+pub use state::{DeadLetter, Kept, StateFile};
+pub use wait::{LIMIT, eventually, holds};

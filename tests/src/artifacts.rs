@@ -1,0 +1,37 @@
+//! Where the programs and libraries under test lie: beside the running test, in the same target directory.
+
+use std::path::{Path, PathBuf};
+
+/// `target/release`: the test program itself lies in its `deps`.
+fn target_dir() -> PathBuf {
+    let program = std::env::current_exe().expect("the test's own path");
+    let deps = program.parent().expect("the test lies in a directory");
+    deps.parent().expect("the test lies in <profile>/deps").to_path_buf()
+}
+
+fn built(file: &str) -> PathBuf {
+    let path = target_dir().join(file);
+    let command = if cfg!(debug_assertions) { "cargo build --workspace" } else { "make plugins" };
+    assert!(path.is_file(), "{} is missing: run `{command}` first", path.display());
+    path
+}
+
+/// The binary under test.
+pub fn binary() -> PathBuf {
+    built("coda-host")
+}
+
+/// A plugin by its library name, such as `coda_simulator`.
+pub fn library(name: &str) -> PathBuf {
+    built(&format!("lib{name}.so"))
+}
+
+/// A file of the project, by its path from the top.
+pub fn project_file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the project").join(path)
+}
+
+/// A circuit of `tests/circuits`.
+pub fn circuit_file(name: &str) -> PathBuf {
+    project_file("tests/circuits").join(name)
+}

@@ -1,0 +1,93 @@
+//! The host as a child process.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use crate::wait::{LIMIT, eventually};
+
+/// How a process ended: its exit status, or the signal that ended it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Exit {
+        match status.signal() {
+            Some(signal) => Exit::Signal(signal),
+            None => Exit::Code(status.code().unwrap_or(-1)),
+        }
+    }
+}
+
+/// A running process; killed when dropped.
+pub struct Host {
+    child: Child,
+}
+
+impl Host {
+    /// Starts the binary with this environment alone; its output is added to the log.
+    pub fn spawn(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path, log: &Path) -> Host {
+        let file = OpenOptions::new().create(true).append(true).open(log).expect("the log can be opened");
+        let mut command = command(arguments, env, cwd);
+        command.stdout(second(&file)).stderr(second(&file)).stdin(Stdio::null());
+        Host { child: command.spawn().expect("coda-host can be started") }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill takes any numbers; the child is not reaped yet, so the id is still its own.
+        let sent = unsafe { libc::kill(self.pid(), signal) };
+        assert_eq!(sent, 0, "signal {signal}: {}", io::Error::last_os_error());
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<Exit> {
+        self.child.try_wait().expect("the child can be waited for").map(Exit::from)
+    }
+
+    pub async fn wait_exit(&mut self) -> Exit {
+        eventually("the host ends", async || self.ended()).await
+    }
+
+    /// SIGKILL, as the kernel's out-of-memory killer would.
+    pub fn kill(&mut self) {
+        // It may have ended by itself.
+        self.child.kill().ok();
+        self.child.wait().expect("the child can be waited for");
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn second(file: &File) -> Stdio {
+    Stdio::from(file.try_clone().expect("a file can be shared"))
+}
+
+/// The binary under test with these arguments and this environment alone.
+pub fn command(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Command {
+    let mut command = Command::new(crate::artifacts::binary());
+    command.args(arguments).env_clear().current_dir(cwd);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", cwd).envs(env);
+    command
+}
+
+/// Runs a command that ends by itself, and returns what it wrote.
+pub async fn output(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Output {
+    let mut command = tokio::process::Command::from(command(arguments, env, cwd));
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let done = tokio::time::timeout(LIMIT, command.output()).await;
+    done.expect("the command ends").expect("the command can be started")
+}

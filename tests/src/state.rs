@@ -1,0 +1,59 @@
+//! A look into the state directory's database, beside the host.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags};
+
+/// The database, opened for reading.
+pub struct StateFile(Connection);
+
+/// A result that lies in the outbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    pub job_id: String,
+    pub phase: String,
+    pub last_error: Option<String>,
+}
+
+/// A message that could not be answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetter {
+    pub message_id: String,
+    pub reason: String,
+    pub fields: String,
+}
+
+impl StateFile {
+    pub fn open(state_dir: &Path) -> StateFile {
+        let path = state_dir.join("coda-host.db");
+        let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
+        let connection = connection.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        connection.busy_timeout(Duration::from_secs(10)).expect("a timeout can be set");
+        StateFile(connection)
+    }
+
+    fn rows<T>(&self, sql: &str, read: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>) -> Vec<T> {
+        let mut statement = self.0.prepare(sql).expect("the schema is known");
+        let rows = statement.query_map([], read).expect("the database can be read");
+        rows.collect::<Result<_, _>>().expect("the rows can be read")
+    }
+
+    /// Results that are not delivered, or were refused.
+    pub fn kept(&self) -> Vec<Kept> {
+        self.rows("SELECT job_id, phase, last_error FROM results ORDER BY job_id", |r| {
+            Ok(Kept { job_id: r.get(0)?, phase: r.get(1)?, last_error: r.get(2)? })
+        })
+    }
+
+    pub fn dead_letters(&self) -> Vec<DeadLetter> {
+        self.rows("SELECT message_id, reason, fields FROM dead_letters ORDER BY at", |r| {
+            Ok(DeadLetter { message_id: r.get(0)?, reason: r.get(1)?, fields: r.get(2)? })
+        })
+    }
+
+    /// How often the process died while it ran a message.
+    pub fn deaths(&self) -> Vec<(String, u32)> {
+        self.rows("SELECT message_id, count FROM deaths", |r| Ok((r.get(0)?, r.get(1)?)))
+    }
+}

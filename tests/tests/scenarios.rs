@@ -1,0 +1,3 @@
+//! Every scenario, one module per concern.
+
+mod main_job;
