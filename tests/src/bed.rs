@@ -300,7 +300,12 @@ impl Bed {
     }
 
     pub async fn redis<T: FromRedisValue>(&self, command: &Cmd) -> T {
-        self.try_redis(command).await.expect("Redis answers")
+        let answered = async || match self.try_redis(command).await {
+            // A connection from before a restart.
+            Err(e) if e.is_io_error() || e.is_connection_dropped() => None,
+            answer => Some(answer),
+        };
+        eventually("Redis answers", answered).await.expect("Redis accepts the command")
     }
 
     pub fn stream(&self) -> String {

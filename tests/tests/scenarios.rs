@@ -1,3 +1,7 @@
 //! Every scenario, one module per concern.
 
+mod cancels;
+mod crashes;
 mod main_job;
+mod plugins_together;
+mod stopping;

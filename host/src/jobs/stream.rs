@@ -84,14 +84,16 @@ impl Reader {
                         self.metrics.redis_reconnects.inc();
                     }
                     let since = Instant::now();
-                    let end = self.serve(conn).await;
-                    self.redis.set_down();
-                    if since.elapsed() > self.settings.redis_backoff_max {
-                        pause = self.settings.redis_backoff;
-                    }
-                    match end {
+                    match self.serve(conn).await {
+                        // The link stays for what the drain still has to write.
                         End::Stopped => return,
-                        End::Lost(why) => why,
+                        End::Lost(why) => {
+                            self.redis.set_down();
+                            if since.elapsed() > self.settings.redis_backoff_max {
+                                pause = self.settings.redis_backoff;
+                            }
+                            why
+                        }
                     }
                 }
                 Err(e) => masked(&e, &self.url),

@@ -1,0 +1,184 @@
+//! Sudden death at each step of a job: nothing is lost, and what was decided stays decided.
+
+use std::path::PathBuf;
+
+use coda_host_tests::{Bed, Circuit, Exit, LIMIT, Plan, eventually, example, holds};
+use serde_json::json;
+
+const STEPS: [&str; 5] = ["returned", "stored", "decided", "announced", "delivered"];
+
+/// Brings J1 to a step and kills the host there.
+async fn killed_at(step: &str, device: &str) -> Bed {
+    let mut bed = Plan::simulator(device).lay().await;
+    let reached = hold(&mut bed, step);
+    bed.start().await;
+    bed.submit("J1", &example(), 100).await;
+    holds(&format!("J1 is {step}"), async || reached.exists()).await;
+    bed.kill();
+    bed.unset("CODA_TEST_HOLD");
+    bed
+}
+
+fn hold(bed: &mut Bed, step: &str) -> PathBuf {
+    let reached = bed.dir().join(format!("reached-{step}"));
+    bed.set("CODA_TEST_HOLD", format!("{step}:{}", reached.display()));
+    reached
+}
+
+async fn once_and_at_rest(bed: &Bed, state: &str) {
+    bed.wait_nothing_pending().await;
+    bed.wait_state("J1", state).await;
+    assert_eq!(bed.attempts("J1"), (1, 1), "exactly one delivery");
+    holds("no result is kept", async || bed.state_file().kept().is_empty()).await;
+}
+
+async fn success_survives(step: &str) {
+    let mut bed = killed_at(step, "").await;
+    assert_eq!(bed.pending().await.len(), 1, "not acknowledged");
+    bed.start().await;
+    assert_eq!(bed.delivered("J1").await["counts"], json!({ "10": 100 }));
+    once_and_at_rest(&bed, "completed").await;
+    let expected = u64::from(step == "returned");
+    assert_eq!(bed.runs().await, expected, "only what is not stored runs again");
+    bed.good_job_goes_through("J2").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_is_delivered_once_wherever_the_host_dies() {
+    for step in STEPS {
+        success_survives(step).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_is_delivered_once_wherever_the_host_dies() {
+    for step in STEPS {
+        let mut bed = killed_at(step, "mode: raise").await;
+        bed.start().await;
+        let error = bed.failure("J1").await;
+        once_and_at_rest(&bed, "failed").await;
+        assert_eq!(bed.status("J1").await["error"], error, "{step}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_after_the_crash_counts_until_the_decision() {
+    for step in STEPS {
+        let mut bed = killed_at(step, "").await;
+        bed.request_cancel("J1").await;
+        bed.start().await;
+        bed.wait_nothing_pending().await;
+        // `decided` has looked at the key, but the crash took its knowledge: it looks again.
+        let in_time = matches!(step, "returned" | "stored" | "decided");
+        bed.good_job_goes_through("J2").await;
+        let expected = if in_time { ("cancelled", (0, 0)) } else { ("completed", (1, 1)) };
+        assert_eq!((bed.state("J1").await.as_str(), bed.attempts("J1")), expected, "{step}");
+        holds("no result is kept", async || bed.state_file().kept().is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delivery_that_redis_never_heard_of_is_not_repeated() {
+    let mut bed = killed_at("delivered", "").await;
+    // As after a failover to a replica that was behind.
+    bed.redis::<()>(redis::cmd("DEL").arg("qpu:job:J1:status")).await;
+    bed.start().await;
+    once_and_at_rest(&bed, "completed").await;
+    assert_eq!(bed.runs().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_is_kept_once() {
+    let mut bed = Plan::simulator("").lay().await;
+    let reached = hold(&mut bed, "delivered");
+    bed.start().await;
+    bed.send(&bed.job("", &example(), 1)).await;
+    holds("the dead letter is stored", async || reached.exists()).await;
+    bed.kill();
+    bed.unset("CODA_TEST_HOLD");
+    bed.start().await;
+    bed.wait_nothing_pending().await;
+    assert_eq!(bed.state_file().dead_letters().len(), 1);
+}
+
+/// The plugin takes the process down with it; after three times the job is given up.
+async fn deaths(fault: &str, end: &[Exit]) {
+    let mut bed = Plan::faulty(&format!("fault: {fault}\nwhen: run")).lay().await;
+    bed.submit("J1", &example(), 100).await;
+    bed.submit("behind", &example(), 100).await;
+    for _ in 0..3 {
+        bed.launch();
+        let exit = bed.wait_exit().await;
+        assert!(end.contains(&exit), "{fault}: {exit:?}");
+        assert_eq!((bed.attempts("J1"), bed.pending().await.len()), ((0, 0), 2));
+    }
+    bed.write_device("executor_factory: coda_faulty");
+    bed.start().await;
+    assert_eq!(bed.failure("J1").await, "the executor died 3 times while running this job");
+    assert_eq!(bed.delivered("behind").await["counts"], json!({ "00": 100 }), "it never ran before");
+    bed.wait_nothing_pending().await;
+    assert_eq!((bed.attempts("J1"), bed.state("J1").await.as_str()), ((1, 1), "failed"));
+    assert_eq!(bed.runs().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_aborts_the_process_is_given_up() {
+    deaths("abort", &[Exit::Signal(libc::SIGABRT)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_exits_the_process_is_given_up() {
+    deaths("exit", &[Exit::Code(3)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_breaks_memory_is_given_up() {
+    deaths("segfault", &[Exit::Signal(libc::SIGSEGV)]).await;
+    // The runtime of Rust turns the fault on the guard page into an abort where it recognises it.
+    deaths("stack_overflow", &[Exit::Signal(libc::SIGSEGV), Exit::Signal(libc::SIGABRT)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_deaths_are_forgiven() {
+    let mut bed = Plan::faulty("fault: abort\nwhen: run").lay().await;
+    bed.submit("J1", &example(), 100).await;
+    for _ in 0..2 {
+        bed.launch();
+        assert_eq!(bed.wait_exit().await, Exit::Signal(libc::SIGABRT));
+    }
+    bed.write_device("executor_factory: coda_faulty");
+    bed.start().await;
+    assert_eq!(bed.delivered("J1").await["status"], "completed");
+    bed.wait_nothing_pending().await;
+    holds("the deaths are forgotten", async || bed.state_file().deaths().is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kills_under_load_lose_nothing() {
+    const JOBS: usize = 240;
+    const KILLS: usize = 8;
+    let mut bed = Plan::simulator("execution_time_ms: 2\nslots: 2").lay().await;
+    let circuit = Circuit::new(1);
+    for n in 0..JOBS {
+        bed.submit(&format!("L{n}"), &circuit, 10).await;
+    }
+    for kill in 1..=KILLS {
+        bed.launch();
+        let wanted = (kill * JOBS / (KILLS + 1)) as u64;
+        let reached = bed.cloud.wait_until(LIMIT, |s| s.accepted_jobs >= wanted).await;
+        assert!(reached, "{wanted} results within {LIMIT:?}");
+        bed.kill();
+    }
+    bed.start().await;
+    eventually("all are delivered", async || (bed.cloud.state().accepted_jobs == JOBS as u64).then_some(()))
+        .await;
+    bed.wait_nothing_pending().await;
+    let state = bed.cloud.state();
+    for (id, _) in state.jobs.iter() {
+        let bodies: Vec<_> = state.attempts(id).map(|w| w.json()["counts"].clone()).collect();
+        assert!(bodies.iter().all(|b| *b == json!({ "0": 10 })), "{id}: {bodies:?}");
+    }
+    // At most what was in the plugin, or just sent, at each kill may come twice.
+    let surplus = state.webhook_count - JOBS as u64;
+    assert!(surplus <= (KILLS * 64) as u64, "{surplus} repeated posts");
+}
