@@ -84,13 +84,25 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     }
 }
 
+/// More workers than this only wake each other up: the host's own work is small.
+const MAX_WORKERS: usize = 4;
+
 /// A runtime for a command that needs one.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| Failure {
-        code: "runtime",
-        message: "the async runtime could not be started".into(),
-        causes: vec![e.to_string()],
-        hint: Some("raise the limits on processes and open files".into()),
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(cores.min(MAX_WORKERS));
+    let runtime = builder.enable_all().build();
+    runtime.map_err(|e| failed("runtime", "the async runtime could not be started", &e))
+}
+
+/// A failure of the surroundings that no stage has an error for.
+fn failed(code: &'static str, message: &str, cause: &dyn std::error::Error) -> Failure {
+    Failure {
+        code,
+        message: message.into(),
+        causes: vec![cause.to_string()],
+        hint: Some("check the limits on processes and open files (ulimit -a); else report it as a bug".into()),
         exit: crate::error::exit::FAILURE,
-    })
+    }
 }
