@@ -36,6 +36,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// Pause after Redis failed a look at the jobs.
 const REDIS_PAUSE: Duration = Duration::from_millis(500);
+/// How long the cloud stays up behind the host.
+const LAST_NEWS: Duration = Duration::from_millis(250);
 const LOG_LINES: usize = 20;
 /// Records that the cloud keeps; a dev may stay up for weeks.
 const KEEP: usize = 10_000;
@@ -180,7 +182,7 @@ async fn start(args: &Args, around: &Surroundings) -> Result<Result<Dev, ExitCod
     let mut dev = Dev { host, cloud, _redis: redis, device, note, out: Out::new(around), _dir: temporary };
     match dev.ready().await? {
         Some(status) => {
-            dev.show_end(status);
+            show_end(&dev.host, status);
             Ok(Err(exit_code(status)))
         }
         None => Ok(Ok(dev)),
@@ -222,29 +224,42 @@ impl Dev {
         let path = note::path(around)?;
         let ours = self.leave_note(&path).await?;
         self.banner(ours)?;
-        let work = show_jobs(args, &self.cloud, &self.note, &mut self.out);
+        let Dev { mut host, cloud, _redis, note, mut out, _dir, .. } = self;
+        let work = show_jobs(args, &cloud, &note, &mut out);
+        tokio::pin!(work);
         let ended = tokio::select! {
-            done = work => End::Done(done),
-            status = self.host.ended() => End::Host(status?),
+            done = &mut work => End::Done(done),
+            status = host.ended() => End::Host(status?),
             () = stop.cancelled() => End::Stopped,
         };
         if ours {
-            self.note.remove(&path)?;
+            note.remove(&path)?;
         }
-        let result = match ended {
-            End::Done(result) => result,
-            End::Stopped => {
-                self.out.line("\nending: the host finishes its jobs (Ctrl-C again ends at once)")?;
-                Ok(ExitCode::SUCCESS)
-            }
+        let (status, result) = match ended {
             End::Host(status) => {
-                self.show_end(status);
+                show_end(&host, status);
                 return Ok(exit_code(status));
             }
+            End::Done(result) => (host.stop().await?, result),
+            End::Stopped => {
+                eprintln!("\nending: the host finishes its jobs (Ctrl-C again ends at once)");
+                let stopping = async {
+                    let status = host.stop().await;
+                    // Whoever waits for a job is still told of its end.
+                    tokio::time::sleep(LAST_NEWS).await;
+                    status
+                };
+                tokio::pin!(stopping);
+                // Jobs are shown to their end; a demo that is over, or can't go on, no longer matters.
+                let status = tokio::select! {
+                    status = &mut stopping => status,
+                    _ = &mut work => stopping.await,
+                };
+                (status?, Ok(ExitCode::SUCCESS))
+            }
         };
-        let status = self.host.stop().await?;
         if !status.success() {
-            self.show_end(status);
+            show_end(&host, status);
             return result.map(|_| exit_code(status));
         }
         result
@@ -293,14 +308,11 @@ impl Dev {
         );
         self.out.line(&text)
     }
+}
 
-    /// Why the host is no longer there.
-    fn show_end(&self, status: ExitStatus) {
-        eprintln!(
-            "the host ended ({status}); the last lines of its log:\n{}",
-            self.host.last_lines(LOG_LINES)
-        );
-    }
+/// Why the host is no longer there.
+fn show_end(host: &DevHost, status: ExitStatus) {
+    eprintln!("the host ended ({status}); the last lines of its log:\n{}", host.last_lines(LOG_LINES));
 }
 
 /// Why a dev ends.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
+use super::way::Out;
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::error::{Failure, exit};
@@ -86,40 +87,44 @@ impl DeviceView {
         }
     }
 
-    fn show(&self) {
+    fn lines(&self) -> String {
         let yes = |b| if b { "yes" } else { "no" };
-        line("device", &self.name);
-        line("qubits", &self.num_qubits.to_string());
-        line("targets", &self.targets.join(", "));
-        line("slots", &self.slots.to_string());
-        line("max shots", &self.max_shots.map_or("no limit".into(), |n| n.to_string()));
         let edges = self.edges.as_ref().map_or(String::new(), |e| format!(", {} edges", e.len()));
-        line("wiring", &format!("{}{edges}", self.connectivity));
-        line("batches", yes(self.batch_run));
-        line("cancels", yes(self.cancel));
-        line("plugin", &format!("{} ({})", self.plugin, self.kind));
-        line("library", &self.path.display().to_string());
+        [
+            line("device", &self.name),
+            line("qubits", &self.num_qubits.to_string()),
+            line("targets", &self.targets.join(", ")),
+            line("slots", &self.slots.to_string()),
+            line("max shots", &self.max_shots.map_or("no limit".into(), |n| n.to_string())),
+            line("wiring", &format!("{}{edges}", self.connectivity)),
+            line("batches", yes(self.batch_run)),
+            line("cancels", yes(self.cancel)),
+            line("plugin", &format!("{} ({})", self.plugin, self.kind)),
+            line("library", &self.path.display().to_string()),
+        ]
+        .concat()
     }
 }
 
-fn line(name: &str, value: &str) {
-    println!("{name:<12}{value}");
+fn line(name: &str, value: &str) -> String {
+    format!("{name:<12}{value}\n")
 }
 
 pub fn run(command: Command, around: Surroundings) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(&around);
     match command {
-        Command::Inspect { file, json } => inspect(file, json),
+        Command::Inspect { file, json } => out.text(&inspect(file, json)?)?,
         Command::Device { device, json } => {
             let runtime = super::runtime()?;
             let view = runtime.block_on(describe(device, around));
             runtime.shutdown_background();
             match json {
-                true => println!("{}", serde_json::json!(view?)),
-                false => view?.show(),
+                true => out.line(&serde_json::json!(view?).to_string())?,
+                false => out.text(&view?.lines())?,
             }
-            Ok(ExitCode::SUCCESS)
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn describe(device: Option<PathBuf>, around: Surroundings) -> Result<DeviceView, Failure> {
@@ -145,7 +150,7 @@ async fn describe(device: Option<PathBuf>, around: Surroundings) -> Result<Devic
     Ok(view)
 }
 
-fn inspect(file: PathBuf, json: bool) -> Result<ExitCode, Failure> {
+fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
     let found = elf::inspect(&file)?;
     let d = &found.descriptor;
     let sha256: String = Sha256::digest(&found.bytes).iter().map(|b| format!("{b:02x}")).collect();
@@ -157,21 +162,22 @@ fn inspect(file: PathBuf, json: bool) -> Result<ExitCode, Failure> {
             "target": d.target, "panics_unwind": d.unwinds, "needs": found.needed, "sha256": sha256,
             "bytes": found.bytes.len(),
         });
-        println!("{value}");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(format!("{value}\n"));
     }
-    line("plugin", &format!("{} {} by {}", d.name, d.version, d.vendor));
-    line("kind", d.kind.name());
     let ours = format!("{}.{}", version::MAJOR, version::MINOR);
-    line(
-        "interface",
-        &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door),
-    );
-    line("entries", &d.entries.join(", "));
-    line("built by", &d.rustc);
-    line("built for", &d.target);
-    line("on panic", if d.unwinds { "unwinds" } else { "aborts" });
-    line("needs", &found.needed.join(", "));
-    line("sha256", &sha256);
-    Ok(ExitCode::SUCCESS)
+    Ok([
+        line("plugin", &format!("{} {} by {}", d.name, d.version, d.vendor)),
+        line("kind", d.kind.name()),
+        line(
+            "interface",
+            &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door),
+        ),
+        line("entries", &d.entries.join(", ")),
+        line("built by", &d.rustc),
+        line("built for", &d.target),
+        line("on panic", if d.unwinds { "unwinds" } else { "aborts" }),
+        line("needs", &found.needed.join(", ")),
+        line("sha256", &sha256),
+    ]
+    .concat())
 }

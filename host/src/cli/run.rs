@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
 use super::histogram;
+use super::way::Out;
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::error::{Failure, exit};
@@ -97,18 +98,19 @@ async fn execute(
         Err(why) => Err(why),
     };
     executor.shutdown(prepared.settings.executor.control_timeout).await;
+    let mut out = Out::new(&around);
     match judged {
         Ok(counts) if args.json => {
             let body = crate::results::outcome::conclude("run", Ok(counts)).body;
-            println!("{}", String::from_utf8_lossy(&body));
+            out.line(&String::from_utf8_lossy(&body))?;
             Ok(ExitCode::SUCCESS)
         }
         Ok(counts) => {
-            print!("{}", histogram::render(&counts.counts));
+            out.text(&histogram::render(&counts.counts))?;
             let ms =
                 counts.execution_time_ms.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
             let shots: i64 = counts.counts.iter().map(|(_, n)| n).sum();
-            println!("{shots} shots{ms}");
+            out.line(&format!("{shots} shots{ms}"))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => Err(Failure {
