@@ -47,6 +47,8 @@ pub enum AppError {
     StateDir { path: PathBuf, source: std::io::Error },
     #[error("the HTTP client could not be set up")]
     Http(#[source] HttpError),
+    #[error("the HTTP client could not be set up")]
+    Setup(#[source] tokio::task::JoinError),
 }
 
 impl Explain for AppError {
@@ -54,7 +56,7 @@ impl Explain for AppError {
         match self {
             AppError::Locked { .. } => "already-running",
             AppError::StateDir { .. } => "state-dir",
-            AppError::Http(_) => "http-client",
+            AppError::Http(_) | AppError::Setup(_) => "http-client",
         }
     }
 
@@ -66,6 +68,7 @@ impl Explain for AppError {
             }
             AppError::StateDir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
             AppError::Http(e) => return e.hint(),
+            AppError::Setup(_) => "report this as a bug of coda-host".into(),
         })
     }
 
@@ -113,7 +116,11 @@ pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> R
     let dirs = load::dirs(around)?;
     let stored = credentials::load(&dirs.credentials)?;
     let token = flags.get("CODA_NODE_TOKEN").cloned().or_else(|| {
-        around.environment.iter().find(|(k, _)| k.eq_ignore_ascii_case("CODA_NODE_TOKEN")).map(|(_, v)| v.clone())
+        around
+            .environment
+            .iter()
+            .find(|(k, _)| k.eq_ignore_ascii_case("CODA_NODE_TOKEN"))
+            .map(|(_, v)| v.clone())
     });
     let token = token.filter(|t| !t.is_empty()).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
@@ -176,6 +183,11 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let state_dir = settings.dirs.state.clone();
     let _lock = lock(&state_dir)?;
     let located = locate_plugin(&settings, &device, &around.cwd)?;
+    // Reading the system's roots takes as long as loading a plugin: beside it.
+    let client = {
+        let cloud = settings.cloud.clone();
+        tokio::task::spawn_blocking(move || HttpClient::new(&cloud))
+    };
     let starting = start_executor(&settings, &device, located, dispositions.clone());
     let (executor, done) = tokio::select! {
         started = starting => started?,
@@ -187,7 +199,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let database = Database::open(&state_dir)?;
     let (marks, died_running) = RunMarks::open(&state_dir)
         .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
-    let client = HttpClient::new(&settings.cloud).map_err(AppError::Http)?;
+    let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
     let mut tasks = Supervisor::default();
     let api_stop = CancellationToken::new();
@@ -210,7 +222,10 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         *deaths.entry(id).or_insert(0) += 1;
     }
     if opened.foreign > 0 {
-        tracing::warn!(results = opened.foreign, "undelivered results of another QPU lie in the state directory");
+        tracing::warn!(
+            results = opened.foreign,
+            "undelivered results of another QPU lie in the state directory"
+        );
     }
 
     let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
@@ -220,12 +235,18 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let (redis, writer) = Redis::new(&site.identity.redis_url, names, ca_file, timeout, block)?;
     let sender = WebhookSender::new(client.clone(), site.signer.clone(), &site.cloud, &settings.webhook)?;
     let (beat_state, beat_seen) = watch::channel(HeartbeatState::default());
-    let heartbeat = Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen)
-        .map_err(AppError::Http)?;
+    let heartbeat =
+        Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen).map_err(AppError::Http)?;
     let beats = heartbeat.outcome();
     let (sent, sent_seen) = mpsc::unbounded_channel();
-    let (outbox, courier) =
-        Courier::new(sender.clone(), store.clone(), settings.webhook.clone(), metrics.clone(), beats.clone(), sent);
+    let (outbox, courier) = Courier::new(
+        sender.clone(),
+        store.clone(),
+        settings.webhook.clone(),
+        metrics.clone(),
+        beats.clone(),
+        sent,
+    );
     let per_slot = if executor.hooks().batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
     let room = Arc::new(Semaphore::new(per_slot * usize::from(executor.device().slots)));
     let gate = Arc::new(ClaimGate::default());
@@ -246,7 +267,9 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let plugin = executor.info().clone();
     let callback = {
         let sender = sender.clone();
-        Arc::new(move |url: &str| sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line()))
+        Arc::new(move |url: &str| {
+            sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line())
+        })
     };
     let mut driver = Driver::new(DriverParts {
         settings: settings.jobs.clone(),
@@ -326,14 +349,17 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     store.close();
     api_stop.cancel();
     drop(up);
-    tasks.finish(END_LIMIT).await;
+    tasks.finish().await;
     Ok(code)
 }
 
 /// Ends the executor and tells what is left.
 async fn end(ended: Ended, settings: &Settings) -> ExitCode {
     if ended.undelivered > 0 {
-        tracing::warn!(results = ended.undelivered, "stopped with undelivered results; they are sent after the next start");
+        tracing::warn!(
+            results = ended.undelivered,
+            "stopped with undelivered results; they are sent after the next start"
+        );
     }
     if ended.left.is_empty() {
         ended.executor.shutdown(settings.executor.control_timeout).await;
@@ -341,7 +367,10 @@ async fn end(ended: Ended, settings: &Settings) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     for job_id in &ended.left {
-        tracing::error!(job_id = &**job_id, "stopped while the executor still had this job; it runs again after the next start");
+        tracing::error!(
+            job_id = &**job_id,
+            "stopped while the executor still had this job; it runs again after the next start"
+        );
     }
     ExitCode::from(exit::JOB_LEFT)
 }

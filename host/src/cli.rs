@@ -1,10 +1,13 @@
 //! The command line: one file per command, each an `Args` and a `run`.
 
 mod completions;
+mod dev;
 mod histogram;
 mod plugin;
 mod run;
 mod start;
+mod submit;
+mod way;
 
 use std::process::ExitCode;
 
@@ -19,7 +22,7 @@ const ABOUT: &str = "The daemon beside a QPU: runs a vendor's plugin, and speaks
 const EXAMPLES: &str = "\
 Examples:
   coda-host run circuit.json --device site/device.yaml --shots 1000   try a device, no cloud
-  coda-host dev --device site/device.yaml                            a private Coda on this machine
+  coda-host dev --device site/device.yaml --demo                     a private Coda on this machine
   coda-host --device site/device.yaml --token TOKEN                  the first start
   coda-host --device site/device.yaml                                every later one
 
@@ -45,14 +48,17 @@ enum Command {
     Start(start::Args),
     /// Run one circuit straight through the plugin, without a cloud
     Run(run::Args),
+    /// A private Coda on this machine, with the host connected to it
+    Dev(dev::Args),
+    /// Send a circuit to a running dev
+    Submit(submit::Args),
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
     /// Print tab completions for a shell
     Completions(completions::Args),
-    /// Print the manual page
-    #[command(hide = true)]
-    Man,
+    /// Print the manual page, or write those of all commands
+    Man(completions::ManArgs),
 }
 
 /// Runs what the command line asks for.
@@ -62,7 +68,7 @@ enum Command {
 pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     let level = match &cli.command {
         // These have an output of their own; only trouble is logged.
-        Some(Command::Run(_) | Command::Plugin(_)) => "warn",
+        Some(Command::Run(_) | Command::Plugin(_) | Command::Dev(_) | Command::Submit(_)) => "warn",
         _ => "info",
     };
     telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
@@ -70,19 +76,35 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         None => start::run(cli.start, around),
         Some(Command::Start(args)) => start::run(args, around),
         Some(Command::Run(args)) => run::run(args, around),
-        Some(Command::Plugin(command)) => plugin::run(command),
+        Some(Command::Dev(args)) => dev::run(args, around),
+        Some(Command::Submit(args)) => submit::run(args, around),
+        Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
-        Some(Command::Man) => completions::man(&Cli::command()),
+        Some(Command::Man(args)) => completions::man(args, Cli::command()),
     }
 }
 
+/// More workers than this only wake each other up: the host's own work is small.
+const MAX_WORKERS: usize = 4;
+
 /// A runtime for a command that needs one.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| Failure {
-        code: "runtime",
-        message: "the async runtime could not be started".into(),
-        causes: vec![e.to_string()],
-        hint: Some("raise the limits on processes and open files".into()),
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(cores.min(MAX_WORKERS));
+    let runtime = builder.enable_all().build();
+    runtime.map_err(|e| failed("runtime", "the async runtime could not be started", &e))
+}
+
+/// A failure of the surroundings that no stage has an error for.
+fn failed(code: &'static str, message: &str, cause: &dyn std::error::Error) -> Failure {
+    Failure {
+        code,
+        message: message.into(),
+        causes: vec![cause.to_string()],
+        hint: Some(
+            "check the limits on processes and open files (ulimit -a); else report it as a bug".into(),
+        ),
         exit: crate::error::exit::FAILURE,
-    })
+    }
 }

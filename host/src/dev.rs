@@ -1,5 +1,9 @@
 //! A private Coda on this machine: cloud endpoints and a redis-server, for `coda-host dev`, tests and
-//! benchmarks.
+//! benchmarks; and what `coda-host dev` and `coda-host submit` need around them.
 
+pub mod client;
 pub mod cloud;
+pub mod follow;
+pub mod host;
+pub mod note;
 pub mod redis;

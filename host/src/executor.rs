@@ -17,4 +17,3 @@ pub mod pool;
 
 pub use ffi::JobContext;
 pub use pool::{Executor, PluginInfo, RunDone, RunJob, StartRequest};
-

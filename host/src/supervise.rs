@@ -2,8 +2,6 @@
 //!
 //! Tasks end by themselves when they are stopped; what they serve decides in which order (see `app`).
 
-use std::time::Duration;
-
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::Explain;
@@ -33,7 +31,11 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub fn spawn(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
         let handle = self.tasks.spawn(task);
         self.names.push((handle.id(), name));
         handle
@@ -48,12 +50,9 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the tasks to end, then ends those that haven't.
-    pub async fn finish(mut self, limit: Duration) {
-        let all = async { while self.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(limit, all).await.is_err() {
-            self.tasks.shutdown().await;
-        }
+    /// Ends the tasks, each at its next await.
+    pub async fn finish(mut self) {
+        self.tasks.shutdown().await;
     }
 
     fn name(&self, id: tokio::task::Id) -> &'static str {

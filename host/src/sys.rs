@@ -1,10 +1,14 @@
-//! The few system calls that need `unsafe`: signals and process limits.
+//! The few system calls that need `unsafe`: signals, process limits, children that die with their parent.
 //!
 //! Stop signals are blocked in every thread and taken by one that no plugin runs on, so that a plugin's own
 //! handlers can't swallow them (Linux keeps a blocked signal pending even where its disposition is to
 //! ignore it). Dispositions that a plugin changed are put back.
 
 use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
+use std::sync::mpsc::{self, Sender, SyncSender};
+use std::sync::{Mutex, PoisonError};
 
 /// What ends the host.
 pub const STOP_SIGNALS: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
@@ -109,6 +113,69 @@ pub fn die_with_parent(signal: i32) -> io::Result<()> {
     }
 }
 
+/// A process to start, and where its handle goes.
+type SpawnOrder = (Command, SyncSender<io::Result<Child>>);
+
+/// The thread that starts such processes. The kernel takes the death of the thread that forked for the death
+/// of the parent, so it must be one that lives as long as the process.
+static SPAWNER: Mutex<Option<Sender<SpawnOrder>>> = Mutex::new(None);
+
+/// Starts a process that the kernel kills when this one dies, however it dies.
+///
+/// # Errors
+/// When it can't be started.
+pub fn spawn_dying_with_parent(mut command: Command) -> io::Result<Child> {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec the closure makes two async-signal-safe system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            die_with_parent(libc::SIGKILL)?;
+            // The parent may have died before the call; then nobody would send the signal.
+            match libc::getppid().cast_unsigned() == parent {
+                true => Ok(()),
+                false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            }
+        });
+    }
+    let (answer, answered) = mpsc::sync_channel(1);
+    let gone = || io::Error::other("the thread that starts processes has ended");
+    spawner()?.send((command, answer)).map_err(|_| gone())?;
+    answered.recv().map_err(|_| gone())?
+}
+
+fn spawner() -> io::Result<Sender<SpawnOrder>> {
+    let mut known = SPAWNER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(orders) = &*known {
+        return Ok(orders.clone());
+    }
+    let (orders, taken) = mpsc::channel::<SpawnOrder>();
+    std::thread::Builder::new().name("spawner".into()).spawn(move || {
+        for (mut command, answer) in taken {
+            // Whoever asked waits for the answer; one that is gone has died, and the child with it.
+            if let Err(mpsc::SendError(Ok(mut child))) = answer.send(command.spawn()) {
+                child.kill().ok();
+                child.wait().ok();
+            }
+        }
+    })?;
+    Ok(known.insert(orders).clone())
+}
+
+/// Asks a child to stop, as SIGTERM does; one that has ended already is left alone.
+///
+/// # Errors
+/// When the signal can't be sent.
+pub fn ask_to_stop(child: &mut Child) -> io::Result<()> {
+    if child.try_wait()?.is_some() {
+        return Ok(());
+    }
+    // SAFETY: a plain system call; the child has not been waited for, so the id is still its own.
+    match unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Free bytes for this user on the file system that holds `path`.
 ///
 /// # Errors
@@ -137,6 +204,25 @@ mod tests {
         unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
         assert_eq!(note.restore(), ["SIGHUP"]);
         assert!(note.restore().is_empty());
+    }
+
+    #[test]
+    fn children_outlive_the_thread_that_asked_for_them_and_stop_when_asked() {
+        let start = || {
+            let mut command = Command::new("sleep");
+            command.arg("600");
+            spawn_dying_with_parent(command)
+        };
+        let mut child = std::thread::spawn(start).join().unwrap().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(child.try_wait().unwrap().is_none(), "the asking thread's end killed it");
+        ask_to_stop(&mut child).unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()),
+            Some(libc::SIGTERM)
+        );
+        assert!(ask_to_stop(&mut child).is_ok());
+        assert!(spawn_dying_with_parent(Command::new("/no/such/program")).is_err());
     }
 
     #[test]

@@ -145,6 +145,9 @@ pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
         eprintln!("warning: the log could not be installed: {error}");
     }
     if let Some(error) = bad {
-        tracing::warn!(error, "CODA_LOG can't be read; using '{level}'. Expected for instance: info,plugin=debug");
+        tracing::warn!(
+            error,
+            "CODA_LOG can't be read; using '{level}'. Expected for instance: info,plugin=debug"
+        );
     }
 }

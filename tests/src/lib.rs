@@ -8,6 +8,8 @@ pub mod artifacts;
 mod bed;
 mod circuits;
 mod host;
+pub mod process;
+pub mod proxy;
 mod state;
 mod wait;
 

@@ -1,15 +1,22 @@
 //! `coda-host completions` and the manual page, both made from the command line's own description.
 
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap_complete::Shell;
 
+use super::way::failed;
 use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host completions bash > /etc/bash_completion.d/coda-host
+  coda-host completions zsh > /usr/local/share/zsh/site-functions/_coda-host
+  coda-host completions fish > ~/.config/fish/completions/coda-host.fish")]
 pub struct Args {
-    /// The shell, for instance: coda-host completions bash > /etc/bash_completion.d/coda-host
+    /// The shell
     shell: Shell,
 }
 
@@ -19,9 +26,27 @@ pub fn run(args: Args, mut command: clap::Command) -> Result<ExitCode, Failure> 
     put(&text)
 }
 
-pub fn man(command: &clap::Command) -> Result<ExitCode, Failure> {
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host man | man -l -                       read the page of coda-host
+  coda-host man --dir /usr/local/share/man/man1  write the pages of all commands")]
+pub struct ManArgs {
+    /// Write the pages of all commands into this directory
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dir: Option<PathBuf>,
+}
+
+pub fn man(args: ManArgs, command: clap::Command) -> Result<ExitCode, Failure> {
+    if let Some(dir) = args.dir {
+        let written = std::fs::create_dir_all(&dir).and_then(|()| clap_mangen::generate_to(command, &dir));
+        return written.map(|()| ExitCode::SUCCESS).map_err(|e| Failure {
+            message: format!("the manual pages could not be written into {}", dir.display()),
+            ..failed(e)
+        });
+    }
     let mut text = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut text).map_err(failed)?;
+    clap_mangen::Man::new(command).render(&mut text).map_err(failed)?;
     put(&text)
 }
 
@@ -30,15 +55,5 @@ fn put(text: &[u8]) -> Result<ExitCode, Failure> {
         // `| head` has seen enough.
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         other => other.map(|()| ExitCode::SUCCESS).map_err(failed),
-    }
-}
-
-fn failed(e: io::Error) -> Failure {
-    Failure {
-        code: "output",
-        message: "the output could not be written".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: crate::error::exit::FAILURE,
     }
 }

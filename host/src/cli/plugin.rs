@@ -1,14 +1,21 @@
-//! `coda-host plugin inspect`: what a library says of itself, without running any of it.
+//! `coda-host plugin`: what a library says of itself, without running any of it; and the device behind it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Subcommand;
-use coda_plugin_abi::version;
+use coda_plugin_abi::{Connectivity, version};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use tokio_util::sync::CancellationToken;
 
-use crate::error::Failure;
-use crate::executor::elf;
+use super::way::Out;
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+use crate::executor::{Executor, elf};
+use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -22,10 +29,128 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Start the plugin as a device config says and show what it tells of its device
+    #[command(after_help = "\
+Examples:
+  coda-host plugin device --device site/device.yaml
+  coda-host plugin device --device site/device.yaml --json | jq .num_qubits")]
+    Device {
+        /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
+        #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+        device: Option<PathBuf>,
+        /// JSON for machines
+        #[arg(long)]
+        json: bool,
+    },
 }
 
-pub fn run(command: Command) -> Result<ExitCode, Failure> {
-    let Command::Inspect { file, json } = command;
+/// What an executor tells of its device, as `--json` prints it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DeviceView {
+    pub name: String,
+    pub num_qubits: u16,
+    pub targets: Vec<String>,
+    pub slots: u16,
+    pub max_shots: Option<u32>,
+    /// `unknown`, `undirected` or `directed`.
+    pub connectivity: String,
+    pub edges: Option<Vec<(u16, u16)>>,
+    pub batch_run: bool,
+    pub cancel: bool,
+    pub plugin: String,
+    /// `hardware`, `simulator` or `test`.
+    pub kind: String,
+    pub path: PathBuf,
+}
+
+impl DeviceView {
+    fn new(executor: &Executor) -> DeviceView {
+        let (device, info, hooks) = (executor.device(), executor.info(), executor.hooks());
+        let connectivity = match &device.connectivity {
+            Connectivity::Unknown => "unknown",
+            Connectivity::Undirected(_) => "undirected",
+            Connectivity::Directed(_) => "directed",
+        };
+        DeviceView {
+            name: device.name.clone(),
+            num_qubits: device.num_qubits,
+            targets: device.targets.iter().map(|t| t.name().to_string()).collect(),
+            slots: device.slots,
+            max_shots: device.max_shots,
+            connectivity: connectivity.into(),
+            edges: device.connectivity.edges().map(<[_]>::to_vec),
+            batch_run: hooks.batch_run,
+            cancel: hooks.cancel,
+            plugin: format!("{} {} by {}", info.name, info.version, info.vendor),
+            kind: info.kind.name().into(),
+            path: info.path.clone(),
+        }
+    }
+
+    fn lines(&self) -> String {
+        let yes = |b| if b { "yes" } else { "no" };
+        let edges = self.edges.as_ref().map_or(String::new(), |e| format!(", {} edges", e.len()));
+        [
+            line("device", &self.name),
+            line("qubits", &self.num_qubits.to_string()),
+            line("targets", &self.targets.join(", ")),
+            line("slots", &self.slots.to_string()),
+            line("max shots", &self.max_shots.map_or("no limit".into(), |n| n.to_string())),
+            line("wiring", &format!("{}{edges}", self.connectivity)),
+            line("batches", yes(self.batch_run)),
+            line("cancels", yes(self.cancel)),
+            line("plugin", &format!("{} ({})", self.plugin, self.kind)),
+            line("library", &self.path.display().to_string()),
+        ]
+        .concat()
+    }
+}
+
+fn line(name: &str, value: &str) -> String {
+    format!("{name:<12}{value}\n")
+}
+
+pub fn run(command: Command, around: Surroundings) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(&around);
+    match command {
+        Command::Inspect { file, json } => out.text(&inspect(file, json)?)?,
+        Command::Device { device, json } => {
+            let runtime = super::runtime()?;
+            let view = runtime.block_on(describe(device, around));
+            runtime.shutdown_background();
+            match json {
+                true => out.line(&serde_json::json!(view?).to_string())?,
+                false => out.text(&view?.lines())?,
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn describe(device: Option<PathBuf>, around: Surroundings) -> Result<DeviceView, Failure> {
+    let dispositions = Arc::new(Dispositions::capture());
+    let stop = CancellationToken::new();
+    app::watch_signals(stop.clone());
+    let flags = device.map(|d| ("CODA_DEVICE_CONFIG", d.display().to_string())).into_iter().collect();
+    let prepared = app::prepare(&around, flags)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd)?;
+    let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
+    let (executor, _done) = tokio::select! {
+        started = starting => started?,
+        () = stop.cancelled() => return Err(Failure {
+            code: "interrupted",
+            message: "stopped while the plugin was starting".into(),
+            causes: Vec::new(),
+            hint: None,
+            exit: exit::FAILURE,
+        }),
+    };
+    let view = DeviceView::new(&executor);
+    executor.shutdown(prepared.settings.executor.control_timeout).await;
+    Ok(view)
+}
+
+fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
     let found = elf::inspect(&file)?;
     let d = &found.descriptor;
     let sha256: String = Sha256::digest(&found.bytes).iter().map(|b| format!("{b:02x}")).collect();
@@ -37,19 +162,22 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
             "target": d.target, "panics_unwind": d.unwinds, "needs": found.needed, "sha256": sha256,
             "bytes": found.bytes.len(),
         });
-        println!("{value}");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(format!("{value}\n"));
     }
-    let line = |name: &str, value: &str| println!("{name:<12}{value}");
-    line("plugin", &format!("{} {} by {}", d.name, d.version, d.vendor));
-    line("kind", d.kind.name());
     let ours = format!("{}.{}", version::MAJOR, version::MINOR);
-    line("interface", &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door));
-    line("entries", &d.entries.join(", "));
-    line("built by", &d.rustc);
-    line("built for", &d.target);
-    line("on panic", if d.unwinds { "unwinds" } else { "aborts" });
-    line("needs", &found.needed.join(", "));
-    line("sha256", &sha256);
-    Ok(ExitCode::SUCCESS)
+    Ok([
+        line("plugin", &format!("{} {} by {}", d.name, d.version, d.vendor)),
+        line("kind", d.kind.name()),
+        line(
+            "interface",
+            &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door),
+        ),
+        line("entries", &d.entries.join(", ")),
+        line("built by", &d.rustc),
+        line("built for", &d.target),
+        line("on panic", if d.unwinds { "unwinds" } else { "aborts" }),
+        line("needs", &found.needed.join(", ")),
+        line("sha256", &sha256),
+    ]
+    .concat())
 }

@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
 use super::histogram;
+use super::way::Out;
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::error::{Failure, exit};
@@ -42,7 +43,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
-    let program = read(&args.circuit)?;
+    let program = parse(&args.circuit, &read(&args.circuit)?)?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
@@ -53,23 +54,30 @@ pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Reads and checks a circuit file.
-pub fn read(path: &Path) -> Result<Program, Failure> {
-    let shown = path.display();
-    let failed = |what: String| Failure {
-        code: "circuit",
-        message: format!("the circuit {shown} can't be used: {what}"),
-        causes: Vec::new(),
-        hint: Some("expected NativeGateIR 1.0, as in tests/circuits/bell.json".into()),
-        exit: exit::CONFIG,
-    };
+/// The content of a circuit file; `-` is standard input.
+pub fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut json = Vec::new();
     let read = match path == Path::new("-") {
         true => std::io::stdin().read_to_end(&mut json).map(drop),
         false => std::fs::read(path).map(|bytes| json = bytes),
     };
-    read.map_err(|e| failed(e.to_string()))?;
-    Program::parse(&json).map_err(|e| failed(e.to_string()))
+    read.map(|()| json).map_err(|e| unusable(path, &e.to_string()))
+}
+
+/// Checks a circuit.
+pub fn parse(path: &Path, json: &[u8]) -> Result<Program, Failure> {
+    Program::parse(json).map_err(|e| unusable(path, &e.to_string()))
+}
+
+/// What is wrong with a circuit file.
+pub fn unusable(path: &Path, what: &str) -> Failure {
+    Failure {
+        code: "circuit",
+        message: format!("the circuit {} can't be used: {what}", path.display()),
+        causes: Vec::new(),
+        hint: Some("expected NativeGateIR 1.0, as in tests/circuits/bell.json".into()),
+        exit: exit::CONFIG,
+    }
 }
 
 async fn execute(
@@ -90,17 +98,19 @@ async fn execute(
         Err(why) => Err(why),
     };
     executor.shutdown(prepared.settings.executor.control_timeout).await;
+    let mut out = Out::new(&around);
     match judged {
         Ok(counts) if args.json => {
             let body = crate::results::outcome::conclude("run", Ok(counts)).body;
-            println!("{}", String::from_utf8_lossy(&body));
+            out.line(&String::from_utf8_lossy(&body))?;
             Ok(ExitCode::SUCCESS)
         }
         Ok(counts) => {
-            print!("{}", histogram::render(&counts.counts));
-            let ms = counts.execution_time_ms.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
+            out.text(&histogram::render(&counts.counts))?;
+            let ms =
+                counts.execution_time_ms.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
             let shots: i64 = counts.counts.iter().map(|(_, n)| n).sum();
-            println!("{shots} shots{ms}");
+            out.line(&format!("{shots} shots{ms}"))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => Err(Failure {

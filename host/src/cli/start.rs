@@ -39,8 +39,10 @@ impl Args {
 
 pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
     let runtime = super::runtime()?;
-    let result = runtime.block_on(app::run(around, args.flags()));
+    // On a worker, not on this thread: the driver would otherwise be woken across threads for every event.
+    let host = runtime.spawn(app::run(around, args.flags()));
+    let result = runtime.block_on(host);
     // A plugin call that never returns must not keep the process.
     runtime.shutdown_background();
-    result
+    result.unwrap_or_else(|e| Err(super::failed("host-ended", "the host ended unexpectedly", &e)))
 }

@@ -34,6 +34,10 @@ pub use super::proxy::is_loopback;
 
 /// Largest answer that is read; the cloud's are some kilobytes long.
 const BODY_LIMIT: usize = 1 << 20;
+/// Of services of this machine, which send whole results back.
+const LOCAL_BODY_LIMIT: usize = 256 << 20;
+/// Idle connections to services of this machine are kept this long.
+const LOCAL_IDLE: Duration = Duration::from_secs(4);
 /// Idle connections kept for each host: as many as there are ever posts at once.
 const IDLE_PER_HOST: usize = 64;
 
@@ -64,8 +68,8 @@ pub enum HttpError {
     Closed { to: String, source: Cause },
     #[error("{to} answered something that isn't HTTP")]
     Protocol { to: String, source: Cause },
-    #[error("the answer of {to} is larger than {BODY_LIMIT} bytes")]
-    TooLarge { to: String },
+    #[error("the answer of {to} is larger than {limit} bytes")]
+    TooLarge { to: String, limit: usize },
 }
 
 /// The innermost reason, as text, so that an error can be kept and shown later.
@@ -291,6 +295,7 @@ impl Response {
 pub struct HttpClient {
     inner: Client<HttpsConnector<Way>, Full<Bytes>>,
     proxies: Arc<Proxies>,
+    body_limit: usize,
 }
 
 impl HttpClient {
@@ -298,16 +303,26 @@ impl HttpClient {
         HttpClient::with(settings, Proxies::from_env()?)
     }
 
+    /// For services of this machine, as the development cloud: no proxy, large answers.
+    pub fn local() -> Result<HttpClient, HttpError> {
+        let tls = client_config(rustls::RootCertStore::empty())?;
+        Ok(HttpClient::build(tls, Proxies::read(|_| None)?, LOCAL_IDLE, LOCAL_BODY_LIMIT))
+    }
+
     fn with(settings: &CloudSettings, proxies: Proxies) -> Result<HttpClient, HttpError> {
-        let tls = Arc::new(tls_config(settings.ca_file.as_deref())?);
-        let proxies = Arc::new(proxies);
+        let tls = tls_config(settings.ca_file.as_deref())?;
+        Ok(HttpClient::build(tls, proxies, settings.http_idle, BODY_LIMIT))
+    }
+
+    fn build(tls: rustls::ClientConfig, proxies: Proxies, idle: Duration, body_limit: usize) -> HttpClient {
+        let (tls, proxies) = (Arc::new(tls), Arc::new(proxies));
         let connector = HttpsConnector::from((Way::new(proxies.clone(), tls.clone()), tls));
         let inner = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(settings.http_idle)
+            .pool_idle_timeout(idle)
             .pool_max_idle_per_host(IDLE_PER_HOST)
             .build(connector);
-        Ok(HttpClient { inner, proxies })
+        HttpClient { inner, proxies, body_limit }
     }
 
     /// Posts JSON. `extra` is laid over the headers set here.
@@ -325,6 +340,23 @@ impl HttpClient {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(AUTHORIZATION, bearer.0.clone());
         self.send(request, target, extra, limit).await
+    }
+
+    /// Posts JSON without showing a token.
+    pub async fn post_plain(
+        &self,
+        target: &Target,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Response, HttpError> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.send(request, target, &HeaderMap::new(), limit).await
+    }
+
+    pub async fn get(&self, target: &Target, limit: Duration) -> Result<Response, HttpError> {
+        self.send(Request::new(Full::default()), target, &HeaderMap::new(), limit).await
     }
 
     /// Asks for the head alone; what a reachability probe needs.
@@ -370,10 +402,12 @@ impl HttpClient {
             }
         };
         let (head, body) = answer.into_parts();
-        let body = Limited::new(body, BODY_LIMIT).collect();
+        let body = Limited::new(body, self.body_limit).collect();
         let body = match tokio::time::timeout_at(deadline, body).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(e)) if e.is::<LengthLimitError>() => Err(HttpError::TooLarge { to: self.to(target) }),
+            Ok(Err(e)) if e.is::<LengthLimitError>() => {
+                Err(HttpError::TooLarge { to: self.to(target), limit: self.body_limit })
+            }
             Ok(Err(error)) => {
                 Err(HttpError::Closed { to: self.to(target), source: innermost(error.as_ref()) })
             }
@@ -480,6 +514,10 @@ fn tls_config(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, HttpError>
     if roots.is_empty() {
         tracing::warn!("this machine trusts no certificate authority: https will fail (ca-certificates)");
     }
+    client_config(roots)
+}
+
+fn client_config(roots: rustls::RootCertStore) -> Result<rustls::ClientConfig, HttpError> {
     // The provider is named, not taken from the process: a library must not depend on what main installed.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)

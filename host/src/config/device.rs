@@ -65,4 +65,19 @@ mod tests {
         assert!(factory("a: [1\nb: 2").unwrap_err().contains("line"));
         assert!(factory("just text").is_err());
     }
+
+    #[test]
+    fn every_device_config_of_the_repository_is_read_and_names_its_plugin() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../device-configs");
+        let mut read = 0;
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|e| e == "yaml") {
+                let config = DeviceConfig::load(Some(&path)).unwrap();
+                assert!(config.executor_factory.is_some(), "{} names no plugin", path.display());
+                read += 1;
+            }
+        }
+        assert!(read >= 2, "only {read} device configs in {}", dir.display());
+    }
 }

@@ -179,7 +179,14 @@ impl Source {
         let read = |text: &str| serde_json::from_str(text).ok();
         let write = |list: &Vec<String>| serde_json::Value::from(list.clone()).to_string();
         let stored = stored.map(|list| write(&list));
-        self.parsed(name, stored, Vec::new(), "a JSON list of texts, for instance [\"a\", \"b\"]", read, write)
+        self.parsed(
+            name,
+            stored,
+            Vec::new(),
+            "a JSON list of texts, for instance [\"a\", \"b\"]",
+            read,
+            write,
+        )
     }
 
     /// A JSON object of texts, in its order.
@@ -230,7 +237,9 @@ mod tests {
             s.json_list("CODA_VPN_PROBE_TARGETS", None).unwrap_err().to_string(),
             s.json_object("CODA_NODE_CONNECT_HEADERS").unwrap_err().to_string(),
         ];
-        for (error, name) in errors.iter().zip(["CODA_PORT", "CODA_VPN_REQ", "TIMEOUT_SEC", "PROBE", "HEADERS"]) {
+        for (error, name) in
+            errors.iter().zip(["CODA_PORT", "CODA_VPN_REQ", "TIMEOUT_SEC", "PROBE", "HEADERS"])
+        {
             assert!(error.contains(name) && !error.contains("SECRET"), "{error}");
         }
         assert_eq!(s.integer("CODA_PREFETCH", None, 4, 1..=100).unwrap(), 8, "blanks and a sign are allowed");
@@ -238,7 +247,9 @@ mod tests {
 
     #[test]
     fn every_spelling_of_a_boolean_is_read() {
-        for (text, value) in [("1", true), ("YES", true), ("On", true), ("t", true), ("0", false), ("off", false)] {
+        for (text, value) in
+            [("1", true), ("YES", true), ("On", true), ("t", true), ("0", false), ("off", false)]
+        {
             let mut s = source(&[("CODA_VPN_REQUIRED", text)]);
             assert_eq!(s.boolean("CODA_VPN_REQUIRED", None, !value).unwrap(), value, "{text}");
         }

@@ -1,5 +1,5 @@
 //! A private redis-server: a child process on a free port of loopback, keeping nothing on disk, gone when
-//! its handle is dropped.
+//! its handle is dropped or this process dies.
 //!
 //! Its directory is a private temporary one that goes with it. It runs in a process group of its own, so that
 //! a Ctrl-C meant for the host doesn't take Redis away while results are still to be delivered.
@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use crate::error::Explain;
+use crate::sys;
 
 const BINARY: &str = "redis-server";
 /// A free port may be taken by another process before Redis has it.
@@ -152,7 +153,8 @@ impl Drop for DevRedis {
 fn spawn(port: u16, dir: &TempDir, arguments: &[String]) -> Result<Child, DevRedisError> {
     let log = std::fs::File::create(dir.path().join("log")).map_err(DevRedisError::Directory)?;
     let errors = log.try_clone().map_err(DevRedisError::Directory)?;
-    Command::new(BINARY)
+    let mut command = Command::new(BINARY);
+    command
         .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
         .args(["--daemonize", "no", "--dir"])
         .arg(dir.path())
@@ -160,12 +162,11 @@ fn spawn(port: u16, dir: &TempDir, arguments: &[String]) -> Result<Child, DevRed
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors)
-        .process_group(0)
-        .spawn()
-        .map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => DevRedisError::NotInstalled,
-            _ => DevRedisError::Spawn(e),
-        })
+        .process_group(0);
+    sys::spawn_dying_with_parent(command).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => DevRedisError::NotInstalled,
+        _ => DevRedisError::Spawn(e),
+    })
 }
 
 async fn free_port() -> Result<u16, DevRedisError> {

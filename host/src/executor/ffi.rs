@@ -7,8 +7,8 @@ use std::ffi::c_void;
 use std::os::unix::ffi::OsStrExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi_stable::library::{AbiHeaderRef, LibraryError};
 use coda_plugin_abi::raw::{
@@ -387,9 +387,8 @@ extern "C" fn reply_device(ctx: *mut c_void, device: *const RawDevice) {
         // SAFETY: as in `reply_outcome`.
         let (reply, raw) = unsafe { (reply(ctx), &*device) };
         // SAFETY: lent during this call.
-        let (name, codes, edges): (String, &[u16], &[RawEdge]) = unsafe {
-            (copied(raw.name), lent(raw.targets, raw.targets_len), lent(raw.edges, raw.edges_len))
-        };
+        let (name, codes, edges): (String, &[u16], &[RawEdge]) =
+            unsafe { (copied(raw.name), lent(raw.targets, raw.targets_len), lent(raw.edges, raw.edges_len)) };
         let edges: Vec<(u16, u16)> = edges.iter().map(|e| (e.a, e.b)).collect();
         let described = DeviceReply {
             device: Device {
@@ -496,8 +495,10 @@ impl Instance {
         match (replies.device, replies.whole) {
             (_, Some(error)) => Err(error),
             (Some(device), None) => Ok(device),
-            (None, None) => Err(Error::new(ErrorCode::Contract, "the plugin did not describe its device")
-                .at(Stage::Describe)),
+            (None, None) => {
+                Err(Error::new(ErrorCode::Contract, "the plugin did not describe its device")
+                    .at(Stage::Describe))
+            }
         }
     }
 

@@ -47,7 +47,9 @@ pub struct Located {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LocateError {
-    #[error("{origin} is '{value}', which names Python code (package.module:attribute), not a plugin library")]
+    #[error(
+        "{origin} is '{value}', which names Python code (package.module:attribute), not a plugin library"
+    )]
     PythonStyle { value: String, origin: Source },
     #[error("{origin} is '{value}': {why}")]
     BadValue { value: String, origin: Source, why: &'static str },
@@ -56,8 +58,11 @@ pub enum LocateError {
     #[error("{origin} names '{name}', but no plugin directory has it; looked for {} in {}",
             files.join(", "), list(dirs))]
     NotFound { name: String, origin: Source, files: Vec<String>, dirs: Vec<PathBuf> },
-    #[error("no executor is configured, and there is no plugin for hardware in {}{}",
-            list(dirs), also(simulators))]
+    #[error(
+        "no executor is configured, and there is no plugin for hardware in {}{}",
+        list(dirs),
+        also(simulators)
+    )]
     Nothing { dirs: Vec<PathBuf>, simulators: Vec<PathBuf> },
     #[error("no executor is configured, and several plugins are there: {}", list(found))]
     Several { found: Vec<PathBuf> },
@@ -102,9 +107,11 @@ impl Explain for LocateError {
                 "relative paths in the environment are relative to the working directory; check the path"
                     .into()
             }
-            LocateError::NotFound { .. } => "put the library into one of these directories, add its directory \
+            LocateError::NotFound { .. } => {
+                "put the library into one of these directories, add its directory \
                  to CODA_PLUGIN_PATH, or give a path with a slash"
-                .into(),
+                    .into()
+            }
             LocateError::Nothing { .. } => format!("set {set} to the vendor's library"),
             LocateError::Several { .. } => format!("choose one with {set}"),
         })
@@ -226,11 +233,9 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<Located, LocateError> {
         }
     }
     match hardware.len() {
-        1 => Ok(Located {
-            path: hardware.remove(0),
-            entry: DEFAULT_ENTRY.into(),
-            source: Source::OnlyPlugin,
-        }),
+        1 => {
+            Ok(Located { path: hardware.remove(0), entry: DEFAULT_ENTRY.into(), source: Source::OnlyPlugin })
+        }
         0 => Err(LocateError::Nothing { dirs: dirs.to_vec(), simulators: others }),
         _ => Err(LocateError::Several { found: hardware }),
     }

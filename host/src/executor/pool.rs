@@ -22,10 +22,10 @@ use coda_plugin_abi::{Device, Error, ErrorCode, Hooks, Program, Stage};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
+use super::JobContext;
 use super::ffi::{CallJob, CreateRequest, DeviceReply, Instance};
 use super::loader::{self, LoadError, Loaded};
 use super::locate::{Located, Source};
-use super::JobContext;
 use crate::error::{Explain, exit};
 use crate::model::JobId;
 use crate::sys::Dispositions;
@@ -246,8 +246,7 @@ impl Executor {
             let (turns, done) = (turns.clone(), done.clone());
             spawn("slot-0", SLOT_STACK_BYTES, move || first_slot(request, ready, inbox, turns, done))?
         };
-        let (loaded, instance) =
-            created.await.map_err(|_| StartError::Died { path: path.clone() })??;
+        let (loaded, instance) = created.await.map_err(|_| StartError::Died { path: path.clone() })??;
         let plugin: Arc<str> = loaded.descriptor.name.as_str().into();
         let (described, answer) = oneshot::channel();
         let busy_control: Arc<Mutex<Option<Stuck>>> = Arc::default();
@@ -429,7 +428,12 @@ fn create(request: StartRequest) -> Result<(Loaded, Instance), StartError> {
 fn report_changes(dispositions: &Dispositions, plugin: &str, call: &str) {
     let changed = dispositions.restore();
     if !changed.is_empty() {
-        tracing::warn!(plugin, call, signals = changed.join(" "), "the plugin changed signal handling; put back");
+        tracing::warn!(
+            plugin,
+            call,
+            signals = changed.join(" "),
+            "the plugin changed signal handling; put back"
+        );
     }
 }
 
@@ -590,4 +594,3 @@ fn wrong_number(given: usize, jobs: usize) -> Error {
     let text = format!("the executor's batch_run returned {given} results for {jobs} jobs");
     Error::new(ErrorCode::Contract, text).at(Stage::Run)
 }
-

@@ -39,7 +39,10 @@ pub(super) enum Verdict {
     Settle(Envelope, Status, Option<String>, String),
     Cancelled(Envelope),
     /// Nobody can be told.
-    DeadLetter { reason: String, fields: String },
+    DeadLetter {
+        reason: String,
+        fields: String,
+    },
 }
 
 impl Checker {
@@ -96,7 +99,8 @@ impl Checker {
     /// # Errors
     /// When Redis can't be asked; the message stays pending then.
     pub async fn again(&self, id: MessageId, envelope: Envelope, work: Work) -> Result<Verdict, String> {
-        let seen = self.redis.seen(std::slice::from_ref(&envelope.job_id)).await.map_err(|e| e.to_string())?;
+        let seen =
+            self.redis.seen(std::slice::from_ref(&envelope.job_id)).await.map_err(|e| e.to_string())?;
         let seen = seen.into_iter().next().unwrap_or_default();
         Ok(match admit(id, &envelope.job_id, &seen, None, 0, self.max_deaths) {
             Admission::Duplicate => Verdict::Duplicate(envelope),

@@ -7,6 +7,10 @@
 //! Two messages with one job id are never in flight together: the later one is parked until the earlier has
 //! its terminal state, then checked again.
 
+mod drain;
+mod ends;
+mod slots;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +22,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::check::{Checker, Verdict};
-use super::finish::{Finisher, Stored, executing, now};
-use super::lifecycle::{Denied, Event, Life, Phase, Step};
+use super::finish::{Finisher, Stored};
+use super::lifecycle::{Event, Life};
 use super::message::{Envelope, Message, Work};
-use super::redis::{Redis, Write};
+use super::redis::Redis;
 use super::stream::Claim;
 use crate::config::settings::JobSettings;
-use crate::executor::{Executor, JobContext, RunDone, RunJob};
+use crate::executor::{Executor, JobContext, RunDone};
 use crate::model::{JobId, MessageId};
 use crate::results::outbox::{Outbox, Sent};
-use crate::results::outcome::{conclude, fail, judge};
+use crate::results::outcome::fail;
 use crate::state::db::{ResultRow, Status, Store};
 use crate::state::marks::RunMarks;
 use crate::sys::Dispositions;
@@ -339,7 +343,11 @@ impl Driver {
             }
             Report::Checked(ids, Err(error)) => {
                 // They stay pending; the look through the pending list brings them back.
-                tracing::warn!(messages = ids.len(), error, "claimed messages can't be checked now; they stay pending");
+                tracing::warn!(
+                    messages = ids.len(),
+                    error,
+                    "claimed messages can't be checked now; they stay pending"
+                );
                 for id in ids {
                     if let Some(ticket) = self.by_message.get(&id) {
                         self.forget(*ticket);
@@ -395,7 +403,11 @@ impl Driver {
             Verdict::Cancelled(envelope) => {
                 let job = envelope.job_id;
                 tracing::info!(job_id = &*job, "cancelled before it ran");
-                self.close(ticket, JobOutcome::Cancelled, async move { finisher.close_cancelled(&job, id).await });
+                self.close(
+                    ticket,
+                    JobOutcome::Cancelled,
+                    async move { finisher.close_cancelled(&job, id).await },
+                );
             }
             Verdict::DeadLetter { reason, fields } => {
                 self.close(ticket, JobOutcome::DeadLetter, async move {
@@ -410,7 +422,10 @@ impl Driver {
         let job_id = envelope.job_id.clone();
         match self.by_job.get(&job_id) {
             Some(other) if *other != ticket => {
-                tracing::info!(job_id = &*job_id, "another message with this job id is in flight; waiting for it");
+                tracing::info!(
+                    job_id = &*job_id,
+                    "another message with this job id is in flight; waiting for it"
+                );
                 self.release_room(ticket);
                 if let Some(entry) = self.entries.get_mut(&ticket) {
                     (entry.envelope, entry.work) = (Some(envelope), Some(work));
@@ -429,345 +444,13 @@ impl Driver {
         }
     }
 
-    // --- slots
-
-    fn fill_slots(&mut self) {
-        while !self.free.is_empty() {
-            let mut tickets = Vec::new();
-            while tickets.len() < self.batch_max {
-                let Some(ticket) = self.ready.pop_front() else { break };
-                // Cancelled ones are left in the queue and passed over here.
-                if self.entries.get(&ticket).is_some_and(|e| e.life.phase == Phase::Waiting) {
-                    tickets.push(ticket);
-                }
-            }
-            if tickets.is_empty() {
-                return;
-            }
-            if let Some(slot) = self.free.pop() {
-                self.start(slot, &tickets);
-            }
-        }
-    }
-
-    fn start(&mut self, slot: usize, tickets: &[u64]) {
-        let ids = tickets.iter().filter_map(|t| self.entries.get(t)).map(|e| e.message_id);
-        self.p.marks.begin(slot, ids);
-        let mut jobs = Vec::with_capacity(tickets.len());
-        for &ticket in tickets {
-            self.step(ticket, Event::Started);
-            self.release_room(ticket);
-            let Some(entry) = self.entries.get(&ticket) else { continue };
-            let (Some(envelope), Some(work), Some(context)) = (&entry.envelope, &entry.work, &entry.context)
-            else {
-                continue;
-            };
-            self.p.metrics.queue_wait_seconds.observe(entry.claimed.elapsed().as_secs_f64());
-            tracing::debug!(job_id = &*envelope.job_id, slot, shots = work.shots, "running");
-            let fields = executing(entry.message_id, &self.p.redis.names().qpu_id);
-            self.p.redis.write_soon(Write::status(&envelope.job_id, fields));
-            self.running.push(ticket);
-            jobs.push(RunJob {
-                ticket,
-                job_id: envelope.job_id.clone(),
-                program: work.program.clone(),
-                shots: work.shots,
-                context: context.clone(),
-            });
-        }
-        self.p.executor.run(slot, jobs);
-    }
-
-    fn done(&mut self, done: RunDone) {
-        let (ticket, answer, run_time) = match done {
-            RunDone::SlotFree { slot } => {
-                self.p.marks.end(slot);
-                self.free.push(slot);
-                return;
-            }
-            RunDone::Job { ticket, answer, run_time } => (ticket, answer, run_time),
-        };
-        self.running.retain(|t| *t != ticket);
-        self.p.metrics.run_seconds.observe(run_time.as_secs_f64());
-        let step = self.step(ticket, Event::Returned);
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
-        let id = entry.message_id;
-        let (Some(envelope), Some(work)) = (entry.envelope.clone(), entry.work.take()) else { return };
-        if self.p.deaths.remove(&id).is_some() {
-            self.p.store.alive(id);
-        }
-        let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
-        if step == Some(Step::CloseCancelled) {
-            self.close_cancelled(ticket);
-            return;
-        }
-        if step.is_none() {
-            return;
-        }
-        self.tasks.spawn(async move {
-            finisher.hold.at("returned").await;
-            let judged = judge(answer, work.program.measurements().len(), work.shots);
-            if let Err(error) = &judged {
-                tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");
-            }
-            let conclusion = conclude(&envelope.job_id, judged);
-            let stored = finisher.conclude(id, &envelope, conclusion).await;
-            reports.send(Report::Stored(ticket, stored)).ok();
-        });
-    }
-
-    // --- cancels
-
-    fn poll_cancels(&mut self) {
-        if !self.running.is_empty() {
-            let changed = self.p.dispositions.restore();
-            if !changed.is_empty() {
-                let (plugin, signals) = (&*self.plugin, changed.join(" "));
-                tracing::warn!(plugin, signals, "the plugin changed signal handling during a run; put back");
-            }
-        }
-        if self.polling {
-            return;
-        }
-        let live = self.running.iter().chain(&self.ready);
-        let live = live.filter_map(|t| Some((*t, self.entries.get(t).filter(|e| e.life.heeds_cancel())?)));
-        let live: Vec<(u64, JobId)> =
-            live.filter_map(|(t, e)| Some((t, e.envelope.as_ref()?.job_id.clone()))).collect();
-        if live.is_empty() {
-            return;
-        }
-        self.polling = true;
-        let (redis, reports) = (self.p.redis.clone(), self.reports.clone());
-        self.tasks.spawn(async move {
-            let jobs: Vec<JobId> = live.iter().map(|(_, j)| j.clone()).collect();
-            if let Ok(cancelled) = redis.cancelled(&jobs).await {
-                let hit = live.iter().zip(cancelled).filter(|(_, c)| *c).map(|((t, _), _)| *t);
-                let hit: Vec<u64> = hit.collect();
-                if !hit.is_empty() {
-                    reports.send(Report::Cancels(hit)).ok();
-                }
-            }
-            reports.send(Report::PollDone).ok();
-        });
-    }
-
-    fn cancel(&mut self, ticket: u64) {
-        let Some(step) = self.step(ticket, Event::Cancel) else { return };
-        let Some(entry) = self.entries.get(&ticket) else { return };
-        let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
-        if let Some(context) = &entry.context {
-            context.set_cancelled();
-        }
-        match step {
-            Step::TellPlugin => {
-                tracing::info!(job_id = &*job_id, "cancelled while running; the plugin is told");
-                self.p.executor.cancel(ticket);
-                // The state is written and the message acknowledged now: the answer is thrown away whenever
-                // it comes, and the slot stays taken until then.
-                let (finisher, id) = (self.finisher.clone(), entry.message_id);
-                let task = self.tasks.spawn(async move { finisher.close_cancelled(&job_id, id).await });
-                if let Some(entry) = self.entries.get_mut(&ticket) {
-                    entry.closing = Some(task);
-                }
-            }
-            Step::CloseCancelled => {
-                tracing::info!(job_id = &*job_id, "cancelled while waiting");
-                self.release_room(ticket);
-                self.close_cancelled(ticket);
-            }
-            Step::Go => {}
-        }
-    }
-
-    // --- ends
-
-    fn close_cancelled(&mut self, ticket: u64) {
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
-        let (id, written) = (entry.message_id, entry.closing.take());
-        let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
-        let finisher = self.finisher.clone();
-        self.p.metrics.job(JobOutcome::Cancelled);
-        self.spawn_close(ticket, async move {
-            match written {
-                Some(task) => task.await.unwrap_or(false),
-                None => finisher.close_cancelled(&job_id, id).await,
-            }
-        });
-    }
-
-    /// Ends a claimed job without a result.
-    fn close(&mut self, ticket: u64, outcome: JobOutcome, end: impl Future<Output = bool> + Send + 'static) {
-        self.step(ticket, Event::Rejected);
-        self.release_room(ticket);
-        self.p.metrics.job(outcome);
-        self.spawn_close(ticket, end);
-    }
-
-    /// Runs the last step of a job; when Redis has confirmed it the job is forgotten.
-    fn spawn_close(&mut self, ticket: u64, end: impl Future<Output = bool> + Send + 'static) {
-        self.acking += 1;
-        let reports = self.reports.clone();
-        self.tasks.spawn(async move {
-            if end.await {
-                reports.send(Report::Closed(ticket)).ok();
-            }
-        });
-    }
-
-    fn stored(&mut self, ticket: u64, stored: Stored) {
-        match stored {
-            Stored::Sending { written } => {
-                self.step(ticket, Event::Announced);
-                if written {
-                    if let Some(entry) = self.entries.get_mut(&ticket) {
-                        entry.unwritten = None;
-                    }
-                    self.release_job(ticket);
-                }
-            }
-            Stored::Cancelled => {
-                self.p.metrics.job(JobOutcome::Cancelled);
-                self.forget(ticket);
-            }
-            Stored::Stopped => {}
-        }
-    }
-
-    fn sent(&mut self, sent: Sent) {
-        let Sent { message_id: id, status, accepted } = sent;
-        if accepted && status == Status::Completed {
-            self.last_job_at = Some(now());
-        }
-        self.p.metrics.job(match status {
-            Status::Completed => JobOutcome::Completed,
-            Status::Failed => JobOutcome::Failed,
-        });
-        let Some(&ticket) = self.by_message.get(&id) else { return };
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
-        let finisher = self.finisher.clone();
-        let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
-        tracing::debug!(job_id = &*job_id, status = status.name(), accepted, "the result's way has ended");
-        match entry.unwritten.take() {
-            Some((status, error, at)) => self.spawn_close(ticket, async move {
-                finisher.settle(&job_id, id, status, error.as_deref(), &at).await
-            }),
-            None => self.spawn_close(ticket, async move { finisher.acknowledge(id).await }),
-        }
-    }
-
-    /// The job's terminal state is in Redis: another message with its id may be looked at.
-    fn release_job(&mut self, ticket: u64) {
-        let job = self.entries.get(&ticket).and_then(|e| e.envelope.as_ref()).map(|e| e.job_id.clone());
-        let Some(job) = job else { return };
-        if self.by_job.get(&job) != Some(&ticket) {
-            return;
-        }
-        self.by_job.remove(&job);
-        for parked in self.parked.remove(&job).unwrap_or_default() {
-            let Some(entry) = self.entries.get_mut(&parked) else { continue };
-            let (Some(envelope), Some(work)) = (entry.envelope.take(), entry.work.take()) else { continue };
-            let (checker, reports, id) = (self.checker.clone(), self.reports.clone(), entry.message_id);
-            self.tasks.spawn(async move {
-                let verdict = checker.again(id, envelope, work).await;
-                reports.send(Report::Rechecked(parked, verdict)).ok();
-            });
-        }
-    }
-
-    fn forget(&mut self, ticket: u64) {
-        self.release_room(ticket);
-        self.release_job(ticket);
-        if let Some(entry) = self.entries.remove(&ticket) {
-            self.by_message.remove(&entry.message_id);
-        }
-    }
-
-    fn release_room(&mut self, ticket: u64) {
-        if let Some(entry) = self.entries.get_mut(&ticket)
-            && std::mem::take(&mut entry.has_room)
-        {
-            self.p.room.add_permits(1);
-        }
-    }
-
-    fn set_envelope(&mut self, ticket: u64, envelope: Envelope) {
-        if let Some(entry) = self.entries.get_mut(&ticket) {
-            entry.envelope = Some(envelope);
-        }
-    }
-
-    /// Moves a job on; `None` when the move was too late to matter.
-    fn step(&mut self, ticket: u64, event: Event) -> Option<Step> {
-        let entry = self.entries.get_mut(&ticket)?;
-        match entry.life.on(event) {
-            Ok(step) => Some(step),
-            Err(Denied::Ignored) => None,
-            Err(Denied::Illegal { phase, event }) => {
-                let message_id = entry.message_id;
-                tracing::error!(%message_id, ?phase, ?event, "an illegal move of a job; please report this as a bug");
-                None
-            }
-        }
-    }
-
-    // --- stopping
-
-    /// Waiting messages stay pending, never marked executing; what runs goes on.
-    fn begin_drain(&mut self) {
-        self.drain = Drain::Running;
-        let waiting: Vec<u64> = self
-            .entries
-            .iter()
-            .filter(|(_, e)| matches!(e.life.phase, Phase::Claimed | Phase::Waiting))
-            .map(|(t, _)| *t)
-            .collect();
-        tracing::info!(
-            running = self.running.len(),
-            left_pending = waiting.len(),
-            "stopping: claiming no more jobs, finishing what runs"
-        );
-        for ticket in waiting {
-            if let Some(entry) = self.entries.remove(&ticket) {
-                self.by_message.remove(&entry.message_id);
-            }
-        }
-        self.ready.clear();
-        self.parked.clear();
-    }
-
-    fn is_drained(&mut self) -> bool {
-        let storing = || self.entries.values().any(|e| e.life.phase == Phase::Storing);
-        match self.drain {
-            Drain::Running if self.running.is_empty() && !storing() => {
-                self.drain = Drain::Trying;
-                let (outbox, reports) = (self.p.outbox.clone(), self.reports.clone());
-                self.tasks.spawn(async move {
-                    outbox.all_tried().await;
-                    reports.send(Report::AllTried).ok();
-                });
-                false
-            }
-            Drain::Tried => self.acking == 0 || !self.p.redis.is_up(),
-            _ => false,
-        }
-    }
-
-    fn finish(self) -> Ended {
-        let left = self.running.iter().filter_map(|t| self.entries.get(t)).filter(|e| !e.life.cancelled);
-        let left = left.filter_map(|e| Some(e.envelope.as_ref()?.job_id.clone())).collect();
-        let open = |e: &&Entry| matches!(e.life.phase, Phase::Storing | Phase::Sending);
-        let undelivered = self.entries.values().filter(open).count();
-        // An orderly stop is no death of the executor.
-        (0..usize::from(self.p.executor.device().slots)).for_each(|slot| self.p.marks.end(slot));
-        Ended { executor: self.p.executor, left, undelivered }
-    }
-
     fn publish(&self) {
         let (slots, busy) = (usize::from(self.p.executor.device().slots), self.free.len());
         let busy = slots.saturating_sub(busy);
         self.p.metrics.slots_busy.set(busy as i64);
         self.p.metrics.waiting.set(self.ready.len() as i64);
-        let current = self.running.first().and_then(|t| self.entries.get(t)).and_then(|e| e.envelope.as_ref());
+        let current =
+            self.running.first().and_then(|t| self.entries.get(t)).and_then(|e| e.envelope.as_ref());
         let next = Snapshot {
             current_job: current.map(|e| e.job_id.clone()),
             last_job_at: self.last_job_at.clone(),

@@ -35,7 +35,9 @@ pub(super) struct Finisher {
 /// How a stored result went on.
 pub(super) enum Stored {
     /// It is with the outbox; `written` says whether the status hash has the terminal state.
-    Sending { written: bool },
+    Sending {
+        written: bool,
+    },
     Cancelled,
     /// The host is stopping.
     Stopped,

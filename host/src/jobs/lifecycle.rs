@@ -213,7 +213,8 @@ mod tests {
         assert_eq!(admit(&seen("failed", "7-0"), None), Admission::Duplicate);
         // A resubmission of a failed job is a new attempt.
         assert_eq!(admit(&seen("failed", "6-0"), None), Admission::Run);
-        let again = Admission::Settle { status: Status::Failed, error: Some("e".into()), finished_at: "t".into() };
+        let again =
+            Admission::Settle { status: Status::Failed, error: Some("e".into()), finished_at: "t".into() };
         assert_eq!(admit(&seen("executing", "7-0"), Some(&past("J"))), again);
         // The same message id of another stream's job says nothing.
         assert_eq!(admit(&Seen::default(), Some(&past("K"))), Admission::Run);

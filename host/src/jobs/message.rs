@@ -161,7 +161,8 @@ mod tests {
             assert_eq!(shots(Some(text.as_bytes())), Ok(value), "{text}");
         }
         let huge = "9".repeat(5000);
-        let bad = ["", " ", "0", "00", "-1", "+5", "1e3", "100.0", "1_000", "99999999999999999999", "2147483648"];
+        let bad =
+            ["", " ", "0", "00", "-1", "+5", "1e3", "100.0", "1_000", "99999999999999999999", "2147483648"];
         for text in bad.into_iter().chain(["many", "１２", &huge]) {
             let e = shots(Some(text.as_bytes())).unwrap_err();
             assert!(e.starts_with("shots is") && e.len() < 200, "{text}: {e}");

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value};
+use redis::{
+    AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value,
+};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::lifecycle::Seen;
@@ -160,7 +162,8 @@ impl Redis {
         timeout: Duration,
         block: Duration,
     ) -> Result<(Redis, Writer), RedisSettingsError> {
-        let bad = |e: RedisError| RedisSettingsError::Url { url: masked_url(url.expose()), text: masked(&e, url) };
+        let bad =
+            |e: RedisError| RedisSettingsError::Url { url: masked_url(url.expose()), text: masked(&e, url) };
         let info = url.expose().into_connection_info().map_err(bad)?;
         let settings = info.redis_settings().clone().set_skip_set_lib_name();
         let settings = match query_db(url.expose()) {
@@ -515,7 +518,10 @@ mod tests {
             redis.inner.client.get_connection_info().clone()
         };
         let i = info("redis://node:p%40ss%23w@127.0.0.1:6380/2");
-        assert_eq!((i.redis_settings().username(), i.redis_settings().password()), (Some("node"), Some("p@ss#w")));
+        assert_eq!(
+            (i.redis_settings().username(), i.redis_settings().password()),
+            (Some("node"), Some("p@ss#w"))
+        );
         assert_eq!(i.redis_settings().db(), 2);
         assert_eq!(info("redis://127.0.0.1:6380?db=3").redis_settings().db(), 3);
         assert_eq!(info("unix:///run/redis.sock?db=4").redis_settings().db(), 4);

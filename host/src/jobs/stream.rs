@@ -156,11 +156,16 @@ impl Reader {
                 Err(e) if matches!(e.code(), Some("NOGROUP" | "UNBLOCKED")) => {
                     // After a flush or failover, seen before or during the blocking read. Once is repaired at
                     // once, again and again with pauses.
-                    tracing::warn!(group = self.redis.names().group, "the consumer group is gone; making it anew");
+                    tracing::warn!(
+                        group = self.redis.names().group,
+                        "the consumer group is gone; making it anew"
+                    );
                     if let Err(e) = self.redis.make_group(&mut conn).await {
                         return End::Lost(masked(&e, &self.url));
                     }
-                    if group_lost > 0 && timeout(self.settings.redis_backoff, self.stop.cancelled()).await.is_ok() {
+                    if group_lost > 0
+                        && timeout(self.settings.redis_backoff, self.stop.cancelled()).await.is_ok()
+                    {
                         return End::Stopped;
                     }
                     group_lost += 1;
@@ -243,7 +248,9 @@ impl Reader {
             let dir = self.state_dir.display();
             let min_mib = self.settings.min_free_bytes >> 20;
             match full {
-                true => tracing::error!(%dir, min_mib, "the state disk is nearly full; claiming no jobs until space is freed"),
+                true => {
+                    tracing::error!(%dir, min_mib, "the state disk is nearly full; claiming no jobs until space is freed")
+                }
                 false => tracing::info!(%dir, "the state disk has space again; claiming jobs"),
             }
         }

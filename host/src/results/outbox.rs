@@ -26,6 +26,12 @@ use crate::telemetry::{AttemptResult, Metrics};
 /// Fresh results waiting beyond this number leave their body on disk.
 const BODIES_IN_MEMORY: usize = 1000;
 
+/// So many failures in a row, whatever the job, are an outage of the origin.
+const OUTAGE_FAILURES: u32 = 3;
+
+/// A server may ask for a pause of at most this.
+const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(3600);
+
 /// A stored result on its way.
 #[derive(Debug)]
 pub struct Parcel {
@@ -52,8 +58,8 @@ pub struct Sent {
 #[derive(Clone)]
 pub struct Outbox {
     parcels: mpsc::UnboundedSender<Parcel>,
-    /// Results whose first attempt has not ended; counted here, so that none is overlooked on its way.
-    fresh: watch::Sender<usize>,
+    /// Results whose first attempt has not ended.
+    fresh: Arc<watch::Sender<usize>>,
 }
 
 impl Outbox {
@@ -63,18 +69,17 @@ impl Outbox {
             self.fresh.send_modify(|n| *n += 1);
         }
         if self.parcels.send(parcel).is_err() {
-            tracing::warn!(job_id = &*job_id, "the host is stopping; the result is delivered after the next start");
+            tracing::warn!(
+                job_id = &*job_id,
+                "the host is stopping; the result is delivered after the next start"
+            );
         }
     }
 
     /// Waits until every result that was put in has been tried at least once.
     pub async fn all_tried(&self) {
-        let mut fresh = self.fresh.subscribe();
-        tokio::select! {
-            _ = fresh.wait_for(|n| *n == 0) => {}
-            // The courier has ended, and with it every attempt.
-            () = self.parcels.closed() => {}
-        }
+        // The sender lives as long as this handle, so waiting can't fail.
+        self.fresh.subscribe().wait_for(|n| *n == 0).await.ok();
     }
 }
 
@@ -85,7 +90,8 @@ pub struct Courier {
     /// Origins with something to send, in turn.
     turn: VecDeque<Arc<str>>,
     later: BinaryHeap<Reverse<(Instant, u64)>>,
-    sleeping: HashMap<u64, Parcel>,
+    /// Waiting for their time, with whether the server asked for the pause.
+    sleeping: HashMap<u64, (Parcel, bool)>,
     next_key: u64,
     /// Held for a 401, with the number of accepted heartbeats at that moment.
     held: Vec<(u64, Parcel)>,
@@ -93,7 +99,7 @@ pub struct Courier {
     in_flight: usize,
     retries_in_flight: usize,
     waiting: usize,
-    fresh: watch::Sender<usize>,
+    fresh: Arc<watch::Sender<usize>>,
     heartbeats: watch::Receiver<HeartbeatOutcome>,
     sender: WebhookSender,
     store: Store,
@@ -110,6 +116,9 @@ struct Lane {
     again: VecDeque<Parcel>,
     /// Whether it stands in `turn`.
     listed: bool,
+    /// Attempts since the last acceptance; kept while anything of the origin is around.
+    failures: u32,
+    sleepers: usize,
 }
 
 impl Courier {
@@ -122,7 +131,7 @@ impl Courier {
         sent: mpsc::UnboundedSender<Sent>,
     ) -> (Outbox, Courier) {
         let (parcels, inbox) = mpsc::unbounded_channel();
-        let fresh = watch::Sender::new(0);
+        let fresh = Arc::new(watch::Sender::new(0));
         let outbox = Outbox { parcels, fresh: fresh.clone() };
         let courier = Courier {
             inbox,
@@ -162,7 +171,11 @@ impl Courier {
                     None => return,
                 },
                 Some(done) = self.posts.join_next() => match done {
-                    Ok((parcel, delivery)) => self.done(parcel, delivery),
+                    Ok((parcel, delivery)) => {
+                        let origin = parcel.origin.clone();
+                        self.done(parcel, delivery);
+                        self.tidy(&origin);
+                    }
                     Err(error) => tracing::error!(%error, "a delivery task failed; its result stays stored"),
                 },
                 () = sleep_until(wake) => self.wake(),
@@ -196,9 +209,11 @@ impl Courier {
         while self.in_flight < all && idle_turns < self.turn.len() {
             let Some(origin) = self.turn.pop_front() else { return };
             let Some(lane) = self.lanes.get_mut(&origin) else { continue };
-            let retry_room = self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
+            let retry_room =
+                self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
             let next = match lane.in_flight < each {
-                true => lane.fresh.pop_front().or_else(|| if retry_room { lane.again.pop_front() } else { None }),
+                true if retry_room => lane.fresh.pop_front().or_else(|| lane.again.pop_front()),
+                true => lane.fresh.pop_front(),
                 false => None,
             };
             if lane.fresh.is_empty() && lane.again.is_empty() {
@@ -250,9 +265,6 @@ impl Courier {
             if retry {
                 add(&mut lane.retries_in_flight);
             }
-            if lane.in_flight == 0 && !lane.listed {
-                self.lanes.remove(origin);
-            }
         }
     }
 
@@ -268,26 +280,44 @@ impl Courier {
         match delivery {
             Delivery::Accepted => {
                 self.metrics.attempt(AttemptResult::Accepted);
+                self.origin_is_back(&parcel.origin.clone());
                 self.end(parcel, None, first);
             }
-            Delivery::Refused { status, excerpt } => self.refused(parcel, format!("HTTP {status}: {excerpt}"), first),
+            Delivery::Refused { status, excerpt } => {
+                self.refused(parcel, format!("HTTP {status}: {excerpt}"), first)
+            }
             Delivery::Forbidden(error) => self.refused(parcel, error.to_string(), first),
             Delivery::Unauthorized { why } => {
                 self.metrics.attempt(AttemptResult::Unauthorized);
-                tracing::warn!(job_id, error = why, "our credentials are not accepted; the result is held until a heartbeat is");
+                tracing::warn!(
+                    job_id,
+                    error = why,
+                    "our credentials are not accepted; the result is held until a heartbeat is"
+                );
                 self.store.attempted(parcel.message_id, attempts, why);
                 let accepted = self.heartbeats.borrow().accepted;
                 self.held.push((accepted, parcel));
             }
             Delivery::Retry { after, why } => {
                 self.metrics.attempt(AttemptResult::Retry);
-                let pause = after.unwrap_or_default().max(self.pause(attempts));
+                let asked = after.is_some();
+                if let Some(lane) = self.lanes.get_mut(&parcel.origin) {
+                    lane.failures = lane.failures.saturating_add(1);
+                    lane.sleepers += 1;
+                }
+                let pause = after.unwrap_or_default().min(LONGEST_ASKED_PAUSE).max(self.pause(attempts));
                 let retry_in_ms = pause.as_millis() as u64;
-                tracing::warn!(job_id, attempts, retry_in_ms, error = why, "the result was not delivered; trying again");
+                tracing::warn!(
+                    job_id,
+                    attempts,
+                    retry_in_ms,
+                    error = why,
+                    "the result was not delivered; trying again"
+                );
                 self.store.attempted(parcel.message_id, attempts, why);
                 self.next_key += 1;
                 self.later.push(Reverse((Instant::now() + pause, self.next_key)));
-                self.sleeping.insert(self.next_key, parcel);
+                self.sleeping.insert(self.next_key, (parcel, asked));
             }
         }
     }
@@ -354,9 +384,42 @@ impl Courier {
                 return;
             }
             self.later.pop();
-            if let Some(parcel) = self.sleeping.remove(&key) {
-                self.enqueue(parcel);
+            // Those that were woken earlier are gone from the map.
+            if let Some((parcel, _)) = self.sleeping.remove(&key) {
+                self.rise(parcel);
             }
+        }
+    }
+
+    fn rise(&mut self, parcel: Parcel) {
+        if let Some(lane) = self.lanes.get_mut(&parcel.origin) {
+            lane.sleepers = lane.sleepers.saturating_sub(1);
+        }
+        self.enqueue(parcel);
+    }
+
+    /// The first acceptance after an outage: what waits for this origin is tried now, not when its pause is
+    /// over. A pause that the server asked for is kept.
+    fn origin_is_back(&mut self, origin: &Arc<str>) {
+        let Some(lane) = self.lanes.get_mut(origin) else { return };
+        let failures = std::mem::take(&mut lane.failures);
+        if failures >= OUTAGE_FAILURES && lane.sleepers > 0 {
+            let due = |(_, (p, asked)): &(&u64, &(Parcel, bool))| !asked && p.origin == *origin;
+            let keys: Vec<u64> = self.sleeping.iter().filter(due).map(|(k, _)| *k).collect();
+            tracing::info!(origin = &**origin, results = keys.len(), "the callback's host accepts again");
+            for key in keys {
+                if let Some((parcel, _)) = self.sleeping.remove(&key) {
+                    self.rise(parcel);
+                }
+            }
+        }
+    }
+
+    /// Forgets an origin that nothing is going to.
+    fn tidy(&mut self, origin: &Arc<str>) {
+        let idle = |l: &Lane| l.in_flight == 0 && !l.listed && l.sleepers == 0;
+        if self.lanes.get(origin).is_some_and(idle) {
+            self.lanes.remove(origin);
         }
     }
 }

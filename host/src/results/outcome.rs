@@ -163,7 +163,8 @@ mod tests {
             text(outcome(&[("10", 100)]), 2, 100),
             r#"{"job_id":"J1","status":"completed","counts":{"10":100}}"#
         );
-        let full = Outcome { execution_time_ms: Some(42.5), shots_completed: Some(998), ..outcome(&[("0", 998)]) };
+        let full =
+            Outcome { execution_time_ms: Some(42.5), shots_completed: Some(998), ..outcome(&[("0", 998)]) };
         assert_eq!(
             text(full, 1, 1000),
             r#"{"job_id":"J1","status":"completed","counts":{"0":998},"execution_time_ms":42.5,"shots_completed":998}"#

@@ -10,21 +10,25 @@
 //!                 \-> discarded   refused         refused rows are kept for the operator
 //! ```
 
+mod rows;
+mod sql;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use tokio::sync::oneshot;
 
 use crate::error::{Explain, exit};
-use crate::model::{JobId, MessageId};
+use crate::model::MessageId;
+
+pub use rows::{DeadLetter, Opened, Past, Phase, ResultRow, Status, StoredRow};
+use sql::{Op, SCHEMA_VERSION, apply, prepare, private, read_all, result_row};
 
 const FILE: &str = "coda-host.db";
-const SCHEMA_VERSION: i64 = 1;
 /// Most requests of one transaction.
 const GROUP_MAX: usize = 256;
 /// How long a lazy write may wait for company.
@@ -34,46 +38,6 @@ const HISTORY_ROWS: i64 = 1_000_000;
 const HISTORY_SECONDS: i64 = 30 * 86_400;
 /// Old history is looked for once in so many transactions.
 const PRUNE_EVERY: u64 = 10_000;
-
-const SCHEMA: &str = "
-    CREATE TABLE results (
-        qpu_id TEXT NOT NULL,
-        message_id TEXT NOT NULL,
-        job_id TEXT NOT NULL,
-        callback_url TEXT NOT NULL,
-        status TEXT NOT NULL,
-        error TEXT,
-        finished_at TEXT NOT NULL,
-        body BLOB NOT NULL,
-        phase TEXT NOT NULL,
-        attempts INTEGER NOT NULL DEFAULT 0,
-        last_error TEXT,
-        PRIMARY KEY (qpu_id, message_id)
-    ) WITHOUT ROWID;
-    CREATE TABLE history (
-        qpu_id TEXT NOT NULL,
-        message_id TEXT NOT NULL,
-        job_id TEXT NOT NULL,
-        status TEXT NOT NULL,
-        error TEXT,
-        finished_at TEXT NOT NULL,
-        at INTEGER NOT NULL,
-        PRIMARY KEY (qpu_id, message_id)
-    ) WITHOUT ROWID;
-    CREATE INDEX history_age ON history (at);
-    CREATE TABLE dead_letters (
-        qpu_id TEXT NOT NULL,
-        message_id TEXT NOT NULL,
-        reason TEXT NOT NULL,
-        fields TEXT NOT NULL,
-        at INTEGER NOT NULL,
-        PRIMARY KEY (qpu_id, message_id)
-    ) WITHOUT ROWID;
-    CREATE TABLE deaths (
-        message_id TEXT PRIMARY KEY,
-        count INTEGER NOT NULL
-    ) WITHOUT ROWID;
-";
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
@@ -115,126 +79,12 @@ impl Explain for StoreError {
     }
 }
 
-/// How a job ended for the cloud.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    Completed,
-    Failed,
-}
-
-impl Status {
-    pub fn name(self) -> &'static str {
-        match self {
-            Status::Completed => "completed",
-            Status::Failed => "failed",
-        }
-    }
-
-    fn from_name(name: &str) -> Status {
-        if name == "completed" { Status::Completed } else { Status::Failed }
-    }
-}
-
-/// Where a stored result is on its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// A cancel may still win.
-    Stored,
-    /// It is going to the cloud, whatever comes.
-    Announced,
-    /// The cloud refused it for good.
-    Refused,
-}
-
-impl Phase {
-    fn name(self) -> &'static str {
-        match self {
-            Phase::Stored => "stored",
-            Phase::Announced => "announced",
-            Phase::Refused => "refused",
-        }
-    }
-
-    fn from_name(name: &str) -> Phase {
-        match name {
-            "announced" => Phase::Announced,
-            "refused" => Phase::Refused,
-            _ => Phase::Stored,
-        }
-    }
-}
-
-/// A result as it is stored and sent.
-#[derive(Debug, Clone)]
-pub struct ResultRow {
-    pub message_id: MessageId,
-    pub job_id: JobId,
-    pub callback_url: Arc<str>,
-    pub status: Status,
-    /// For a failure, as in the status hash.
-    pub error: Option<String>,
-    /// As the protocol writes times.
-    pub finished_at: String,
-    /// The exact bytes of every attempt.
-    pub body: Bytes,
-}
-
-/// A row read back after a start.
-#[derive(Debug, Clone)]
-pub struct StoredRow {
-    pub row: ResultRow,
-    pub phase: Phase,
-    pub attempts: u32,
-    pub last_error: Option<String>,
-}
-
-/// What history knows of a message.
-#[derive(Debug, Clone)]
-pub struct Past {
-    pub job_id: JobId,
-    pub status: Status,
-    pub error: Option<String>,
-    pub finished_at: String,
-}
-
-/// A message that can't be answered.
-#[derive(Debug, Clone)]
-pub struct DeadLetter {
-    pub message_id: MessageId,
-    pub reason: String,
-    /// The message's fields as JSON, long values cut.
-    pub fields: String,
-}
-
-enum Op {
-    Insert(ResultRow),
-    Announce(MessageId),
-    Discard(MessageId),
-    Refuse(MessageId, String),
-    Delivered(MessageId),
-    Attempt(MessageId, u32, String),
-    DeadLetter(DeadLetter),
-    Death(MessageId),
-    Alive(MessageId),
-}
-
 enum Request {
     Write(Op, oneshot::Sender<Result<(), StoreError>>),
     Lazy(Op),
     Known(Vec<MessageId>, oneshot::Sender<Result<Vec<Option<Past>>, StoreError>>),
     Load(MessageId, oneshot::Sender<Result<Option<ResultRow>, StoreError>>),
     Stop,
-}
-
-/// What was found at the start.
-#[derive(Debug, Default)]
-pub struct Opened {
-    pub rows: Vec<StoredRow>,
-    /// How often the process died while running a message.
-    pub deaths: Vec<(MessageId, u32)>,
-    /// Undelivered results of other QPUs in the same directory.
-    pub foreign: u64,
-    pub dead_letters: u64,
 }
 
 /// The handle. Clones share the one writer.
@@ -438,74 +288,6 @@ impl Store {
     }
 }
 
-/// SQLite creates files by the umask; results may be confidential.
-fn private(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-}
-
-fn prepare(conn: &Connection, path: &Path) -> Result<(), StoreError> {
-    let fail = |e: rusqlite::Error| StoreError::Open { path: path.to_path_buf(), text: e.to_string() };
-    conn.busy_timeout(Duration::from_secs(5)).map_err(fail)?;
-    conn.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
-    conn.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
-    conn.set_prepared_statement_cache_capacity(32);
-    let found: i64 = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(fail)?;
-    match found {
-        0 => {
-            let make = format!("BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;");
-            conn.execute_batch(&make).map_err(fail)
-        }
-        SCHEMA_VERSION => Ok(()),
-        found => Err(StoreError::Newer { path: path.to_path_buf(), found }),
-    }
-}
-
-fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Opened> {
-    let mut query = conn.prepare(
-        "SELECT message_id, job_id, callback_url, status, error, finished_at, body, phase, attempts,
-                last_error FROM results WHERE qpu_id = ?1",
-    )?;
-    let mut rows = query.query([qpu_id])?;
-    let mut found = Vec::new();
-    while let Some(r) = rows.next()? {
-        let Ok(id) = r.get::<_, String>(0)?.parse() else {
-            tracing::error!("a stored result has no readable message id; it is left where it is");
-            continue;
-        };
-        found.push(StoredRow {
-            row: result_row(r, id)?,
-            phase: Phase::from_name(&r.get::<_, String>(7)?),
-            attempts: r.get(8)?,
-            last_error: r.get(9)?,
-        });
-    }
-    found.sort_by_key(|r| r.row.message_id);
-    let mut deaths = conn.prepare("SELECT message_id, count FROM deaths")?;
-    let deaths = deaths.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, u32>(1)?)))?;
-    let deaths = deaths.collect::<rusqlite::Result<Vec<_>>>()?;
-    let count = |sql: &str| conn.query_row(sql, [qpu_id], |r| r.get::<_, i64>(0)).map(|n| n.unsigned_abs());
-    Ok(Opened {
-        rows: found,
-        deaths: deaths.into_iter().filter_map(|(id, n)| Some((id.parse().ok()?, n))).collect(),
-        foreign: count("SELECT count(*) FROM results WHERE qpu_id <> ?1")?,
-        dead_letters: count("SELECT count(*) FROM dead_letters WHERE qpu_id = ?1")?,
-    })
-}
-
-/// Columns 1 to 6 of a `results` row.
-fn result_row(r: &rusqlite::Row<'_>, message_id: MessageId) -> rusqlite::Result<ResultRow> {
-    Ok(ResultRow {
-        message_id,
-        job_id: r.get::<_, String>(1)?.into(),
-        callback_url: r.get::<_, String>(2)?.into(),
-        status: Status::from_name(&r.get::<_, String>(3)?),
-        error: r.get(4)?,
-        finished_at: r.get(5)?,
-        body: r.get::<_, Vec<u8>>(6)?.into(),
-    })
-}
-
 struct Writer {
     conn: Connection,
     qpu_id: String,
@@ -578,7 +360,9 @@ impl Writer {
             }
             match answer {
                 Some(answer) => drop(answer.send(result)),
-                None if result.is_err() => tracing::warn!(?result, "a lazy write to the state database failed"),
+                None if result.is_err() => {
+                    tracing::warn!(?result, "a lazy write to the state database failed")
+                }
                 None => {}
             }
         }
@@ -645,86 +429,6 @@ impl Writer {
         )?;
         Ok(())
     }
-}
-
-fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::Result<()> {
-    match op {
-        Op::Insert(row) => tx
-            .prepare_cached(
-                "INSERT OR REPLACE INTO results (qpu_id, message_id, job_id, callback_url, status, error,
-                     finished_at, body, phase) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-            )?
-            .execute(params![
-                qpu,
-                row.message_id.to_string(),
-                &*row.job_id,
-                &*row.callback_url,
-                row.status.name(),
-                row.error,
-                row.finished_at,
-                &row.body[..],
-                Phase::Stored.name(),
-            ])?,
-        Op::Announce(id) => set_phase(tx, qpu, *id, Phase::Announced, None)?,
-        Op::Discard(id) => remove(tx, qpu, *id)?,
-        Op::Refuse(id, why) => {
-            set_phase(tx, qpu, *id, Phase::Refused, Some(why))?;
-            to_history(tx, qpu, *id, now)?
-        }
-        Op::Delivered(id) => {
-            to_history(tx, qpu, *id, now)?;
-            remove(tx, qpu, *id)?
-        }
-        Op::Attempt(id, attempts, error) => tx
-            .prepare_cached(
-                "UPDATE results SET attempts = ?3, last_error = ?4 WHERE qpu_id = ?1 AND message_id = ?2",
-            )?
-            .execute(params![qpu, id.to_string(), attempts, error])?,
-        Op::DeadLetter(letter) => tx
-            .prepare_cached(
-                "INSERT OR REPLACE INTO dead_letters (qpu_id, message_id, reason, fields, at)
-                 VALUES (?1, ?2, ?3, ?4, ?5)",
-            )?
-            .execute(params![qpu, letter.message_id.to_string(), letter.reason, letter.fields, now])?,
-        Op::Death(id) => tx
-            .prepare_cached(
-                "INSERT INTO deaths (message_id, count) VALUES (?1, 1)
-                 ON CONFLICT (message_id) DO UPDATE SET count = count + 1",
-            )?
-            .execute(params![id.to_string()])?,
-        Op::Alive(id) => tx
-            .prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?
-            .execute(params![id.to_string()])?,
-    };
-    Ok(())
-}
-
-fn set_phase(
-    tx: &Connection,
-    qpu: &str,
-    id: MessageId,
-    phase: Phase,
-    why: Option<&str>,
-) -> rusqlite::Result<usize> {
-    tx.prepare_cached(
-        "UPDATE results SET phase = ?3, last_error = coalesce(?4, last_error)
-         WHERE qpu_id = ?1 AND message_id = ?2",
-    )?
-    .execute(params![qpu, id.to_string(), phase.name(), why])
-}
-
-fn to_history(tx: &Connection, qpu: &str, id: MessageId, now: i64) -> rusqlite::Result<usize> {
-    tx.prepare_cached(
-        "INSERT OR REPLACE INTO history (qpu_id, message_id, job_id, status, error, finished_at, at)
-         SELECT qpu_id, message_id, job_id, status, error, finished_at, ?3 FROM results
-         WHERE qpu_id = ?1 AND message_id = ?2",
-    )?
-    .execute(params![qpu, id.to_string(), now])
-}
-
-fn remove(tx: &Connection, qpu: &str, id: MessageId) -> rusqlite::Result<usize> {
-    tx.prepare_cached("DELETE FROM results WHERE qpu_id = ?1 AND message_id = ?2")?
-        .execute(params![qpu, id.to_string()])
 }
 
 #[cfg(test)]

@@ -1,0 +1,90 @@
+# Everything a person does here, by name. Needs a Rust toolchain, make and a C compiler; `deps` gets the rest.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+DEVICE ?= device-configs/simulator.yaml
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+HOST := $(RELEASE)/coda-host
+PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-faulty
+ROOT := $(DESTDIR)$(PREFIX)
+
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
+
+.PHONY: help run test bench bench-python check build plugins deps deny cargo-deny advisories install clean
+
+help: ## This list
+	@echo 'make TARGET, where TARGET is one of'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+
+run: deps build plugins ## A private Coda with a simulator: three circuits, then live jobs until Ctrl-C (ONCE=1: the three alone)
+	$(HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
+
+# Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests.
+test: deps build plugins ## Every test, on the release binary with a real Redis and real plugins
+	$(CARGO) test --release --workspace
+
+bench: deps build plugins ## Figures from one run: speed, latency, memory, duty cycle, and the ceiling of this machine
+	$(CARGO) bench -p coda-host-tests --bench speed
+
+# coda-node 0.1.1 stops in batch mode with redis-py 8.
+bench-python: deps build plugins ## The same beside the Python node (coda-node 0.1.1 from PyPI), with ratios
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "error: no venv could be made; install Debian's python3-venv (Python 3.11 or newer), or set PYTHON=" >&2; exit 1; }
+	$(VENV)/bin/pip install --quiet 'coda-node==0.1.1' 'redis<8'
+	CODA_BENCH_PYTHON='$(abspath $(VENV))/bin/coda-node' $(CARGO) bench -p coda-host-tests --bench speed
+
+# In the release profile, so that dependencies are built once for everything.
+check: ## Format and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+
+build: ## The host, in release
+	$(CARGO) build --release -p coda-host
+
+plugins: ## The plugins of this repository, in release
+	$(CARGO) build --release $(addprefix -p ,$(PLUGINS))
+
+deps: ## Installs redis-server where it is missing
+	@command -v redis-server > /dev/null || { \
+	  as_root=; \
+	  if [ "$$(id -u)" != 0 ]; then as_root='sudo -n'; fi; \
+	  echo 'redis-server is missing; trying to install it with apt-get'; \
+	  { command -v apt-get > /dev/null \
+	    && $$as_root apt-get update -q \
+	    && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server \
+	    && command -v redis-server > /dev/null; } \
+	  || { echo 'error: redis-server could not be installed' >&2; \
+	       echo '  to do: install it as root, then run make again: apt-get install redis-server (Debian, Ubuntu), dnf install redis (Fedora)' >&2; \
+	       exit 1; }; }
+
+deny: cargo-deny ## Dependencies: bans, licences, sources
+	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
+
+advisories: cargo-deny ## Dependencies: known vulnerabilities; skipped where the database can't be fetched
+	@if $(CARGO) deny --locked fetch db > /dev/null 2>&1; \
+	then $(CARGO) deny --locked check --disable-fetch advisories; \
+	else echo 'SKIPPED: the advisory database could not be fetched (no network?), so nothing was checked'; fi
+
+cargo-deny:
+	@$(CARGO) deny --version > /dev/null 2>&1 || { \
+	  echo 'cargo-deny is missing; installing it (about five minutes)'; \
+	  $(CARGO) install cargo-deny --locked; }
+
+# install(1) replaces files by new ones, so that a running host keeps what it has loaded.
+install: build plugins ## Binary, simulator, header, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
+	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
+	  '$(ROOT)/share/fish/vendor_completions.d'
+	install -m 755 $(HOST) '$(ROOT)/bin/coda-host'
+	install -m 755 $(RELEASE)/libcoda_simulator.so '$(ROOT)/lib/coda-host/libcoda_simulator.so'
+	install -m 644 plugin-abi/include/coda_executor.h '$(ROOT)/include/coda_executor.h'
+	$(HOST) man --dir '$(ROOT)/share/man/man1'
+	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
+	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
+	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
+
+clean: ## Removes everything that was built
+	$(CARGO) clean

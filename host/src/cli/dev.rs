@@ -1,0 +1,422 @@
+//! `coda-host dev`: a private Coda on this machine, with this host connected to it.
+//!
+//! The device is asked first, by a process of its own, because the cloud knows its QPUs' qubits and gate
+//! sets before they connect. Then come Redis, the cloud and the host, each ready before the next; they end
+//! in the opposite order, so that the host can deliver what it still has.
+
+mod demo;
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use super::plugin::DeviceView;
+use super::way::{Out, short};
+use crate::app;
+use crate::cloud::http::{HttpClient, Target};
+use crate::config::load::Surroundings;
+use crate::dev::client::DevClient;
+use crate::dev::cloud::{DevCloud, Options};
+use crate::dev::follow::Follower;
+use crate::dev::host::{DevHost, Orders};
+use crate::dev::note::{self, Note};
+use crate::dev::redis::DevRedis;
+use crate::error::{Failure, exit};
+use crate::state::files;
+
+const QPU: &str = "dev-qpu";
+const REDIS_LIMIT: Duration = Duration::from_secs(20);
+/// A plugin may take its time to reach its hardware.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// For a question to something on this machine.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// Pause after Redis failed a look at the jobs.
+const REDIS_PAUSE: Duration = Duration::from_millis(500);
+/// How long the cloud stays up behind the host.
+const LAST_NEWS: Duration = Duration::from_millis(250);
+const LOG_LINES: usize = 20;
+/// Records that the cloud keeps; a dev may stay up for weeks.
+const KEEP: usize = 10_000;
+/// Variables that belong to another connection than the private one.
+const REPLACED: [&str; 15] = [
+    "CODA_CONNECT_PATH",
+    "CODA_HEARTBEAT_PATH",
+    "CODA_HOST",
+    "CODA_JWT_KEY_ID",
+    "CODA_JWT_PRIVATE_KEY",
+    "CODA_NODE_CONNECT_HEADERS",
+    "CODA_NODE_TOKEN",
+    "CODA_NODE_VPN_PROFILE_PATH",
+    "CODA_PORT",
+    "CODA_QPU_DISPLAY_NAME",
+    "CODA_QPU_ID",
+    "CODA_REDIS_URL",
+    "CODA_STATE_DIR",
+    "CODA_WEBAPP_URL",
+    "CODA_WEBHOOK_PATH",
+];
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host dev --device site/device.yaml        then, in another terminal:
+  coda-host submit bell.json --wait              a job through Redis, plugin and webhook
+  coda-host dev --device site/device.yaml --demo three circuits first, each with its way and histogram
+  coda-host dev --dir /tmp/mine                  keeps state and log; the device from ./site/device.yaml
+
+Jobs may also be written to Redis directly; every one on the stream is shown. Ctrl-C ends everything.")]
+pub struct Args {
+    /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    device: Option<PathBuf>,
+    /// Port of the host's local service, on 127.0.0.1 [default: a free one]
+    #[arg(short, long, value_name = "PORT")]
+    port: Option<u16>,
+    /// Port of the cloud, on 127.0.0.1 [default: a free one]
+    #[arg(long, value_name = "PORT")]
+    cloud_port: Option<u16>,
+    /// Where state and log are kept [default: a temporary directory that goes at the end]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dir: Option<PathBuf>,
+    /// First send three circuits and check their results
+    #[arg(long)]
+    demo: bool,
+    /// End after the demo, with exit status 1 if anything was wrong
+    #[arg(long, requires = "demo")]
+    once: bool,
+}
+
+pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+    let runtime = super::runtime()?;
+    let result = runtime.block_on(execute(&args, &around));
+    runtime.shutdown_background();
+    result
+}
+
+async fn execute(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let stop = CancellationToken::new();
+    app::watch_signals(stop.clone());
+    tokio::select! {
+        // Asked to stop before everything is up: what is there goes with its handle.
+        () = stop.cancelled() => Ok(ExitCode::SUCCESS),
+        started = start(args, around) => match started? {
+            Ok(dev) => dev.live(args, around, &stop).await,
+            Err(code) => Ok(code),
+        },
+    }
+}
+
+/// Everything that runs. Fields are dropped in this order.
+struct Dev {
+    host: DevHost,
+    cloud: DevCloud,
+    _redis: DevRedis,
+    device: DeviceView,
+    note: Note,
+    out: Out,
+    _dir: Option<TempDir>,
+}
+
+/// Starts everything; or the exit status of a part that could not be.
+async fn start(args: &Args, around: &Surroundings) -> Result<Result<Dev, ExitCode>, Failure> {
+    let (dir, temporary) = place(args, around)?;
+    let mut orders = Orders {
+        arguments: vec!["plugin".into(), "device".into(), "--json".into()],
+        without: around.environment.keys().filter(|name| replaced(name)).cloned().collect(),
+        with: vec![("CODA_STATE_DIR", dir.join("state").display().to_string())],
+    };
+    files::ensure_dir(&dir.join("state"))?;
+    let device_flag: Vec<String> =
+        args.device.iter().flat_map(|d| ["--device".to_string(), d.display().to_string()]).collect();
+    orders.arguments.extend(device_flag.clone());
+    let (status, text) = orders.output(&dir.join("device.json")).await?;
+    if !status.success() {
+        // It has said why.
+        return Ok(Err(exit_code(status)));
+    }
+    let device: DeviceView = serde_json::from_slice(&text).map_err(|e| Failure {
+        code: "dev-device",
+        message: "what the plugin tells of its device can't be read".into(),
+        causes: vec![e.to_string()],
+        hint: Some("does the plugin write to standard output? It should use the host's log".into()),
+        exit: exit::PLUGIN,
+    })?;
+
+    let redis = DevRedis::start(&[], REDIS_LIMIT).await?;
+    let token = format!("dev-{:032x}", rand::random::<u128>());
+    let mut options = Options::new(QPU, &redis.url());
+    options.num_qubits = device.num_qubits;
+    options.native_gate_set = gate_set(&device, around);
+    options.tokens = vec![token.clone()];
+    options.listen.set_port(args.cloud_port.unwrap_or(0));
+    options.keep = KEEP;
+    let cloud = DevCloud::start(options).await?;
+
+    let log = dir.join("host.log");
+    let port = match args.port {
+        Some(port) if port != 0 => port,
+        _ => free_port().await?,
+    };
+    orders.arguments = vec!["start".into()];
+    orders.arguments.extend(device_flag);
+    orders.with.extend([
+        ("CODA_WEBAPP_URL", cloud.url().to_string()),
+        ("CODA_NODE_TOKEN", token),
+        ("CODA_VPN_REQUIRED", "false".into()),
+        ("CODA_HOST", "127.0.0.1".into()),
+        ("CODA_PORT", port.to_string()),
+    ]);
+    let host = orders.start(&log)?;
+    let note = Note {
+        pid: std::process::id(),
+        url: cloud.url().to_string(),
+        redis_url: redis.url(),
+        host_url: format!("http://127.0.0.1:{port}"),
+        qpu_id: QPU.into(),
+        log,
+    };
+    let mut dev = Dev { host, cloud, _redis: redis, device, note, out: Out::new(around), _dir: temporary };
+    match dev.ready().await? {
+        Some(status) => {
+            show_end(&dev.host, status);
+            Ok(Err(exit_code(status)))
+        }
+        None => Ok(Ok(dev)),
+    }
+}
+
+impl Dev {
+    /// Waits until the host is ready; its exit status if it ends before.
+    async fn ready(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        let http = HttpClient::local()?;
+        let target = Target::parse(&format!("{}/ready", self.note.host_url))?;
+        let asking = async {
+            while !http.get(&target, ASK_LIMIT).await.is_ok_and(|r| r.status.is_success()) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::select! {
+            ended = self.host.ended() => Ok(Some(ended?)),
+            asked = tokio::time::timeout(READY_LIMIT, asking) => match asked {
+                Ok(()) => Ok(None),
+                Err(_) => Err(Failure {
+                    code: "dev-not-ready",
+                    message: format!("the host was not ready within {} s", READY_LIMIT.as_secs()),
+                    causes: vec![format!("the last lines of its log:\n{}", self.host.last_lines(LOG_LINES))],
+                    hint: Some("does the plugin wait for its hardware?".into()),
+                    exit: exit::FAILURE,
+                }),
+            },
+        }
+    }
+
+    /// Shows what runs, then the jobs, until it is time to end.
+    async fn live(
+        mut self,
+        args: &Args,
+        around: &Surroundings,
+        stop: &CancellationToken,
+    ) -> Result<ExitCode, Failure> {
+        let path = note::path(around)?;
+        let ours = self.leave_note(&path).await?;
+        self.banner(ours)?;
+        let Dev { mut host, cloud, _redis, note, mut out, _dir, .. } = self;
+        let work = show_jobs(args, &cloud, &note, &mut out);
+        tokio::pin!(work);
+        let ended = tokio::select! {
+            done = &mut work => End::Done(done),
+            status = host.ended() => End::Host(status?),
+            () = stop.cancelled() => End::Stopped,
+        };
+        if ours {
+            note.remove(&path)?;
+        }
+        let (status, result) = match ended {
+            End::Host(status) => {
+                show_end(&host, status);
+                return Ok(exit_code(status));
+            }
+            End::Done(result) => (host.stop().await?, result),
+            End::Stopped => {
+                eprintln!("\nending: the host finishes its jobs (Ctrl-C again ends at once)");
+                let stopping = async {
+                    let status = host.stop().await;
+                    // Whoever waits for a job is still told of its end.
+                    tokio::time::sleep(LAST_NEWS).await;
+                    status
+                };
+                tokio::pin!(stopping);
+                // Jobs are shown to their end; a demo that is over, or can't go on, no longer matters.
+                let status = tokio::select! {
+                    status = &mut stopping => status,
+                    _ = &mut work => stopping.await,
+                };
+                (status?, Ok(ExitCode::SUCCESS))
+            }
+        };
+        if !status.success() {
+            show_end(&host, status);
+            return result.map(|_| exit_code(status));
+        }
+        result
+    }
+
+    /// Leaves the note, unless that of another living dev is there. Says whether it did.
+    async fn leave_note(&self, path: &Path) -> Result<bool, Failure> {
+        let other = Note::read(path)?.filter(|n| n.process_lives() && n.pid != self.note.pid);
+        if let Some(other) = other
+            && let Ok(client) = DevClient::new(&other.url)
+            && client.answers(ASK_LIMIT).await
+        {
+            return Ok(false);
+        }
+        self.note.write(path)?;
+        Ok(true)
+    }
+
+    fn banner(&mut self, ours: bool) -> Result<(), Failure> {
+        let (d, n) = (&self.device, &self.note);
+        let url = if ours { String::new() } else { format!(" --dev-url {}", n.url) };
+        let text = format!(
+            "{title}\n\n\
+             \x20 device  {name}: {qubits} qubits, {targets}, {slots} at a time\n\
+             \x20 plugin  {plugin}, {kind}\n\
+             \x20 cloud   {cloud}\n\
+             \x20 redis   {redis}  stream qpu:{qpu}:jobs\n\
+             \x20 host    {host}  /health /ready /metrics  process {pid}\n\
+             \x20 log     {log}\n\n\
+             Send a job from another terminal:\n\
+             \x20 {program} submit CIRCUIT.json --shots 1000 --wait{url}\n",
+            title = self.out.bold("A private Coda on this machine"),
+            name = d.name,
+            qubits = d.num_qubits,
+            targets = d.targets.join(" "),
+            slots = d.slots,
+            plugin = d.plugin,
+            kind = d.kind,
+            cloud = n.url,
+            redis = n.redis_url,
+            qpu = n.qpu_id,
+            host = n.host_url,
+            pid = self.host.pid(),
+            log = n.log.display(),
+            program = program(),
+        );
+        self.out.line(&text)
+    }
+}
+
+/// Why the host is no longer there.
+fn show_end(host: &DevHost, status: ExitStatus) {
+    eprintln!("the host ended ({status}); the last lines of its log:\n{}", host.last_lines(LOG_LINES));
+}
+
+/// Why a dev ends.
+enum End {
+    Done(Result<ExitCode, Failure>),
+    Host(ExitStatus),
+    Stopped,
+}
+
+/// The demo if it is wanted, then every job as it moves.
+async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<ExitCode, Failure> {
+    if args.demo {
+        let fine = demo::run(cloud, note, out).await?;
+        if args.once {
+            return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) });
+        }
+    }
+    out.line("Jobs as they move, with the time since they were queued (Ctrl-C ends):")?;
+    let failed = |e: redis::RedisError| Failure {
+        code: "dev-redis",
+        message: "the private Redis doesn't answer".into(),
+        causes: vec![e.to_string()],
+        hint: None,
+        exit: exit::FAILURE,
+    };
+    let mut follower = Follower::new(&note.redis_url, &note.qpu_id).await.map_err(failed)?;
+    loop {
+        match follower.next(cloud).await {
+            Ok(moved) => {
+                for m in moved {
+                    let error = m.error.map_or(String::new(), |e| format!("  {}", short(&e)));
+                    out.line(&format!("  {}  {}{error}", m.job_id, out.step(m.state, m.after)))?;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the private Redis doesn't answer; no jobs are shown");
+                tokio::time::sleep(REDIS_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The directory for state and log, and its handle when it is a temporary one.
+fn place(args: &Args, around: &Surroundings) -> Result<(PathBuf, Option<TempDir>), Failure> {
+    if let Some(dir) = &args.dir {
+        let dir = around.cwd.join(dir);
+        files::ensure_dir(&dir)?;
+        return Ok((dir, None));
+    }
+    let made = tempfile::Builder::new().prefix("coda-host-dev-").tempdir().map_err(|e| Failure {
+        code: "dev-dir",
+        message: "no temporary directory could be made".into(),
+        causes: vec![e.to_string()],
+        hint: Some("check TMPDIR and the space there (df -h), or give --dir".into()),
+        exit: exit::FAILURE,
+    })?;
+    Ok((made.path().to_path_buf(), Some(made)))
+}
+
+fn replaced(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    name.starts_with("CODA_VPN_") || REPLACED.contains(&name.as_str())
+}
+
+/// The gate set that the cloud compiles for: the one asked for if the device takes it, else its first.
+fn gate_set(device: &DeviceView, around: &Surroundings) -> String {
+    let asked = around.environment.iter().find(|(k, _)| k.eq_ignore_ascii_case("CODA_NATIVE_GATE_SET"));
+    let asked = asked.map(|(_, v)| v).filter(|v| device.targets.contains(v));
+    asked.or(device.targets.first()).cloned().unwrap_or_else(|| "cz".into())
+}
+
+async fn free_port() -> Result<u16, Failure> {
+    let bound = async { tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr() };
+    bound.await.map(|address| address.port()).map_err(|e| Failure {
+        code: "dev-port",
+        message: "no free port of 127.0.0.1 could be found".into(),
+        causes: vec![e.to_string()],
+        hint: Some("give one with --port".into()),
+        exit: exit::FAILURE,
+    })
+}
+
+/// How this program was called, so that the line shown can be copied.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "coda-host".into())
+}
+
+/// A child's exit status as ours; killed by a signal counts as failed.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    ExitCode::from(code.unwrap_or(exit::FAILURE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_another_connection_are_not_inherited() {
+        for name in ["CODA_VPN_PROBE_TARGETS", "coda_qpu_id", "CODA_STATE_DIR", "CODA_JWT_KEY_ID"] {
+            assert!(replaced(name), "{name}");
+        }
+        for name in ["PATH", "CODA_PREFETCH", "CODA_DEVICE_CONFIG", "CODA_LOG", "CODA_PLUGIN_PATH"] {
+            assert!(!replaced(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `coda-host dev --demo`: three circuits through everything, each one's way and histogram, and a check of
+//! what must be true of them.
+
+use std::time::{Duration, Instant};
+
+use crate::cli::submit::{conclude, follow, since};
+use crate::cli::way::Out;
+use crate::dev::client::{DevClient, JobView};
+use crate::dev::cloud::DevCloud;
+use crate::dev::note::Note;
+use crate::error::{Failure, exit};
+
+const SHOTS: u32 = 1000;
+/// A job is acknowledged shortly after its result was accepted.
+const ACK_LIMIT: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+struct Circuit {
+    title: &'static str,
+    json: &'static str,
+    /// The only bit strings that may be counted.
+    only: Option<[&'static str; 2]>,
+}
+
+const CIRCUITS: [Circuit; 3] = [
+    Circuit {
+        title: "bell: two qubits, entangled",
+        json: include_str!("../../../../tests/circuits/bell.json"),
+        only: Some(["00", "11"]),
+    },
+    Circuit {
+        title: "ghz5: five qubits, all or none",
+        json: include_str!("../../../../tests/circuits/ghz5.json"),
+        only: Some(["00000", "11111"]),
+    },
+    Circuit {
+        title: "random12: twelve qubits, eight random layers",
+        json: include_str!("../../../../tests/circuits/random12.json"),
+        only: None,
+    },
+];
+
+/// Runs them one after the other; whether everything was as it must be.
+pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, Failure> {
+    let client = DevClient::new(&note.url)?;
+    let mut wrong = Vec::new();
+    for circuit in &CIRCUITS {
+        let id = client.submit(circuit.json, SHOTS).await?;
+        out.line(&format!("{}  {id}", out.bold(circuit.title)))?;
+        let view = follow(&client, &id, (&mut None, &[]), |step, queued| {
+            out.line(&format!("  {}", out.step(&step.state, since(step, queued))))
+        })
+        .await?;
+        conclude(out, &view)?;
+        out.line("")?;
+        if let Err(why) = check(circuit, &view) {
+            wrong.push(format!("{}: {why}", circuit.title));
+        }
+    }
+    let bad_tokens = cloud.state().bad_tokens;
+    if bad_tokens > 0 {
+        wrong.push(format!("{bad_tokens} webhooks came with a token that doesn't verify"));
+    }
+    let pending = pending(note).await?;
+    if pending > 0 {
+        wrong.push(format!("{pending} messages are not acknowledged"));
+    }
+    if wrong.is_empty() {
+        let text = "all three delivered: counts as they must be, tokens verified, messages acknowledged";
+        out.line(&format!("{}\n", out.bold(text)))?;
+    }
+    for what in &wrong {
+        out.line(&format!("WRONG: {what}"))?;
+    }
+    Ok(wrong.is_empty())
+}
+
+fn check(circuit: &Circuit, view: &JobView) -> Result<(), String> {
+    for state in ["executing", "completed", "delivered"] {
+        if !view.has(state) {
+            return Err(format!("never seen as {state}"));
+        }
+    }
+    let counts = view.counts().ok_or("no counts were delivered")?;
+    let shots: i64 = counts.iter().map(|(_, n)| n).sum();
+    if shots != i64::from(SHOTS) {
+        return Err(format!("the counts make {shots} shots, not {SHOTS}"));
+    }
+    match circuit.only.and_then(|only| counts.iter().find(|(key, _)| !only.contains(&key.as_str()))) {
+        Some((key, n)) => Err(format!("{key} was counted {n} times, which can't be")),
+        None => Ok(()),
+    }
+}
+
+/// Messages of the group that are not acknowledged, once the last results have had time to be.
+async fn pending(note: &Note) -> Result<u64, Failure> {
+    let failed = |e: redis::RedisError| Failure {
+        code: "dev-redis",
+        message: "the private Redis could not be asked what is pending".into(),
+        causes: vec![e.to_string()],
+        hint: None,
+        exit: exit::FAILURE,
+    };
+    let client = redis::Client::open(note.redis_url.as_str()).map_err(failed)?;
+    let mut connection = client.get_multiplexed_async_connection().await.map_err(failed)?;
+    let since = Instant::now();
+    loop {
+        let mut ask = redis::cmd("XPENDING");
+        ask.arg(format!("qpu:{}:jobs", note.qpu_id)).arg(format!("qpu:{}:workers", note.qpu_id));
+        let (pending, _, _, _): (u64, redis::Value, redis::Value, redis::Value) =
+            ask.query_async(&mut connection).await.map_err(failed)?;
+        if pending == 0 || since.elapsed() > ACK_LIMIT {
+            return Ok(pending);
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}

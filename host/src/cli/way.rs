@@ -1,0 +1,113 @@
+//! Lines about jobs on standard output, in colour on a terminal.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+use crate::model::cut;
+
+/// Most of an error that fits on a line.
+const ERROR_CHARACTERS: usize = 300;
+
+/// Standard output.
+pub struct Out {
+    colour: bool,
+    closed: bool,
+}
+
+impl Out {
+    pub fn new(around: &Surroundings) -> Out {
+        // See no-color.org.
+        let plain = around.environment.get("NO_COLOR").is_some_and(|v| !v.is_empty());
+        Out { colour: !plain && io::stdout().is_terminal(), closed: false }
+    }
+
+    /// Writes a text as it is and sees that it is there.
+    ///
+    /// # Errors
+    /// When it can't be written; a reader that has seen enough (`| head`) is no error.
+    pub fn text(&mut self, text: &str) -> Result<(), Failure> {
+        if self.closed {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
+            Err(e) => return Err(failed(e)),
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    pub fn line(&mut self, text: &str) -> Result<(), Failure> {
+        self.text(&format!("{text}\n"))
+    }
+
+    pub fn bold(&self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    /// A state's name, as wide as the longest, and the time since the job was queued.
+    pub fn step(&self, state: &str, after: Option<time::Duration>) -> String {
+        let colour = match state {
+            "queued" => "2",
+            "executing" => "36",
+            "completed" => "32",
+            "delivered" => "1;32",
+            "cancelled" => "33",
+            _ => "31",
+        };
+        format!("{} {}", self.paint(colour, &format!("{state:<9}")), ms(after))
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// An error in one line of bearable length.
+pub fn short(error: &str) -> String {
+    let line = error.split_whitespace().collect::<Vec<_>>().join(" ");
+    match cut(&line, ERROR_CHARACTERS) {
+        whole if whole.len() == line.len() => line,
+        part => format!("{part} ..."),
+    }
+}
+
+fn ms(after: Option<time::Duration>) -> String {
+    match after {
+        Some(after) => format!("{:>9.1} ms", after.as_seconds_f64() * 1e3),
+        None => format!("{:>9} ms", "?"),
+    }
+}
+
+/// The output could not be written.
+pub fn failed(e: io::Error) -> Failure {
+    Failure {
+        code: "output",
+        message: "the output could not be written".into(),
+        causes: vec![e.to_string()],
+        hint: None,
+        exit: exit::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_line_up_and_are_coloured_on_a_terminal_only() {
+        let plain = Out { colour: false, closed: false };
+        assert_eq!(plain.step("queued", Some(time::Duration::ZERO)), "queued          0.0 ms");
+        assert_eq!(
+            plain.step("completed", Some(time::Duration::microseconds(1250))),
+            "completed       1.2 ms"
+        );
+        assert_eq!(plain.step("failed", None), "failed            ? ms");
+        let colour = Out { colour: true, closed: false };
+        assert!(colour.step("failed", None).starts_with("\x1b[31mfailed   \x1b[0m"));
+        assert_eq!(short("a\n  b"), "a b");
+        assert_eq!(short(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);
+    }
+}

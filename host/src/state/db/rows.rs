@@ -1,0 +1,109 @@
+//! What the database holds, as plain data.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::model::{JobId, MessageId};
+
+/// How a job ended for the cloud.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    Completed,
+    Failed,
+}
+
+impl Status {
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Completed => "completed",
+            Status::Failed => "failed",
+        }
+    }
+
+    pub(super) fn from_name(name: &str) -> Status {
+        if name == "completed" { Status::Completed } else { Status::Failed }
+    }
+}
+
+/// Where a stored result is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// A cancel may still win.
+    Stored,
+    /// It is going to the cloud, whatever comes.
+    Announced,
+    /// The cloud refused it for good.
+    Refused,
+}
+
+impl Phase {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Phase::Stored => "stored",
+            Phase::Announced => "announced",
+            Phase::Refused => "refused",
+        }
+    }
+
+    pub(super) fn from_name(name: &str) -> Phase {
+        match name {
+            "announced" => Phase::Announced,
+            "refused" => Phase::Refused,
+            _ => Phase::Stored,
+        }
+    }
+}
+
+/// A result as it is stored and sent.
+#[derive(Debug, Clone)]
+pub struct ResultRow {
+    pub message_id: MessageId,
+    pub job_id: JobId,
+    pub callback_url: Arc<str>,
+    pub status: Status,
+    /// For a failure, as in the status hash.
+    pub error: Option<String>,
+    /// As the protocol writes times.
+    pub finished_at: String,
+    /// The exact bytes of every attempt.
+    pub body: Bytes,
+}
+
+/// A row read back after a start.
+#[derive(Debug, Clone)]
+pub struct StoredRow {
+    pub row: ResultRow,
+    pub phase: Phase,
+    pub attempts: u32,
+    pub last_error: Option<String>,
+}
+
+/// What history knows of a message.
+#[derive(Debug, Clone)]
+pub struct Past {
+    pub job_id: JobId,
+    pub status: Status,
+    pub error: Option<String>,
+    pub finished_at: String,
+}
+
+/// A message that can't be answered.
+#[derive(Debug, Clone)]
+pub struct DeadLetter {
+    pub message_id: MessageId,
+    pub reason: String,
+    /// The message's fields as JSON, long values cut.
+    pub fields: String,
+}
+
+/// What was found at the start.
+#[derive(Debug, Default)]
+pub struct Opened {
+    pub rows: Vec<StoredRow>,
+    /// How often the process died while running a message.
+    pub deaths: Vec<(MessageId, u32)>,
+    /// Undelivered results of other QPUs in the same directory.
+    pub foreign: u64,
+    pub dead_letters: u64,
+}

@@ -1,0 +1,212 @@
+//! The schema and every statement of the database.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+
+use super::StoreError;
+use super::rows::{DeadLetter, Opened, Phase, ResultRow, Status, StoredRow};
+use crate::model::MessageId;
+
+pub(super) const SCHEMA_VERSION: i64 = 1;
+
+const SCHEMA: &str = "
+    CREATE TABLE results (
+        qpu_id TEXT NOT NULL,
+        message_id TEXT NOT NULL,
+        job_id TEXT NOT NULL,
+        callback_url TEXT NOT NULL,
+        status TEXT NOT NULL,
+        error TEXT,
+        finished_at TEXT NOT NULL,
+        body BLOB NOT NULL,
+        phase TEXT NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        last_error TEXT,
+        PRIMARY KEY (qpu_id, message_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE history (
+        qpu_id TEXT NOT NULL,
+        message_id TEXT NOT NULL,
+        job_id TEXT NOT NULL,
+        status TEXT NOT NULL,
+        error TEXT,
+        finished_at TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        PRIMARY KEY (qpu_id, message_id)
+    ) WITHOUT ROWID;
+    CREATE INDEX history_age ON history (at);
+    CREATE TABLE dead_letters (
+        qpu_id TEXT NOT NULL,
+        message_id TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        fields TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        PRIMARY KEY (qpu_id, message_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE deaths (
+        message_id TEXT PRIMARY KEY,
+        count INTEGER NOT NULL
+    ) WITHOUT ROWID;
+";
+
+/// SQLite creates files by the umask; results may be confidential.
+pub(super) fn private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+}
+
+pub(super) fn prepare(conn: &Connection, path: &Path) -> Result<(), StoreError> {
+    let fail = |e: rusqlite::Error| StoreError::Open { path: path.to_path_buf(), text: e.to_string() };
+    conn.busy_timeout(Duration::from_secs(5)).map_err(fail)?;
+    conn.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
+    conn.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
+    conn.set_prepared_statement_cache_capacity(32);
+    let found: i64 = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(fail)?;
+    match found {
+        0 => {
+            let make = format!("BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;");
+            conn.execute_batch(&make).map_err(fail)
+        }
+        SCHEMA_VERSION => Ok(()),
+        found => Err(StoreError::Newer { path: path.to_path_buf(), found }),
+    }
+}
+
+pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Opened> {
+    let mut query = conn.prepare(
+        "SELECT message_id, job_id, callback_url, status, error, finished_at, body, phase, attempts,
+                last_error FROM results WHERE qpu_id = ?1",
+    )?;
+    let mut rows = query.query([qpu_id])?;
+    let mut found = Vec::new();
+    while let Some(r) = rows.next()? {
+        let Ok(id) = r.get::<_, String>(0)?.parse() else {
+            tracing::error!("a stored result has no readable message id; it is left where it is");
+            continue;
+        };
+        found.push(StoredRow {
+            row: result_row(r, id)?,
+            phase: Phase::from_name(&r.get::<_, String>(7)?),
+            attempts: r.get(8)?,
+            last_error: r.get(9)?,
+        });
+    }
+    found.sort_by_key(|r| r.row.message_id);
+    let mut deaths = conn.prepare("SELECT message_id, count FROM deaths")?;
+    let deaths = deaths.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, u32>(1)?)))?;
+    let deaths = deaths.collect::<rusqlite::Result<Vec<_>>>()?;
+    let count = |sql: &str| conn.query_row(sql, [qpu_id], |r| r.get::<_, i64>(0)).map(|n| n.unsigned_abs());
+    Ok(Opened {
+        rows: found,
+        deaths: deaths.into_iter().filter_map(|(id, n)| Some((id.parse().ok()?, n))).collect(),
+        foreign: count("SELECT count(*) FROM results WHERE qpu_id <> ?1")?,
+        dead_letters: count("SELECT count(*) FROM dead_letters WHERE qpu_id = ?1")?,
+    })
+}
+
+/// Columns 1 to 6 of a `results` row.
+pub(super) fn result_row(r: &rusqlite::Row<'_>, message_id: MessageId) -> rusqlite::Result<ResultRow> {
+    Ok(ResultRow {
+        message_id,
+        job_id: r.get::<_, String>(1)?.into(),
+        callback_url: r.get::<_, String>(2)?.into(),
+        status: Status::from_name(&r.get::<_, String>(3)?),
+        error: r.get(4)?,
+        finished_at: r.get(5)?,
+        body: r.get::<_, Vec<u8>>(6)?.into(),
+    })
+}
+
+pub(super) enum Op {
+    Insert(ResultRow),
+    Announce(MessageId),
+    Discard(MessageId),
+    Refuse(MessageId, String),
+    Delivered(MessageId),
+    Attempt(MessageId, u32, String),
+    DeadLetter(DeadLetter),
+    Death(MessageId),
+    Alive(MessageId),
+}
+
+pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::Result<()> {
+    match op {
+        Op::Insert(row) => tx
+            .prepare_cached(
+                "INSERT OR REPLACE INTO results (qpu_id, message_id, job_id, callback_url, status, error,
+                     finished_at, body, phase) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            )?
+            .execute(params![
+                qpu,
+                row.message_id.to_string(),
+                &*row.job_id,
+                &*row.callback_url,
+                row.status.name(),
+                row.error,
+                row.finished_at,
+                &row.body[..],
+                Phase::Stored.name(),
+            ])?,
+        Op::Announce(id) => set_phase(tx, qpu, *id, Phase::Announced, None)?,
+        Op::Discard(id) => remove(tx, qpu, *id)?,
+        Op::Refuse(id, why) => {
+            set_phase(tx, qpu, *id, Phase::Refused, Some(why))?;
+            to_history(tx, qpu, *id, now)?
+        }
+        Op::Delivered(id) => {
+            to_history(tx, qpu, *id, now)?;
+            remove(tx, qpu, *id)?
+        }
+        Op::Attempt(id, attempts, error) => tx
+            .prepare_cached(
+                "UPDATE results SET attempts = ?3, last_error = ?4 WHERE qpu_id = ?1 AND message_id = ?2",
+            )?
+            .execute(params![qpu, id.to_string(), attempts, error])?,
+        Op::DeadLetter(letter) => tx
+            .prepare_cached(
+                "INSERT OR REPLACE INTO dead_letters (qpu_id, message_id, reason, fields, at)
+                 VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![qpu, letter.message_id.to_string(), letter.reason, letter.fields, now])?,
+        Op::Death(id) => tx
+            .prepare_cached(
+                "INSERT INTO deaths (message_id, count) VALUES (?1, 1)
+                 ON CONFLICT (message_id) DO UPDATE SET count = count + 1",
+            )?
+            .execute(params![id.to_string()])?,
+        Op::Alive(id) => {
+            tx.prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?.execute(params![id.to_string()])?
+        }
+    };
+    Ok(())
+}
+
+fn set_phase(
+    tx: &Connection,
+    qpu: &str,
+    id: MessageId,
+    phase: Phase,
+    why: Option<&str>,
+) -> rusqlite::Result<usize> {
+    tx.prepare_cached(
+        "UPDATE results SET phase = ?3, last_error = coalesce(?4, last_error)
+         WHERE qpu_id = ?1 AND message_id = ?2",
+    )?
+    .execute(params![qpu, id.to_string(), phase.name(), why])
+}
+
+fn to_history(tx: &Connection, qpu: &str, id: MessageId, now: i64) -> rusqlite::Result<usize> {
+    tx.prepare_cached(
+        "INSERT OR REPLACE INTO history (qpu_id, message_id, job_id, status, error, finished_at, at)
+         SELECT qpu_id, message_id, job_id, status, error, finished_at, ?3 FROM results
+         WHERE qpu_id = ?1 AND message_id = ?2",
+    )?
+    .execute(params![qpu, id.to_string(), now])
+}
+
+fn remove(tx: &Connection, qpu: &str, id: MessageId) -> rusqlite::Result<usize> {
+    tx.prepare_cached("DELETE FROM results WHERE qpu_id = ?1 AND message_id = ?2")?
+        .execute(params![qpu, id.to_string()])
+}

@@ -1,0 +1,173 @@
+//! Holds the dependency table of `docs/architecture.md`: who may use whom, and which files stay pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Room, and the rooms that it may use. `tests` modules may use more.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("error", &[]),
+    ("model", &[]),
+    ("sys", &[]),
+    ("telemetry", &[]),
+    ("supervise", &["error"]),
+    ("state", &["error", "model"]),
+    ("config", &["error", "model", "state"]),
+    ("cloud", &["config", "error", "model", "state"]),
+    ("executor", &["error", "model", "sys"]),
+    ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
+    ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
+    ("api", &["cloud", "config", "error", "executor", "jobs", "telemetry"]),
+    ("dev", &["cloud", "error", "model", "sys"]),
+    (
+        "app",
+        &[
+            "api",
+            "cloud",
+            "config",
+            "error",
+            "executor",
+            "jobs",
+            "model",
+            "results",
+            "state",
+            "supervise",
+            "sys",
+            "telemetry",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "app",
+            "cloud",
+            "config",
+            "dev",
+            "error",
+            "executor",
+            "jobs",
+            "model",
+            "results",
+            "state",
+            "sys",
+            "telemetry",
+        ],
+    ),
+];
+
+/// Files without tokio, clock, randomness or I/O: time comes in as an argument.
+const PURE: &[&str] =
+    &["cloud/bundle.rs", "error.rs", "jobs/lifecycle.rs", "jobs/message.rs", "results/outcome.rs"];
+const IMPURE_WORDS: &[&str] = &[
+    "tokio::",
+    "Instant::now",
+    "SystemTime::now",
+    "now_utc",
+    "rand::",
+    "std::fs",
+    "std::net",
+    "std::process",
+];
+
+/// The only files that may hold `unsafe`.
+const UNSAFE: &[&str] = &["executor/ffi.rs", "sys.rs"];
+
+/// Longest file; a test file may be longer.
+const MAX_LINES: usize = 620;
+
+fn src() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// Every source file: its path under `src` and its text up to the unit tests.
+fn files() -> BTreeMap<String, String> {
+    fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&src(), &mut found);
+    assert!(found.len() > 30, "the sources are where this test looks");
+    let tests = |name: &str| name.ends_with("_tests.rs") || name.ends_with("testing.rs");
+    found
+        .into_iter()
+        .map(|p| (p.strip_prefix(src()).unwrap().to_str().unwrap().to_string(), p))
+        .filter(|(name, _)| !tests(name))
+        .map(|(name, p)| {
+            let text = fs::read_to_string(p).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap().to_string();
+            (name, code)
+        })
+        .collect()
+}
+
+fn room(file: &str) -> &str {
+    file.split('/').next().unwrap().trim_end_matches(".rs")
+}
+
+#[test]
+fn rooms_use_only_what_the_table_allows() {
+    let table: BTreeMap<&str, BTreeSet<&str>> =
+        MAY_USE.iter().map(|(room, uses)| (*room, uses.iter().copied().collect())).collect();
+    let mut wrong = Vec::new();
+    for (file, text) in files() {
+        let from = room(&file);
+        if matches!(from, "lib" | "main") {
+            continue;
+        }
+        let Some(allowed) = table.get(from) else {
+            wrong.push(format!("{file}: the room '{from}' is missing in the table"));
+            continue;
+        };
+        for (n, line) in text.lines().enumerate() {
+            for part in line.split("crate::").skip(1) {
+                let to: String = part.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+                if to != from && table.contains_key(to.as_str()) && !allowed.contains(to.as_str()) {
+                    wrong.push(format!("{file}:{}: '{from}' may not use '{to}'", n + 1));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn pure_files_stay_pure() {
+    let files = files();
+    for name in PURE {
+        let text = files.get(*name).unwrap_or_else(|| panic!("{name} is gone: correct the list"));
+        for word in IMPURE_WORDS {
+            assert!(!text.contains(word), "{name} is pure, but uses {word}");
+        }
+    }
+}
+
+#[test]
+fn every_file_opens_with_its_contract_and_keeps_its_size() {
+    for (name, text) in files() {
+        assert!(text.starts_with("//!"), "{name} has no head comment");
+        assert!(
+            text.lines().count() <= MAX_LINES,
+            "{name} has more than {MAX_LINES} lines: is it one concern?"
+        );
+    }
+}
+
+#[test]
+fn unsafe_stays_in_its_fence() {
+    for (name, text) in files() {
+        if !UNSAFE.contains(&name.as_str()) {
+            let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
+            let found = code
+                .into_iter()
+                .any(|l| l.contains("unsafe {") || l.contains("unsafe fn") || l.contains("unsafe impl"));
+            assert!(!found, "{name} holds unsafe code");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What /proc says of a process and its descendants.
+
+use std::fs;
+
+/// Clock ticks of /proc per second; 100 on every Linux that matters here.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// CPU seconds (user and system, reaped children included) of a process and its descendants.
+pub fn cpu_seconds(pid: i32) -> f64 {
+    tree(pid).iter().map(|p| p.ticks).sum::<u64>() as f64 / TICKS_PER_SECOND
+}
+
+/// Resident memory of a process and its descendants in MiB.
+pub fn rss_mib(pid: i32) -> f64 {
+    let kib = |pid: i32| -> f64 {
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+        line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)
+    };
+    tree(pid).iter().map(|p| kib(p.pid)).sum::<f64>() / 1024.0
+}
+
+struct Process {
+    pid: i32,
+    parent: i32,
+    ticks: u64,
+}
+
+fn tree(root: i32) -> Vec<Process> {
+    let mut rest: Vec<Process> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?))
+        .collect();
+    let mut found: Vec<Process> = Vec::new();
+    let mut parents = vec![root];
+    let (own, others): (Vec<_>, Vec<_>) = rest.drain(..).partition(|p| p.pid == root);
+    found.extend(own);
+    rest = others;
+    while let Some(parent) = parents.pop() {
+        let (children, others): (Vec<_>, Vec<_>) = rest.drain(..).partition(|p| p.parent == parent);
+        parents.extend(children.iter().map(|p| p.pid));
+        found.extend(children);
+        rest = others;
+    }
+    found
+}
+
+/// The fields behind the name in parentheses: state, parent, ..., utime, stime, cutime, cstime at 11 to 14.
+fn read(pid: i32) -> Option<Process> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = text.rsplit(')').next()?.split_whitespace().collect();
+    let number = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
+    Some(Process {
+        pid,
+        parent: number(1)? as i32,
+        ticks: number(11)? + number(12)? + number(13)? + number(14)?,
+    })
+}
