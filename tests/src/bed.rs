@@ -43,7 +43,7 @@ impl Plan {
         // Everything that can be waited for is shortened, so that a scenario takes a fraction of a second.
         let short = [
             ("CODA_HOST", "127.0.0.1"),
-            ("CODA_LOG", "info,coda_host=debug"),
+            ("CODA_LOG", "info,coda_host=debug,coda_host::cloud::heartbeat=info"),
             ("CODA_REDIS_BLOCK_SEC", "0.1"),
             ("CODA_REDIS_BACKOFF_SEC", "0.05"),
             ("CODA_REDIS_BACKOFF_MAX_SEC", "0.2"),

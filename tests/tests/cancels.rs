@@ -134,7 +134,7 @@ async fn a_plugin_without_the_hook_sees_it_in_its_run() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_hangs_costs_readiness_and_not_the_next_job() {
     let bed =
-        Plan::faulty("fault: hang_cancel\nrun_ms: 300").env("CODA_CONTROL_TIMEOUT_SEC", "0.2").start().await;
+        Plan::faulty("fault: hang_cancel\nrun_ms: 400").env("CODA_CONTROL_TIMEOUT_SEC", "0.2").start().await;
     let message = bed.submit("J1", &example(), 100).await;
     bed.wait_state("J1", "executing").await;
     bed.request_cancel("J1").await;
@@ -150,7 +150,7 @@ async fn a_hook_that_hangs_costs_readiness_and_not_the_next_job() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_panics_ends_the_job_all_the_same() {
-    let bed = Plan::faulty("fault: panic_cancel\nrun_ms: 600000").start().await;
+    let bed = Plan::faulty("fault: panic_cancel\nrun_ms: 400").start().await;
     let message = bed.submit("J1", &example(), 100).await;
     bed.wait_state("J1", "executing").await;
     bed.request_cancel("J1").await;
@@ -194,7 +194,7 @@ async fn every_job_of_a_burst_is_cancelled() {
     for id in &ids {
         bed.submit(id, &example(), 1).await;
     }
-    bed.wait_state("B0", "executing").await;
+    holds("two of them run", async || bed.ready().await.1["slots_busy"] == 2).await;
     for id in &ids {
         bed.request_cancel(id).await;
     }

@@ -59,6 +59,7 @@ pub enum Fault {
     PanicRun,
     #[serde(alias = "batch_panic")]
     PanicBatch,
+    /// The run takes its `run_ms` in any case.
     PanicCancel,
     PanicDevice,
     PanicShutdown,
@@ -115,7 +116,7 @@ pub enum Fault {
     HangCreate,
     /// A run that never returns, whatever it is told.
     Hang,
-    /// A cancel hook that never returns; the run itself ends.
+    /// A cancel hook that never returns; the run takes its `run_ms` in any case.
     HangCancel,
     HangDevice,
     HangShutdown,

@@ -188,7 +188,8 @@ impl Faulty {
     fn wait(&self, job: &Job<'_>, end: Option<Instant>) -> bool {
         let mut running = self.running();
         loop {
-            let deaf = self.config.fault == Fault::Slow;
+            // So that the hook is called while the run is still there.
+            let deaf = matches!(self.config.fault, Fault::Slow | Fault::HangCancel | Fault::PanicCancel);
             if !deaf && (job.is_cancelled() || running.get(job.id()) == Some(&true)) {
                 return true;
             }
