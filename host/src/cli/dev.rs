@@ -224,7 +224,8 @@ impl Dev {
         let path = note::path(around)?;
         let ours = self.leave_note(&path).await?;
         self.banner(ours)?;
-        let Dev { mut host, cloud, _redis, note, mut out, _dir, .. } = self;
+        // Dropped from the last to the first, as the fields are.
+        let Dev { _dir, mut out, note, _redis, cloud, mut host, .. } = self;
         let work = show_jobs(args, &cloud, &note, &mut out);
         tokio::pin!(work);
         let ended = tokio::select! {
