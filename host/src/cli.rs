@@ -102,7 +102,9 @@ fn failed(code: &'static str, message: &str, cause: &dyn std::error::Error) -> F
         code,
         message: message.into(),
         causes: vec![cause.to_string()],
-        hint: Some("check the limits on processes and open files (ulimit -a); else report it as a bug".into()),
+        hint: Some(
+            "check the limits on processes and open files (ulimit -a); else report it as a bug".into(),
+        ),
         exit: crate::error::exit::FAILURE,
     }
 }

@@ -2,6 +2,7 @@
 
 mod cancels;
 mod crashes;
+mod kill_storm;
 mod main_job;
 mod plugins_together;
 mod stopping;
