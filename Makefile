@@ -10,7 +10,12 @@ PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-faulty
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check build plugins deps deny cargo-deny advisories install clean
+INPUTS ?= 12000000
+KILLS ?= 200
+PYTHON ?= python3
+VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
+
+.PHONY: help run test fuzz crash bench bench-python check build plugins deps deny cargo-deny advisories install clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -22,6 +27,22 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests.
 test: deps build plugins ## Every test, on the release binary with a real Redis and real plugins
 	$(CARGO) test --release --workspace
+
+fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
+	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
+
+crash: deps build plugins ## SIGKILL at random moments under 50 jobs/s (KILLS=200)
+	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
+
+bench: deps build plugins ## Figures from one run: speed, latency, memory, duty cycle, and the ceiling of this machine
+	$(CARGO) bench -p coda-host-tests --bench speed
+
+# coda-node 0.1.1 stops in batch mode with redis-py 8.
+bench-python: deps build plugins ## The same beside the Python node (coda-node 0.1.1 from PyPI), with ratios
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "error: no venv could be made; install Debian's python3-venv (Python 3.11 or newer), or set PYTHON=" >&2; exit 1; }
+	$(VENV)/bin/pip install --quiet 'coda-node==0.1.1' 'redis<8'
+	CODA_BENCH_PYTHON='$(abspath $(VENV))/bin/coda-node' $(CARGO) bench -p coda-host-tests --bench speed
 
 # In the release profile, so that dependencies are built once for everything.
 check: ## Format and lints

@@ -188,7 +188,12 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         let cloud = settings.cloud.clone();
         tokio::task::spawn_blocking(move || HttpClient::new(&cloud))
     };
-    let (executor, done) = start_executor(&settings, &device, located, dispositions.clone()).await?;
+    let starting = start_executor(&settings, &device, located, dispositions.clone());
+    let (executor, done) = tokio::select! {
+        started = starting => started?,
+        // The hardware may take long to become idle.
+        () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
+    };
     announce(&executor);
     let listener = api::bind(&settings.api).await?;
     let database = Database::open(&state_dir)?;

@@ -152,7 +152,7 @@ impl Bed {
         assert!(self.host.is_none(), "the host is running already");
         self.port = free_port();
         let mut env = self.env.clone();
-        env.insert("CODA_PORT".into(), self.port.to_string());
+        env.entry("CODA_PORT".into()).or_insert_with(|| self.port.to_string());
         if !self.state_dir().join("coda.config").exists() {
             env.entry("CODA_NODE_TOKEN".into()).or_insert_with(|| TOKEN.into());
         }

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
-use crate::wait::{LIMIT, eventually};
+use crate::wait::{LIMIT, eventually, holds};
 
 /// How a process ended: its exit status, or the signal that ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,18 @@ impl Host {
         // SAFETY: kill takes any numbers; the child is not reaped yet, so the id is still its own.
         let sent = unsafe { libc::kill(self.pid(), signal) };
         assert_eq!(sent, 0, "signal {signal}: {}", io::Error::last_os_error());
+    }
+
+    /// Waits until the process takes signals, which is one of the first things it does.
+    pub async fn wait_signal_thread(&self) {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let named = |task: std::fs::DirEntry| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "signals")
+        };
+        holds("the host takes signals", async || {
+            std::fs::read_dir(&tasks).is_ok_and(|tasks| tasks.flatten().any(named))
+        })
+        .await;
     }
 
     /// How it ended, if it has.

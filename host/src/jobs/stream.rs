@@ -153,8 +153,9 @@ impl Reader {
                         return end;
                     }
                 }
-                Err(e) if e.code() == Some("NOGROUP") => {
-                    // After a flush or failover. Once is repaired at once, again and again with pauses.
+                Err(e) if matches!(e.code(), Some("NOGROUP" | "UNBLOCKED")) => {
+                    // After a flush or failover, seen before or during the blocking read. Once is repaired at
+                    // once, again and again with pauses.
                     tracing::warn!(
                         group = self.redis.names().group,
                         "the consumer group is gone; making it anew"

@@ -1,0 +1,170 @@
+//! Plugins that can't be loaded: one message with the path and what to do, status 3, and no connect.
+
+use std::path::{Path, PathBuf};
+
+use coda_host_tests::artifacts::library;
+use coda_host_tests::{Bed, Exit, Plan};
+
+/// Starts with this device config and expects a refusal; returns the output.
+async fn refused(bed: &mut Bed, status: i32) -> String {
+    bed.launch();
+    assert_eq!(bed.wait_exit().await, Exit::Code(status), "{}", bed.log());
+    let log = bed.log();
+    assert!(bed.cloud.state().connects.is_empty(), "no connect was made: {log}");
+    let errors = log.lines().filter(|l| l.starts_with("error: ")).count();
+    assert_eq!(errors, 1, "one message: {log}");
+    assert!(log.contains("\n  to do: "), "it says what to do: {log}");
+    log
+}
+
+async fn refused_with(device: &str, says: &[&str]) {
+    let mut bed = Plan::device(device).lay().await;
+    let log = refused(&mut bed, 3).await;
+    for text in says {
+        assert!(log.contains(text), "{device}: {log} lacks {text:?}");
+    }
+}
+
+/// A spoiled copy of a good plugin.
+fn spoiled(dir: &Path, name: &str, change: impl FnOnce(&mut Vec<u8>)) -> PathBuf {
+    let mut bytes = std::fs::read(library("coda_faulty")).unwrap();
+    change(&mut bytes);
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// The C library of this system: a shared library that is no plugin.
+fn some_library() -> PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps.lines().filter_map(|l| l.split_whitespace().nth(5)).find(|p| p.contains("/libc.so"));
+    PathBuf::from(path.expect("this program uses the C library"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_are_no_plugins_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    std::fs::create_dir(dir.path().join("directory.so")).unwrap();
+    // Offsets of the ELF header: class at 4, machine at 18.
+    let cases: Vec<(PathBuf, &str)> = vec![
+        (dir.path().join("missing.so"), "there is no file"),
+        (dir.path().join("directory.so"), "a directory, not a plugin library"),
+        (write("text.so", b"#!/bin/sh\necho hello\n"), "not a plugin library"),
+        (write("empty.so", b""), "not a plugin library"),
+        (spoiled(dir.path(), "half.so", |b| b.truncate(b.len() / 2)), "cut off"),
+        (spoiled(dir.path(), "head.so", |b| b.truncate(40)), ""),
+        (spoiled(dir.path(), "class.so", |b| b[4] = 1), "built for a 32-bit machine"),
+        (spoiled(dir.path(), "machine.so", |b| b[18..20].copy_from_slice(&[8, 0])), "this machine is"),
+        (some_library(), "not a coda-host plugin"),
+    ];
+    for (path, says) in cases {
+        let path = path.to_str().unwrap();
+        refused_with(&format!("executor_factory: {path}"), &[path, says]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_that_name_no_plugin_are_explained() {
+    let simulator = library("coda_simulator");
+    let simulator = simulator.to_str().unwrap();
+    for (value, says) in [
+        ("acme_qpu.executor_factory:create_executor", "names Python code"),
+        ("no_such_plugin", "no plugin directory has it"),
+        ("libc.so.6", "no plugin directory has it"),
+        ("./nowhere.so", "there is no file"),
+        ("coda_simulator:not-a-name", "must be an identifier"),
+    ] {
+        refused_with(&format!("executor_factory: {value}"), &[value, says, "executor_factory"]).await;
+    }
+    let entry = format!("executor_factory: {simulator}:other_entry");
+    refused_with(&entry, &[simulator, "no entry 'other_entry'", "create_executor"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_configured_is_an_error_and_a_simulator_is_never_picked() {
+    let says = ["no executor is configured", "never used without being named", "libcoda_simulator.so"];
+    refused_with("num_qubits: 3\n", &says).await;
+    refused_with("", &says).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_library_that_others_may_write_is_refused_for_root() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = spoiled(dir.path(), "loose.so", |_| ());
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let device = format!("executor_factory: {}", path.display());
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } == 0 {
+        refused_with(&device, &["may be changed by other users", path.to_str().unwrap()]).await;
+    } else {
+        Plan::device(device).start().await.good_job_goes_through("J1").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_environment_goes_before_the_device_config() {
+    let bed = Plan::simulator("").env("CODA_EXECUTOR_FACTORY", "coda_simulator").start().await;
+    assert!(bed.log().contains("from=CODA_EXECUTOR_FACTORY"), "{}", bed.log());
+    let mut bed = Plan::simulator("").env("CODA_EXECUTOR_FACTORY", "./here.so").lay().await;
+    // A path of the environment is relative to the working directory.
+    let wanted = bed.dir().join("here.so");
+    let log = refused(&mut bed, 3).await;
+    assert!(log.contains(wanted.to_str().unwrap()), "{log}");
+    std::fs::copy(library("coda_faulty"), &wanted).unwrap();
+    bed.write_device("fault: none");
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_replaced_while_it_runs_goes_on_as_it_was() {
+    let mut bed = Plan::device("executor_factory: ./own.so").lay().await;
+    let own = bed.dir().join("own.so");
+    std::fs::copy(library("coda_faulty"), &own).unwrap();
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+    // As `cp` does it: the same file, other content.
+    std::fs::write(&own, std::fs::read(library("coda_simulator")).unwrap()).unwrap();
+    bed.good_job_goes_through("J2").await;
+    assert_eq!(bed.ready().await.1["plugin"]["name"], "coda-plugin-faulty");
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    bed.start().await;
+    bed.good_job_goes_through("J3").await;
+    assert_eq!(bed.ready().await.1["plugin"]["name"], "coda-plugin-simulator");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_device_configs_are_named() {
+    for (device, status, says) in [
+        ("executor_factory: [a]", 2, "executor_factory"),
+        ("executor_factory: coda_simulator\nnum_qubits: [1\n", 2, "device.yaml"),
+        ("executor_factory: coda_simulator\nnum_qubit: 3", 3, "num_qubit"),
+        ("executor_factory: coda_simulator\nnum_qubits: 99", 3, "99"),
+    ] {
+        let mut bed = Plan::device(device).lay().await;
+        let log = refused(&mut bed, status).await;
+        assert!(log.contains(says) && log.contains("device.yaml"), "{device}: {log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_taken_port_or_state_directory_is_told_before_the_connect() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let mut bed = Plan::simulator("").env("CODA_PORT", port.clone()).lay().await;
+    let log = refused(&mut bed, 2).await;
+    assert!(log.contains(&format!("127.0.0.1:{port}")), "{log}");
+
+    let first = Plan::simulator("").start().await;
+    let mut second = Plan::simulator("").env("CODA_NODE_TOKEN", "one-time-q1").lay().await;
+    second.set("CODA_STATE_DIR", first.env["CODA_STATE_DIR"].clone());
+    let log = refused(&mut second, 2).await;
+    assert!(log.contains("another coda-host is running with"), "{log}");
+    first.good_job_goes_through("J1").await;
+}
