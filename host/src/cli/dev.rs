@@ -13,6 +13,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
+use super::note::{self, Note};
 use super::plugin::DeviceView;
 use super::way::{Out, short};
 use crate::app;
@@ -22,7 +23,6 @@ use crate::dev::client::DevClient;
 use crate::dev::cloud::{DevCloud, Options};
 use crate::dev::follow::Follower;
 use crate::dev::host::{DevHost, Orders};
-use crate::dev::note::{self, Note};
 use crate::dev::redis::DevRedis;
 use crate::error::{Failure, exit};
 use crate::state::files;

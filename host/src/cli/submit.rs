@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::histogram;
+use super::note::{self, Note};
 use super::run::{parse, read, unusable};
 use super::way::{Out, short};
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::dev::client::{DevClient, JobView, Step};
-use crate::dev::note::{self, Note};
 use crate::error::{Failure, exit};
 
 /// One request's wait for news.
