@@ -10,10 +10,12 @@ PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-faulty
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
+INPUTS ?= 12000000
+KILLS ?= 200
 PYTHON ?= python3
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 
-.PHONY: help run test bench bench-python check build plugins deps deny cargo-deny advisories install clean
+.PHONY: help run test fuzz crash bench bench-python check build plugins deps deny cargo-deny advisories install clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -25,6 +27,12 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests.
 test: deps build plugins ## Every test, on the release binary with a real Redis and real plugins
 	$(CARGO) test --release --workspace
+
+fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
+	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
+
+crash: deps build plugins ## SIGKILL at random moments under 50 jobs/s (KILLS=200)
+	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
 
 bench: deps build plugins ## Figures from one run: speed, latency, memory, duty cycle, and the ceiling of this machine
 	$(CARGO) bench -p coda-host-tests --bench speed

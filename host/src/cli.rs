@@ -3,6 +3,7 @@
 mod completions;
 mod dev;
 mod histogram;
+mod note;
 mod plugin;
 mod run;
 mod start;

@@ -5,5 +5,4 @@ pub mod client;
 pub mod cloud;
 pub mod follow;
 pub mod host;
-pub mod note;
 pub mod redis;

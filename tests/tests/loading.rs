@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Bed, Exit, Plan};
+use coda_plugin_abi::descriptor::{MAGIC, RawDescriptor};
+use coda_plugin_abi::version;
 
 /// Starts with this device config and expects a refusal; returns the output.
 async fn refused(bed: &mut Bed, status: i32) -> String {
@@ -167,4 +169,61 @@ async fn a_taken_port_or_state_directory_is_told_before_the_connect() {
     let log = refused(&mut second, 2).await;
     assert!(log.contains("another coda-host is running with"), "{log}");
     first.good_job_goes_through("J1").await;
+}
+
+/// Replaces every occurrence of a text by another of the same length.
+fn swap(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    assert_eq!(from.len(), to.len());
+    let at: Vec<usize> = (0..bytes.len() - from.len()).filter(|i| bytes[*i..].starts_with(from)).collect();
+    assert!(!at.is_empty(), "the plugin holds {:?}", String::from_utf8_lossy(from));
+    for i in at {
+        bytes[i..i + to.len()].copy_from_slice(to);
+    }
+}
+
+/// Sets the interface version that the descriptor states.
+fn state_version(bytes: &mut [u8], major: u16, minor: u16) {
+    let size = (size_of::<RawDescriptor>() as u32).to_le_bytes();
+    let start = [&MAGIC[..], &size[..]].concat();
+    let at = (0..bytes.len() - start.len()).find(|i| bytes[*i..].starts_with(&start)).expect("a descriptor");
+    bytes[at + 12..at + 14].copy_from_slice(&major.to_le_bytes());
+    bytes[at + 14..at + 16].copy_from_slice(&minor.to_le_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plugins_for_another_interface_or_system_are_refused_with_who_must_act() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = |name: &str, change: &dyn Fn(&mut Vec<u8>)| spoiled(dir.path(), name, |b| change(b));
+    let (major, minor) = (version::MAJOR, version::MINOR);
+    let newer = format!("was built for plugin interface {major}.{}", minor + 1);
+    let cases: [(PathBuf, [&str; 2]); 6] = [
+        (
+            make("newer-minor.so", &|b| state_version(b, major, minor + 1)),
+            [newer.as_str(), "upgrade coda-host"],
+        ),
+        (
+            make("older-major.so", &|b| state_version(b, major - 1, 7)),
+            ["was built for plugin interface 0.7", "the vendor must rebuild it"],
+        ),
+        (
+            make("layout.so", &|b| swap(b, b"kind;q0;q1;reserved;param;", b"kind;q0;q1;reserved;phase;")),
+            ["differs from this coda-host in the memory layout", "the vendor must rebuild it"],
+        ),
+        (
+            make("dependency.so", &|b| swap(b, b"libgcc_s.so.1\0", b"libvendor.so3\0")),
+            ["libvendor.so3: cannot open shared object file", "install the library it names"],
+        ),
+        (
+            make("glibc.so", &|b| swap(b, b"GLIBC_2.34\0", b"GLIBC_9.99\0")),
+            ["GLIBC_9.99' not found", "built on a newer system than this one"],
+        ),
+        (
+            make("symbol.so", &|b| swap(b, b"\0memmove\0", b"\0memmovx\0")),
+            ["undefined symbol: memmovx", "tell the vendor"],
+        ),
+    ];
+    for (path, says) in cases {
+        let path = path.to_str().unwrap();
+        refused_with(&format!("executor_factory: {path}"), &[path, says[0], says[1]]).await;
+    }
 }

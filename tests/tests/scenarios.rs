@@ -4,6 +4,7 @@ mod batches;
 mod cancels;
 mod crashes;
 mod device_configs;
+mod kill_storm;
 mod loading;
 mod main_job;
 mod messages;

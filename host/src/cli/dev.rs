@@ -13,6 +13,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
+use super::note::{self, Note};
 use super::plugin::DeviceView;
 use super::way::{Out, short};
 use crate::app;
@@ -22,7 +23,6 @@ use crate::dev::client::DevClient;
 use crate::dev::cloud::{DevCloud, Options};
 use crate::dev::follow::Follower;
 use crate::dev::host::{DevHost, Orders};
-use crate::dev::note::{self, Note};
 use crate::dev::redis::DevRedis;
 use crate::error::{Failure, exit};
 use crate::state::files;
@@ -224,7 +224,8 @@ impl Dev {
         let path = note::path(around)?;
         let ours = self.leave_note(&path).await?;
         self.banner(ours)?;
-        let Dev { mut host, cloud, _redis, note, mut out, _dir, .. } = self;
+        // Dropped from the last to the first, as the fields are.
+        let Dev { _dir, mut out, note, _redis, cloud, mut host, .. } = self;
         let work = show_jobs(args, &cloud, &note, &mut out);
         tokio::pin!(work);
         let ended = tokio::select! {

@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::histogram;
+use super::note::{self, Note};
 use super::run::{parse, read, unusable};
 use super::way::{Out, short};
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::dev::client::{DevClient, JobView, Step};
-use crate::dev::note::{self, Note};
 use crate::error::{Failure, exit};
 
 /// One request's wait for news.
@@ -177,11 +177,21 @@ pub async fn follow(
 ) -> Result<JobView, Failure> {
     let (cancel_at, ids) = cancel;
     let (mut told, mut looks) = (0, 0);
+    // The newest look, when only the status is still missing.
+    let mut over: Option<JobView> = None;
     loop {
         let wait = cancel_at.map_or(WAIT, |at| at.saturating_duration_since(Instant::now()).min(WAIT));
-        let view = client.job(id, told, wait).await?;
+        let view = match (client.job(id, told, wait).await, over.take()) {
+            // A dev that ends doesn't take back what was delivered.
+            (Err(_), Some(known)) => {
+                looks = LAG_LOOKS;
+                known
+            }
+            (view, _) => view?,
+        };
         if view.over && !view.ended() && looks < LAG_LOOKS {
             looks += 1;
+            over = Some(view);
             tokio::time::sleep(LAG).await;
             continue;
         }

@@ -88,7 +88,8 @@ impl Explain for LoadError {
 
 /// What to do about glibc's most frequent refusals.
 fn loader_hint(text: &str) -> String {
-    if text.contains("GLIBC_") || text.contains("GLIBCXX_") || text.contains("CXXABI_") {
+    // "version `GLIBC_2.99' not found", likewise for the C++ library.
+    if text.contains("version `") && text.contains("' not found") {
         "it was built on a newer system than this one: ask the vendor for a build for this system, or \
          upgrade the system"
             .into()

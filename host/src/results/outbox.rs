@@ -58,8 +58,8 @@ pub struct Sent {
 #[derive(Clone)]
 pub struct Outbox {
     parcels: mpsc::UnboundedSender<Parcel>,
-    /// Results whose first attempt has not ended.
-    fresh: Arc<watch::Sender<usize>>,
+    /// Results whose first attempt has not ended; counted here, so that none is overlooked on its way.
+    fresh: watch::Sender<usize>,
 }
 
 impl Outbox {
@@ -78,8 +78,12 @@ impl Outbox {
 
     /// Waits until every result that was put in has been tried at least once.
     pub async fn all_tried(&self) {
-        // The sender lives as long as this handle, so waiting can't fail.
-        self.fresh.subscribe().wait_for(|n| *n == 0).await.ok();
+        let mut fresh = self.fresh.subscribe();
+        tokio::select! {
+            _ = fresh.wait_for(|n| *n == 0) => {}
+            // The courier has ended, and with it every attempt.
+            () = self.parcels.closed() => {}
+        }
     }
 }
 
@@ -99,7 +103,7 @@ pub struct Courier {
     in_flight: usize,
     retries_in_flight: usize,
     waiting: usize,
-    fresh: Arc<watch::Sender<usize>>,
+    fresh: watch::Sender<usize>,
     heartbeats: watch::Receiver<HeartbeatOutcome>,
     sender: WebhookSender,
     store: Store,
@@ -131,7 +135,7 @@ impl Courier {
         sent: mpsc::UnboundedSender<Sent>,
     ) -> (Outbox, Courier) {
         let (parcels, inbox) = mpsc::unbounded_channel();
-        let fresh = Arc::new(watch::Sender::new(0));
+        let fresh = watch::Sender::new(0);
         let outbox = Outbox { parcels, fresh: fresh.clone() };
         let courier = Courier {
             inbox,

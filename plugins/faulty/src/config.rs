@@ -2,6 +2,8 @@
 //!
 //! Contract: one fault per executor, chosen by the key `fault` of `device.yaml`; everything else behaves.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 
 /// `device.yaml` of this plugin.
@@ -19,6 +21,9 @@ pub struct Config {
     pub run_ms: u64,
     /// 0 stands for 1.
     pub slots: u16,
+    /// A file to which every run adds `start <job id>` and `end <job id>`, so that a test can tell what ran
+    /// how often, and where a kill fell.
+    pub record: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]

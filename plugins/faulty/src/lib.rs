@@ -8,6 +8,7 @@ mod config;
 mod process;
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -86,7 +87,9 @@ impl Executor for Faulty {
 
     fn run(&self, job: &Job<'_>) -> Result<Outcome, Error> {
         self.running().insert(job.id().to_string(), false);
+        self.record("start", job)?;
         let answer = self.answer(job);
+        self.record("end", job)?;
         self.running().remove(job.id());
         answer
     }
@@ -205,6 +208,17 @@ impl Faulty {
     /// Counts a call; whether the fault is due by now.
     fn due(&self) -> bool {
         self.calls.fetch_add(1, Ordering::Relaxed) >= self.config.after
+    }
+
+    /// One line at the end of the record, in one write, so that a kill leaves no half of it.
+    fn record(&self, what: &str, job: &Job<'_>) -> Result<(), Error> {
+        let Some(path) = &self.config.record else { return Ok(()) };
+        let written = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(format!("{what} {}\n", job.id()).as_bytes()));
+        written.map_err(|e| hardware(&format!("the record {} can't be written: {e}", path.display())))
     }
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use crate::cli::note::Note;
 use crate::cli::submit::{conclude, follow, since};
 use crate::cli::way::Out;
 use crate::dev::client::{DevClient, JobView};
 use crate::dev::cloud::DevCloud;
-use crate::dev::note::Note;
 use crate::error::{Failure, exit};
 
 const SHOTS: u32 = 1000;

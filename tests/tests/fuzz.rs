@@ -1,0 +1,271 @@
+//! Mutated inputs for every parser that reads what comes from outside: none may panic.
+//!
+//! `CODA_FUZZ_INPUTS` (60,000) sets how many in all, `CODA_SEED` the sequence; the seed is printed. The inputs
+//! start from `tests/corpus`, a folder per parser; an input that once failed is added there. `make fuzz` runs
+//! 12 million.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use coda_host::cloud::bundle::Held;
+use coda_host::config::Settings;
+use coda_host::config::device::DeviceConfig;
+use coda_host::config::load::{self, Surroundings};
+use coda_host::config::settings::Dirs;
+use coda_host::config::source::Source;
+use coda_host::executor::locate::{self, Request};
+use coda_host::jobs::message::{Message, envelope, work};
+use coda_host::jobs::redis::{Names, Redis};
+use coda_host::model::{MessageId, Secret, cut, masked_url};
+use coda_host_tests::artifacts::project_file;
+use coda_plugin_abi::descriptor::Descriptor;
+use coda_plugin_abi::{Device, Program, Target};
+
+/// SplitMix64, as published by Steele, Lea and Flood (2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n.max(1) as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+const TOKENS: &[&str] = &[
+    "null",
+    "true",
+    "-1",
+    "1e999",
+    "NaN",
+    "3.5",
+    "99999999999999999999",
+    "\"",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "\\u0000",
+    "\\ud800",
+    "\u{feff}",
+    "é",
+    "🙏",
+    "\r\n",
+    "\t",
+    "0",
+    "1",
+    "50",
+    "51",
+    "65535",
+    "65536",
+    "rx",
+    "cz",
+    "iswap",
+    "cp",
+    "cnot",
+    "\"gates\"",
+    "\"qubits\"",
+    "\"params\"",
+    "\"measurements\"",
+    "://",
+    "@",
+    "%",
+    "?",
+    "#",
+    "redis://",
+    "unix://",
+    "executor_factory",
+    ".so",
+    "- ",
+    "&a ",
+    "*a",
+    "!t ",
+    "|",
+    "\0",
+];
+
+/// One to four changes of a seed.
+fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
+    let mut input = random.pick(seeds).clone();
+    for _ in 0..=random.below(4) {
+        let at = random.below(input.len() + 1);
+        match random.below(8) {
+            0 if at < input.len() => input[at] ^= 1 << random.below(8),
+            1 if at < input.len() => input[at] = random.below(256) as u8,
+            2 => drop(input.splice(at..at, random.pick(TOKENS).bytes())),
+            3 => input.truncate(at),
+            4 => {
+                let end = (at + random.below(12)).min(input.len());
+                drop(input.drain(at..end));
+            }
+            5 => {
+                let end = (at + random.below(40)).min(input.len());
+                let piece = input[at..end].to_vec();
+                let to = random.below(input.len() + 1);
+                drop(input.splice(to..to, piece));
+            }
+            6 => {
+                let other = random.pick(seeds);
+                let from = random.below(other.len() + 1);
+                let piece = other[from..].iter().take(60).copied().collect::<Vec<_>>();
+                drop(input.splice(at..at, piece));
+            }
+            _ => {
+                let end = (at + 1 + random.below(6)).min(input.len());
+                drop(input.splice(at..end, random.pick(TOKENS).bytes()));
+            }
+        }
+    }
+    input
+}
+
+/// Shows the input when the parser panics.
+struct Shown<'a>(&'static str, &'a [u8]);
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the parser of '{}' panicked on: {:?}", self.0, String::from_utf8_lossy(self.1));
+            eprintln!("as bytes: {:?}", self.1);
+        }
+    }
+}
+
+fn lines(input: &[u8]) -> Vec<&[u8]> {
+    input.splitn(8, |b| *b == b'\n').collect()
+}
+
+fn ir(input: &[u8]) {
+    if let Ok(program) = Program::parse(input) {
+        // What is accepted must hold what the type promises.
+        let n = program.num_qubits();
+        assert!((1..=50).contains(&n));
+        assert!(
+            program.gates().iter().all(|g| g.q0 < n && g.q1 < n && g.param.is_finite() && g.op().is_some())
+        );
+        assert!(program.measurements().iter().all(|q| *q < n));
+    }
+}
+
+fn message(input: &[u8]) {
+    let names = ["job_id", "callback_url", "shots", "ir_json", "note"];
+    let fields = names.iter().zip(lines(input)).map(|(n, v)| (n.as_bytes().to_vec(), v.to_vec())).collect();
+    let message = Message { id: MessageId::ZERO, fields };
+    let allowed = |url: &str| {
+        let target = coda_host::cloud::http::Target::parse(url).map_err(|e| e.to_string())?;
+        Ok(target.origin().to_string().into())
+    };
+    if let Ok(envelope) = envelope(&message, allowed) {
+        assert!(!envelope.job_id.is_empty() && !envelope.job_id.chars().any(char::is_control));
+    }
+    if let Ok(work) = work(&message, &Device::new("d", 5, [Target::Cz])) {
+        assert!(work.shots >= 1 && work.program.num_qubits() <= 5);
+    }
+    assert!(serde_json::from_str::<serde_json::Value>(&message.to_json()).is_ok());
+}
+
+fn settings(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let mut lines = text.splitn(5, '\n');
+    let names = ["CODA_A", "CODA_B", "CODA_C", "CODA_D", "CODA_E"];
+    let environment = names.map(|n| (n.to_string(), lines.next().unwrap_or_default().to_string()));
+    let mut source = Source::new(environment, HashMap::new());
+    let errors = [
+        source.boolean("CODA_A", None, true).err(),
+        source.integer("CODA_B", None, 1, 1..=65_535).err(),
+        source.seconds("CODA_C", None, 1.0).err(),
+        source.json_list("CODA_D", None).err(),
+        source.json_object("CODA_E").err(),
+    ];
+    for (error, name) in errors.iter().zip(names) {
+        assert!(error.as_ref().is_none_or(|e| e.to_string().contains(name)));
+    }
+    let (names, second) = (Names::new("q", "w"), std::time::Duration::from_secs(1));
+    drop(Redis::new(&Secret::new(text.as_ref()), names, None, second, second));
+    assert!(masked_url(&text).len() <= text.len() * 9 + 32);
+    assert!(cut(&text, 7).chars().count() <= 7);
+    drop(text.parse::<MessageId>());
+}
+
+/// Settings as a host without any variable has them.
+static DEFAULTS: LazyLock<Settings> = LazyLock::new(|| {
+    let around = Surroundings { environment: HashMap::new(), cwd: "/".into() };
+    let dirs = Dirs { credentials: "/nowhere".into(), state: "/nowhere".into() };
+    load::settings(&around, HashMap::new(), dirs, None).expect("the defaults are valid").0
+});
+
+fn bundle(input: &[u8]) {
+    let d = &*DEFAULTS;
+    let held = Held { identity: &d.identity, cloud: &d.cloud, vpn: &d.vpn, private_key: None, key_id: None };
+    if let Ok(applied) = coda_host::cloud::bundle::apply(input, held) {
+        assert!(!applied.identity.qpu_id.is_empty() && !applied.key_id.is_empty());
+    }
+}
+
+fn device(input: &[u8]) {
+    let file = tempfile_with(input);
+    let config = DeviceConfig::load(Some(file.path()));
+    let text = String::from_utf8_lossy(input);
+    let value = config.as_ref().ok().and_then(|c| c.executor_factory.as_deref()).unwrap_or(&text);
+    let request =
+        Request { environment: Some(value), device_config: None, dirs: &[], cwd: Path::new("/nowhere") };
+    assert!(locate::locate(&request).is_err(), "nothing can be found there");
+    drop(Descriptor::parse(input));
+}
+
+fn tempfile_with(content: &[u8]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), content).expect("a file can be written");
+    file
+}
+
+/// Parser, its folder, and its share of the inputs in percent.
+const PARSERS: &[(fn(&[u8]), &str, u64)] = &[
+    (ir, "ir", 55),
+    (message, "message", 20),
+    (settings, "settings", 12),
+    (bundle, "bundle", 12),
+    (device, "device", 1),
+];
+
+#[test]
+fn no_parser_panics() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let inputs = number("CODA_FUZZ_INPUTS").unwrap_or(60_000);
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64);
+    let seed = number("CODA_SEED").unwrap_or(clock);
+    println!("CODA_SEED={seed} CODA_FUZZ_INPUTS={inputs}");
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            scope.spawn(move || {
+                let mut random = Random(seed.wrapping_add(thread));
+                for (parse, name, share) in PARSERS {
+                    let folder = project_file("tests/corpus").join(name);
+                    let seeds: Vec<Vec<u8>> = std::fs::read_dir(&folder)
+                        .expect("the corpus")
+                        .map(|e| std::fs::read(e.expect("an entry").path()).expect("a file"))
+                        .collect();
+                    for seed in &seeds {
+                        let _shown = Shown(name, seed);
+                        parse(seed);
+                    }
+                    for _ in 0..inputs * share / 200 {
+                        let input = mutate(&mut random, &seeds);
+                        let _shown = Shown(name, &input);
+                        parse(&input);
+                    }
+                }
+            });
+        }
+    });
+}
