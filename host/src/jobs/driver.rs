@@ -32,7 +32,7 @@ use crate::executor::{Executor, JobContext, RunDone};
 use crate::model::{JobId, MessageId};
 use crate::results::outbox::{Outbox, Sent};
 use crate::results::outcome::fail;
-use crate::state::db::{ResultRow, Status, Store};
+use crate::state::db::{ResultRow, Store};
 use crate::state::marks::RunMarks;
 use crate::sys::Dispositions;
 use crate::telemetry::{JobOutcome, Metrics};
@@ -118,8 +118,6 @@ struct Entry {
     claimed: Instant,
     /// Whether it takes a unit of read-ahead.
     has_room: bool,
-    /// The terminal state, when the status hash does not have it yet.
-    unwritten: Option<(Status, Option<String>, String)>,
     /// The state `cancelled` being written while the plugin still has the job.
     closing: Option<JoinHandle<bool>>,
 }
@@ -217,14 +215,13 @@ impl Driver {
         };
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.envelope = Some(envelope);
-            entry.unwritten = Some((row.status, row.error.clone(), row.finished_at.clone()));
         }
         self.by_job.insert(row.job_id.clone(), ticket);
         let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
         let wait = self.p.settings.redis_timeout;
         self.tasks.spawn(async move {
             let stored = if announced {
-                finisher.outbox.send(super::finish::parcel(row, origin, attempts));
+                finisher.outbox.send(super::finish::parcel(row, origin, attempts, false));
                 Stored::Sending { written: false }
             } else {
                 // The link is just being made; give it a moment before the result goes out unasked.
@@ -312,7 +309,6 @@ impl Driver {
             context: None,
             claimed: Instant::now(),
             has_room,
-            unwritten: None,
             closing: None,
         };
         self.entries.insert(ticket, entry);

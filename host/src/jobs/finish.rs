@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use super::message::Envelope;
 use super::redis::{Redis, Write};
 use crate::model::{JobId, MessageId, iso_time};
-use crate::results::outbox::{Outbox, Parcel};
+use crate::results::outbox::{Outbox, Parcel, Unwritten};
 use crate::results::outcome::Conclusion;
 use crate::state::db::{DeadLetter, ResultRow, Status, Store, StoreError};
 
@@ -112,7 +112,7 @@ impl Finisher {
         let seen = self.redis.seen(std::slice::from_ref(&row.job_id)).await;
         match seen.as_deref() {
             Ok([seen]) if seen.ended_as(row.message_id) => {
-                self.outbox.send(parcel(row, origin, attempts));
+                self.outbox.send(parcel(row, origin, attempts, true));
                 Stored::Sending { written: true }
             }
             Ok([seen]) if seen.state.as_deref() == Some("cancelled") => {
@@ -152,7 +152,7 @@ impl Finisher {
             tracing::warn!(job_id = &*row.job_id, %error, "a result's announcement could not be noted on disk");
         }
         self.hold.at("announced").await;
-        self.outbox.send(parcel(row, origin, attempts));
+        self.outbox.send(parcel(row, origin, attempts, written));
         Stored::Sending { written }
     }
 
@@ -203,7 +203,8 @@ impl Finisher {
     }
 }
 
-pub(super) fn parcel(row: ResultRow, origin: Arc<str>, attempts: u32) -> Parcel {
+/// `written`: whether the status hash has the terminal state.
+pub(super) fn parcel(row: ResultRow, origin: Arc<str>, attempts: u32, written: bool) -> Parcel {
     Parcel {
         message_id: row.message_id,
         job_id: row.job_id,
@@ -212,5 +213,6 @@ pub(super) fn parcel(row: ResultRow, origin: Arc<str>, attempts: u32) -> Parcel 
         status: row.status,
         body: Some(row.body),
         attempts,
+        unwritten: (!written).then_some(Unwritten { error: row.error, finished_at: row.finished_at }),
     }
 }

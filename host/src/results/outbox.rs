@@ -44,6 +44,14 @@ pub struct Parcel {
     /// `None`: read from the database when its turn comes.
     pub body: Option<Bytes>,
     pub attempts: u32,
+    pub unwritten: Option<Unwritten>,
+}
+
+/// A terminal state that the status hash doesn't have, since Redis was away: it goes with the acknowledgement.
+#[derive(Debug)]
+pub struct Unwritten {
+    pub error: Option<String>,
+    pub finished_at: String,
 }
 
 /// A result whose way has ended; its message can be acknowledged.
@@ -52,6 +60,7 @@ pub struct Sent {
     pub message_id: MessageId,
     pub status: Status,
     pub accepted: bool,
+    pub unwritten: Option<Unwritten>,
 }
 
 /// Puts results on their way.
@@ -360,8 +369,8 @@ impl Courier {
                 }
             }
             metrics.undelivered.dec();
-            let (message_id, status, accepted) = (parcel.message_id, parcel.status, refused.is_none());
-            if sent.send(Sent { message_id, status, accepted }).is_err() {
+            let Parcel { message_id, status, unwritten, .. } = parcel;
+            if sent.send(Sent { message_id, status, accepted: refused.is_none(), unwritten }).is_err() {
                 tracing::debug!("a result was delivered while the host was stopping");
             }
             if first {

@@ -4,7 +4,7 @@ use super::super::finish::{Stored, now};
 use super::super::lifecycle::{Denied, Event, Step};
 use super::super::message::Envelope;
 use super::{Driver, Report};
-use crate::results::outbox::Sent;
+use crate::results::outbox::{Sent, Unwritten};
 use crate::state::db::Status;
 use crate::telemetry::JobOutcome;
 
@@ -52,9 +52,6 @@ impl Driver {
             Stored::Sending { written } => {
                 self.step(ticket, Event::Announced);
                 if written {
-                    if let Some(entry) = self.entries.get_mut(&ticket) {
-                        entry.unwritten = None;
-                    }
                     self.release_job(ticket);
                 }
             }
@@ -67,7 +64,7 @@ impl Driver {
     }
 
     pub(super) fn sent(&mut self, sent: Sent) {
-        let Sent { message_id: id, status, accepted } = sent;
+        let Sent { message_id: id, status, accepted, unwritten } = sent;
         if accepted && status == Status::Completed {
             self.last_job_at = Some(now());
         }
@@ -76,13 +73,13 @@ impl Driver {
             Status::Failed => JobOutcome::Failed,
         });
         let Some(&ticket) = self.by_message.get(&id) else { return };
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        let Some(entry) = self.entries.get(&ticket) else { return };
         let finisher = self.finisher.clone();
         let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
         tracing::debug!(job_id = &*job_id, status = status.name(), accepted, "the result's way has ended");
-        match entry.unwritten.take() {
-            Some((status, error, at)) => self.spawn_close(ticket, async move {
-                finisher.settle(&job_id, id, status, error.as_deref(), &at).await
+        match unwritten {
+            Some(Unwritten { error, finished_at }) => self.spawn_close(ticket, async move {
+                finisher.settle(&job_id, id, status, error.as_deref(), &finished_at).await
             }),
             None => self.spawn_close(ticket, async move { finisher.acknowledge(id).await }),
         }
