@@ -199,3 +199,22 @@ async fn two_messages_with_one_job_id_are_one_job() {
     assert_eq!(bed.attempts("twin"), (1, 1));
     assert_eq!(bed.runs().await, 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_jobs_run_in_the_order_of_the_stream() {
+    let bed = Plan::simulator("execution_time_ms: 400").start().await;
+    bed.submit("J0", &Circuit::new(1), 1).await;
+    bed.wait_state("J0", "executing").await;
+    // The first one takes longest to be read.
+    let large = (0..20_000).fold(Circuit::new(1), |c, _| c.rx(0, std::f64::consts::PI));
+    for (n, circuit) in [large, bell(), bell(), bell()].iter().enumerate() {
+        bed.submit(&format!("J{}", n + 1), circuit, 1).await;
+    }
+    let mut started = Vec::new();
+    for n in 0..=4 {
+        let id = format!("J{n}");
+        bed.delivered(&id).await;
+        started.push(bed.status(&id).await["started_at"].clone());
+    }
+    assert!(started.is_sorted(), "{started:?}");
+}

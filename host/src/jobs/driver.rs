@@ -436,7 +436,9 @@ impl Driver {
             entry.envelope = Some(envelope);
             entry.work = Some(work);
             entry.context = Some(Arc::new(JobContext::new(self.plugin.clone(), job_id)));
-            self.ready.push_back(ticket);
+            // In the stream's order, whichever check came back first.
+            let place = self.ready.partition_point(|t| *t < ticket);
+            self.ready.insert(place, ticket);
         }
     }
 
