@@ -12,4 +12,5 @@ mod misbehaving;
 mod plugins_together;
 mod redis_faults;
 mod stopping;
+mod stored_plugins;
 mod webhooks;
