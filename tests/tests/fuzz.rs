@@ -229,8 +229,10 @@ fn tempfile_with(content: &[u8]) -> tempfile::NamedTempFile {
     file
 }
 
+type Parser = fn(&[u8]);
+
 /// Parser, its folder, and its share of the inputs in percent.
-const PARSERS: &[(fn(&[u8]), &str, u64)] = &[
+const PARSERS: &[(Parser, &str, u64)] = &[
     (ir, "ir", 55),
     (message, "message", 20),
     (settings, "settings", 12),

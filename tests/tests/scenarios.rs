@@ -11,5 +11,7 @@ mod messages;
 mod misbehaving;
 mod plugins_together;
 mod redis_faults;
+mod redis_tls;
 mod stopping;
+mod stored_plugins;
 mod webhooks;
