@@ -19,7 +19,9 @@ use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{Site, connect_site, reconnects};
 use crate::config::device::DeviceConfig;
 use crate::config::load::{self, Surroundings};
+use crate::config::near;
 use crate::config::settings::Settings;
+use crate::config::source::Shown;
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
@@ -106,6 +108,8 @@ pub struct Prepared {
     pub settings: Settings,
     pub device: DeviceConfig,
     stored: Option<Stored>,
+    /// Every setting with its origin, secrets masked.
+    pub shown: Vec<Shown>,
 }
 
 /// Reads everything that a start is told.
@@ -124,9 +128,17 @@ pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> R
     });
     let token = token.filter(|t| !t.is_empty()).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
-    let (settings, _) = load::settings(around, flags, dirs, known)?;
+    let (settings, shown) = load::settings(around, flags, dirs, known)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
-    Ok(Prepared { settings, device, stored })
+    let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
+    for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
+        tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
+    }
+    if let Some(key) = &device.misspelt {
+        let path = device.path.display();
+        tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
+    }
+    Ok(Prepared { settings, device, stored, shown })
 }
 
 /// Finds the plugin that the settings name.
@@ -179,7 +191,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let stop = CancellationToken::new();
     let dispositions = Arc::new(Dispositions::capture());
     watch_signals(stop.clone());
-    let Prepared { settings, device, stored } = prepare(&around, flags)?;
+    let Prepared { settings, device, stored, .. } = prepare(&around, flags)?;
     let state_dir = settings.dirs.state.clone();
     let _lock = lock(&state_dir)?;
     let located = locate_plugin(&settings, &device, &around.cwd)?;

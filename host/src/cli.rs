@@ -1,6 +1,7 @@
 //! The command line: one file per command, each an `Args` and a `run`.
 
 mod completions;
+mod config;
 mod dev;
 mod histogram;
 mod note;
@@ -53,6 +54,8 @@ enum Command {
     Dev(dev::Args),
     /// Send a circuit to a running dev
     Submit(submit::Args),
+    /// Show every setting and where it comes from
+    Config(config::Args),
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
@@ -69,7 +72,9 @@ enum Command {
 pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     let level = match &cli.command {
         // These have an output of their own; only trouble is logged.
-        Some(Command::Run(_) | Command::Plugin(_) | Command::Dev(_) | Command::Submit(_)) => "warn",
+        Some(
+            Command::Run(_) | Command::Config(_) | Command::Plugin(_) | Command::Dev(_) | Command::Submit(_),
+        ) => "warn",
         _ => "info",
     };
     telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
@@ -79,9 +84,22 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Run(args)) => run::run(args, around),
         Some(Command::Dev(args)) => dev::run(args, around),
         Some(Command::Submit(args)) => submit::run(args, around),
+        Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
+    }
+}
+
+/// Writes a command's output.
+fn put(text: &[u8]) -> Result<ExitCode, Failure> {
+    use std::io::{self, Write as _};
+    match io::stdout().write_all(text) {
+        // `| head` has seen enough.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        other => other
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|e| failed("output", "the output could not be written", &e)),
     }
 }
 
