@@ -18,6 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
     ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
     ("api", &["cloud", "config", "error", "executor", "jobs", "telemetry"]),
+    ("daemon", &["error", "state", "sys"]),
     ("dev", &["cloud", "error", "model", "sys"]),
     (
         "app",

@@ -1,6 +1,5 @@
 //! `coda-host completions` and the manual page, both made from the command line's own description.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
