@@ -23,6 +23,7 @@ use crate::config::settings::Settings;
 use crate::config::source::Shown;
 use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
+use crate::daemon::rotate::keep_small;
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
@@ -337,6 +338,10 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
     notifier.ready(&format!("running jobs of {}", site.identity.qpu_id));
     tasks.spawn("notifier", keep_notified(notifier, stop.clone()));
+    if let Some(log) = variable("CODA_DAEMON_LOG") {
+        let daemon = &settings.daemon;
+        tasks.spawn("log", keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval));
+    }
 
     let ended = {
         let driving = driver.run();

@@ -2,12 +2,16 @@
 
 mod completions;
 mod config;
+pub mod daemonize;
 mod dev;
 mod histogram;
+mod logs;
 mod note;
 mod plugin;
 mod run;
 mod start;
+mod status;
+mod stop;
 mod submit;
 mod way;
 
@@ -54,6 +58,12 @@ enum Command {
     Dev(dev::Args),
     /// Send a circuit to a running dev
     Submit(submit::Args),
+    /// Stop the running host
+    Stop(stop::Args),
+    /// Show what the running host says of itself
+    Status(status::Args),
+    /// Show the daemon's log
+    Logs(logs::Args),
     /// Show every setting and where it comes from
     Config(config::Args),
     /// Look at plugins
@@ -71,11 +81,9 @@ enum Command {
 /// The command's failure, ready to be shown.
 pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     let level = match &cli.command {
-        // These have an output of their own; only trouble is logged.
-        Some(
-            Command::Run(_) | Command::Config(_) | Command::Plugin(_) | Command::Dev(_) | Command::Submit(_),
-        ) => "warn",
-        _ => "info",
+        None | Some(Command::Start(_)) => "info",
+        // The others have an output of their own; only trouble is logged.
+        _ => "warn",
     };
     telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
     match cli.command {
@@ -84,6 +92,9 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Run(args)) => run::run(args, around),
         Some(Command::Dev(args)) => dev::run(args, around),
         Some(Command::Submit(args)) => submit::run(args, around),
+        Some(Command::Stop(args)) => stop::run(args, &around),
+        Some(Command::Status(args)) => status::run(args, &around),
+        Some(Command::Logs(args)) => logs::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),

@@ -2,3 +2,4 @@
 
 pub mod notify;
 pub mod place;
+pub mod rotate;
