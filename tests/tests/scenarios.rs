@@ -3,6 +3,7 @@
 mod batches;
 mod cancels;
 mod crashes;
+mod daemon;
 mod device_configs;
 mod kill_storm;
 mod loading;
