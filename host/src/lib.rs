@@ -17,3 +17,4 @@ pub mod state;
 pub mod supervise;
 pub mod sys;
 pub mod telemetry;
+pub mod vpn;

@@ -14,6 +14,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("state", &["error", "model"]),
     ("config", &["error", "model", "state"]),
     ("cloud", &["config", "error", "model", "state"]),
+    ("vpn", &["cloud", "config", "error", "model", "state", "sys"]),
     ("executor", &["error", "model", "sys"]),
     ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
     ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
@@ -36,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "supervise",
             "sys",
             "telemetry",
+            "vpn",
         ],
     ),
     (
@@ -54,13 +56,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "state",
             "sys",
             "telemetry",
+            "vpn",
         ],
     ),
 ];
 
 /// Files without tokio, clock, randomness or I/O: time comes in as an argument.
-const PURE: &[&str] =
-    &["cloud/bundle.rs", "error.rs", "jobs/lifecycle.rs", "jobs/message.rs", "results/outcome.rs"];
+const PURE: &[&str] = &[
+    "cloud/bundle.rs",
+    "error.rs",
+    "jobs/lifecycle.rs",
+    "jobs/message.rs",
+    "results/outcome.rs",
+    "vpn/directives.rs",
+    "vpn/profile.rs",
+];
 const IMPURE_WORDS: &[&str] = &[
     "tokio::",
     "Instant::now",
