@@ -4,10 +4,13 @@ mod completions;
 mod config;
 pub mod daemonize;
 mod dev;
+mod doctor;
 mod histogram;
 mod logs;
 mod note;
 mod plugin;
+mod reset;
+mod results;
 mod run;
 mod start;
 mod status;
@@ -43,6 +46,9 @@ pub struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     start: start::Args,
+    /// As the subcommand of that name, as the Python node has it
+    #[arg(long, hide = true, exclusive = true)]
+    reset: bool,
     /// How log lines are written to stderr
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
     log_format: LogFormat,
@@ -64,6 +70,13 @@ enum Command {
     Status(status::Args),
     /// Show the daemon's log
     Logs(logs::Args),
+    /// Check what a host needs, and say what to do
+    Doctor(doctor::Args),
+    /// Results and messages that wait for you
+    #[command(subcommand)]
+    Results(results::Command),
+    /// Stop the host and forget its credentials
+    Reset(reset::Args),
     /// Show every setting and where it comes from
     Config(config::Args),
     /// Look at plugins
@@ -87,6 +100,7 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     };
     telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
     match cli.command {
+        None if cli.reset => reset::run(reset::Args::default(), &around),
         None => start::run(cli.start, around),
         Some(Command::Start(args)) => start::run(args, around),
         Some(Command::Run(args)) => run::run(args, around),
@@ -95,6 +109,9 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Stop(args)) => stop::run(args, &around),
         Some(Command::Status(args)) => status::run(args, &around),
         Some(Command::Logs(args)) => logs::run(args, &around),
+        Some(Command::Doctor(args)) => doctor::run(args, &around),
+        Some(Command::Results(command)) => results::run(command, &around),
+        Some(Command::Reset(args)) => reset::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),

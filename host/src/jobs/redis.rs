@@ -83,6 +83,16 @@ impl Explain for RedisSettingsError {
 #[error("Redis is unreachable: {0}")]
 pub struct Down(pub String);
 
+/// What a look at the server finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    pub version: Option<String>,
+    /// Messages in the stream.
+    pub length: Option<i64>,
+    /// Messages delivered to the group and not acknowledged; `None` without a group.
+    pub pending: Option<i64>,
+}
+
 /// One job's change of state, and the acknowledgement that may come with it.
 #[derive(Debug, Clone, Default)]
 pub struct Write {
@@ -135,6 +145,7 @@ pub struct Redis {
 
 struct Inner {
     client: Client,
+    url: Secret,
     names: Names,
     timeout: Duration,
     block: Duration,
@@ -183,7 +194,8 @@ impl Redis {
         };
         let (writes, queue) = mpsc::unbounded_channel();
         let link = watch::Sender::new(Link::default());
-        let inner = Inner { client, names, timeout, block, link, failed: Notify::new(), writes };
+        let inner =
+            Inner { client, url: url.clone(), names, timeout, block, link, failed: Notify::new(), writes };
         let redis = Redis { inner: Arc::new(inner) };
         Ok((redis.clone(), Writer { redis, queue }))
     }
@@ -349,6 +361,42 @@ impl Redis {
             }
             Down(e.to_string())
         })
+    }
+
+    /// A look at the server and the stream for diagnosis, on a connection of its own. What the account may not
+    /// ask is left out.
+    ///
+    /// # Errors
+    /// When the server can't be reached, without the URL's secrets.
+    pub async fn look(&self) -> Result<Look, String> {
+        let (i, n) = (&self.inner, &self.inner.names);
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(i.timeout))
+            .set_response_timeout(Some(i.timeout));
+        let connected = i.client.get_multiplexed_async_connection_with_config(&config).await;
+        let mut conn = connected.map_err(|e| masked(&e, &i.url))?;
+        let mut pipe = redis::pipe();
+        pipe.cmd("INFO").arg("server");
+        pipe.cmd("XLEN").arg(&n.stream);
+        pipe.cmd("XPENDING").arg(&n.stream).arg(&n.group);
+        let count = pipe.len();
+        let replies = conn.send_packed_commands(&pipe, 0, count).await.map_err(|e| masked(&e, &i.url))?;
+        let mut replies = replies.into_iter();
+        let mut next = || replies.next().unwrap_or(Value::Nil);
+        let version = text(next()).and_then(|info| {
+            let line = info.lines().find_map(|l| l.strip_prefix("redis_version:"))?;
+            Some(format!("version {}", line.trim()))
+        });
+        let number = |v: Value| match v {
+            Value::Int(n) => Some(n),
+            _ => None,
+        };
+        let length = number(next());
+        let pending = match next() {
+            Value::Array(parts) => parts.into_iter().next().and_then(number),
+            _ => None,
+        };
+        Ok(Look { version, length, pending })
     }
 
     /// Writes without being asked after; nothing happens when Redis is down.
