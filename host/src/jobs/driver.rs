@@ -323,7 +323,9 @@ impl Driver {
         let ids: Vec<MessageId> = messages.iter().map(|m| m.id).collect();
         let deaths = ids.iter().filter_map(|id| Some((*id, *self.p.deaths.get(id)?))).collect();
         let (checker, reports) = (self.checker.clone(), self.reports.clone());
+        let hold = self.finisher.hold.clone();
         self.tasks.spawn(async move {
+            hold.at("claimed").await;
             let verdicts = checker.check(messages, deaths).await;
             reports.send(Report::Checked(ids, verdicts)).ok();
         });
