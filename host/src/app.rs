@@ -33,6 +33,7 @@ use crate::jobs::stream::{ClaimGate, Reader};
 use crate::model::Secret;
 use crate::results::outbox::Courier;
 use crate::results::webhook::WebhookSender;
+use crate::state::answers::Answers;
 use crate::state::credentials::{self, Stored};
 use crate::state::db::{Database, Phase, StoredRow};
 use crate::state::marks::RunMarks;
@@ -207,8 +208,11 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         place.listens(address.to_string())?;
     }
     let database = Database::open(&state_dir)?;
-    let (marks, died_running) = RunMarks::open(&state_dir)
-        .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
+    let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
+    let (marks, mut died_running) = RunMarks::open(&state_dir).map_err(unusable)?;
+    let (answers, answered) = Answers::open(&state_dir).map_err(unusable)?;
+    // What was answered did not die in the plugin.
+    died_running.retain(|id| !answered.contains_key(id));
     let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
     let mut tasks = Supervisor::default();
@@ -286,6 +290,8 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         redis: redis.clone(),
         store: store.clone(),
         marks,
+        answers: Arc::new(answers),
+        answered,
         executor,
         outbox,
         callback,
