@@ -2,6 +2,7 @@
 
 pub mod command;
 mod directives;
+pub mod guard;
 pub mod interface;
 pub mod openvpn;
 pub mod profile;
