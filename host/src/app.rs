@@ -4,7 +4,6 @@
 //! by a host that can run: device config, plugin, state directory, port.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,7 +18,12 @@ use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{Site, connect_site, reconnects};
 use crate::config::device::DeviceConfig;
 use crate::config::load::{self, Surroundings};
+use crate::config::near;
 use crate::config::settings::Settings;
+use crate::config::source::Shown;
+use crate::daemon::notify::Notifier;
+use crate::daemon::place::Place;
+use crate::daemon::rotate::keep_small;
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
@@ -41,8 +45,6 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    #[error("another coda-host is running with {}", path.display())]
-    Locked { path: PathBuf },
     #[error("the state directory {} can't be used", path.display())]
     StateDir { path: PathBuf, source: std::io::Error },
     #[error("the HTTP client could not be set up")]
@@ -54,7 +56,6 @@ pub enum AppError {
 impl Explain for AppError {
     fn code(&self) -> &'static str {
         match self {
-            AppError::Locked { .. } => "already-running",
             AppError::StateDir { .. } => "state-dir",
             AppError::Http(_) | AppError::Setup(_) => "http-client",
         }
@@ -62,10 +63,6 @@ impl Explain for AppError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            AppError::Locked { .. } => {
-                "stop the other one first, or give this one its own CODA_STATE_DIR and CODA_CONSUMER_NAME"
-                    .into()
-            }
             AppError::StateDir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
             AppError::Http(e) => return e.hint(),
             AppError::Setup(_) => "report this as a bug of coda-host".into(),
@@ -106,6 +103,8 @@ pub struct Prepared {
     pub settings: Settings,
     pub device: DeviceConfig,
     stored: Option<Stored>,
+    /// Every setting with its origin, secrets masked.
+    pub shown: Vec<Shown>,
 }
 
 /// Reads everything that a start is told.
@@ -124,9 +123,17 @@ pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> R
     });
     let token = token.filter(|t| !t.is_empty()).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
-    let (settings, _) = load::settings(around, flags, dirs, known)?;
+    let (settings, shown) = load::settings(around, flags, dirs, known)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
-    Ok(Prepared { settings, device, stored })
+    let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
+    for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
+        tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
+    }
+    if let Some(key) = &device.misspelt {
+        let path = device.path.display();
+        tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
+    }
+    Ok(Prepared { settings, device, stored, shown })
 }
 
 /// Finds the plugin that the settings name.
@@ -179,9 +186,9 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let stop = CancellationToken::new();
     let dispositions = Arc::new(Dispositions::capture());
     watch_signals(stop.clone());
-    let Prepared { settings, device, stored } = prepare(&around, flags)?;
+    let Prepared { settings, device, stored, .. } = prepare(&around, flags)?;
     let state_dir = settings.dirs.state.clone();
-    let _lock = lock(&state_dir)?;
+    let mut place = Place::take(&state_dir, &settings.dirs.credentials)?;
     let located = locate_plugin(&settings, &device, &around.cwd)?;
     // Reading the system's roots takes as long as loading a plugin: beside it.
     let client = {
@@ -196,6 +203,9 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     };
     announce(&executor);
     let listener = api::bind(&settings.api).await?;
+    if let Ok(address) = listener.local_addr() {
+        place.listens(address.to_string())?;
+    }
     let database = Database::open(&state_dir)?;
     let (marks, died_running) = RunMarks::open(&state_dir)
         .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
@@ -324,6 +334,14 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         qpu_id: site.identity.qpu_id.clone(),
     })));
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");
+    let variable = |name: &str| around.environment.get(name).map(String::as_str);
+    let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
+    notifier.ready(&format!("running jobs of {}", site.identity.qpu_id));
+    tasks.spawn("notifier", keep_notified(notifier, stop.clone()));
+    if let Some(log) = variable("CODA_DAEMON_LOG") {
+        let daemon = &settings.daemon;
+        tasks.spawn("log", keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval));
+    }
 
     let ended = {
         let driving = driver.run();
@@ -373,19 +391,6 @@ async fn end(ended: Ended, settings: &Settings) -> ExitCode {
         );
     }
     ExitCode::from(exit::JOB_LEFT)
-}
-
-/// One host per state directory: a lock, held until the process ends.
-fn lock(dir: &Path) -> Result<File, AppError> {
-    let failed = |source| AppError::StateDir { path: dir.to_path_buf(), source };
-    std::fs::create_dir_all(dir).map_err(failed)?;
-    let path = dir.join("coda-host.lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(AppError::Locked { path: dir.to_path_buf() }),
-        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
-    }
 }
 
 fn announce(executor: &Executor) {
@@ -446,6 +451,22 @@ fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<Recovered> {
     // A policy that has changed meanwhile is told by the attempt itself.
     let origin = sender.allowed(&stored.row.callback_url).map(|o| o.to_string()).unwrap_or_default();
     Some(Recovered { row: stored.row, origin: origin.into(), attempts: stored.attempts, announced })
+}
+
+/// Says that the host is alive as often as is asked for, and once that it is stopping.
+async fn keep_notified(notifier: Arc<Notifier>, stop: CancellationToken) {
+    let interval = notifier.watchdog_interval();
+    let mut stopping = false;
+    loop {
+        let pause = interval.unwrap_or(Duration::from_secs(3600));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => if interval.is_some() { notifier.alive() },
+            () = stop.cancelled(), if !stopping => {
+                stopping = true;
+                notifier.stopping();
+            }
+        }
+    }
 }
 
 async fn tell_heartbeat(

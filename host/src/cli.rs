@@ -1,12 +1,20 @@
 //! The command line: one file per command, each an `Args` and a `run`.
 
 mod completions;
+mod config;
+pub mod daemonize;
 mod dev;
+mod doctor;
 mod histogram;
+mod logs;
 mod note;
 mod plugin;
+mod reset;
+mod results;
 mod run;
 mod start;
+mod status;
+mod stop;
 mod submit;
 mod way;
 
@@ -38,6 +46,9 @@ pub struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     start: start::Args,
+    /// As the subcommand of that name, as the Python node has it
+    #[arg(long, hide = true, exclusive = true)]
+    reset: bool,
     /// How log lines are written to stderr
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
     log_format: LogFormat,
@@ -53,6 +64,21 @@ enum Command {
     Dev(dev::Args),
     /// Send a circuit to a running dev
     Submit(submit::Args),
+    /// Stop the running host
+    Stop(stop::Args),
+    /// Show what the running host says of itself
+    Status(status::Args),
+    /// Show the daemon's log
+    Logs(logs::Args),
+    /// Check what a host needs, and say what to do
+    Doctor(doctor::Args),
+    /// Results and messages that wait for you
+    #[command(subcommand)]
+    Results(results::Command),
+    /// Stop the host and forget its credentials
+    Reset(reset::Args),
+    /// Show every setting and where it comes from
+    Config(config::Args),
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
@@ -68,20 +94,40 @@ enum Command {
 /// The command's failure, ready to be shown.
 pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     let level = match &cli.command {
-        // These have an output of their own; only trouble is logged.
-        Some(Command::Run(_) | Command::Plugin(_) | Command::Dev(_) | Command::Submit(_)) => "warn",
-        _ => "info",
+        None | Some(Command::Start(_)) => "info",
+        // The others have an output of their own; only trouble is logged.
+        _ => "warn",
     };
     telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
     match cli.command {
+        None if cli.reset => reset::run(reset::Args::default(), &around),
         None => start::run(cli.start, around),
         Some(Command::Start(args)) => start::run(args, around),
         Some(Command::Run(args)) => run::run(args, around),
         Some(Command::Dev(args)) => dev::run(args, around),
         Some(Command::Submit(args)) => submit::run(args, around),
+        Some(Command::Stop(args)) => stop::run(args, &around),
+        Some(Command::Status(args)) => status::run(args, &around),
+        Some(Command::Logs(args)) => logs::run(args, &around),
+        Some(Command::Doctor(args)) => doctor::run(args, &around),
+        Some(Command::Results(command)) => results::run(command, &around),
+        Some(Command::Reset(args)) => reset::run(args, &around),
+        Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
+    }
+}
+
+/// Writes a command's output.
+fn put(text: &[u8]) -> Result<ExitCode, Failure> {
+    use std::io::{self, Write as _};
+    match io::stdout().write_all(text) {
+        // `| head` has seen enough.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        other => other
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|e| failed("output", "the output could not be written", &e)),
     }
 }
 

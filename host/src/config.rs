@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod load;
+pub mod near;
 pub mod settings;
 pub mod source;
 

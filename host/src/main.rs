@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use coda_host::cli::daemonize::SECRETS_VARIABLE;
 use coda_host::cli::{self, Cli};
 use coda_host::config::load::Surroundings;
 use coda_host::config::source::SECRET_VARIABLES;
@@ -38,9 +39,15 @@ fn surroundings() -> Result<Surroundings, Failure> {
         exit: coda_host::error::exit::FAILURE,
     };
     sys::block_stop_signals().map_err(|e| failed("signals can't be blocked", e))?;
-    let environment = std::env::vars_os()
+    let mut environment = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect::<std::collections::HashMap<_, _>>();
+    if environment.remove(SECRETS_VARIABLE).is_some() {
+        sys::forget_variable(SECRETS_VARIABLE);
+        let secrets: std::collections::HashMap<String, String> = serde_json::from_reader(std::io::stdin())
+            .map_err(|e| failed("the secrets from standard input can't be read", e.into()))?;
+        environment.extend(secrets);
+    }
     for name in environment.keys().filter(|k| SECRET_VARIABLES.contains(&k.to_ascii_uppercase().as_str())) {
         sys::forget_variable(name);
     }

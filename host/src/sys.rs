@@ -164,6 +164,34 @@ fn spawner() -> io::Result<Sender<SpawnOrder>> {
     Ok(known.insert(orders).clone())
 }
 
+/// Starts a process in a session of its own, which neither the caller's terminal nor its end touches.
+///
+/// # Errors
+/// When it can't be started.
+pub fn spawn_detached(mut command: Command) -> io::Result<Child> {
+    // SAFETY: between fork and exec the closure makes one async-signal-safe system call.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    command.spawn()
+}
+
+/// Sends a signal to one process; never to a group, as the numbers 0 and below would.
+///
+/// # Errors
+/// When there is no such process or it may not be signalled.
+pub fn signal(pid: u32, signal: i32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().filter(|p| *p > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: kill takes plain integers.
+    match unsafe { libc::kill(pid, signal) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Asks a child to stop, as SIGTERM does; one that has ended already is left alone.
 ///
 /// # Errors

@@ -19,6 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
     ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
     ("api", &["cloud", "config", "error", "executor", "jobs", "telemetry"]),
+    ("daemon", &["error", "state", "sys"]),
     ("dev", &["cloud", "error", "model", "sys"]),
     (
         "app",
@@ -26,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "api",
             "cloud",
             "config",
+            "daemon",
             "error",
             "executor",
             "jobs",
@@ -44,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "app",
             "cloud",
             "config",
+            "daemon",
             "dev",
             "error",
             "executor",

@@ -147,6 +147,12 @@ impl Bed {
         self.env.remove(name);
     }
 
+    /// Chooses the port of a host that is started by a command instead of here.
+    pub fn choose_port(&mut self) {
+        self.port = free_port();
+        self.env.insert("CODA_PORT".into(), self.port.to_string());
+    }
+
     /// Starts the process and doesn't wait. The first start has the one-time token.
     pub fn launch(&mut self) {
         assert!(self.host.is_none(), "the host is running already");

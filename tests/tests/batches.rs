@@ -12,11 +12,11 @@ async fn first_runs(plan: Plan) -> Bed {
 }
 
 fn simulator() -> Plan {
-    Plan::simulator("batch: true\nexecution_time_ms: 300")
+    Plan::simulator("batch: true\nexecution_time_ms: 500")
 }
 
 fn faulty(fault: &str) -> Plan {
-    Plan::faulty(&format!("fault: {fault}\nrun_ms: 300"))
+    Plan::faulty(&format!("fault: {fault}\nrun_ms: 500"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

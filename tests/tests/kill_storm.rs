@@ -81,5 +81,5 @@ async fn random_kills_under_load_lose_nothing() {
          {unstored} before the result was on disk), {twice_accepted} posted more than once"
     );
     assert_eq!(lost, 0);
-    assert!(u64::from(again) <= kills, "at most one job is in the plugin at a kill");
+    assert!(u64::from(inside) <= kills, "at most one job is in the plugin at a kill");
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Bed, Exit, Plan};
-use coda_plugin_abi::descriptor::{MAGIC, RawDescriptor};
+use coda_plugin_abi::descriptor::{Kind, MAGIC, RawDescriptor};
 use coda_plugin_abi::version;
 
 /// Starts with this device config and expects a refusal; returns the output.
@@ -166,7 +166,7 @@ async fn a_taken_port_or_state_directory_is_told_before_the_connect() {
     let first = Plan::simulator("").start().await;
     let mut second = Plan::simulator("").env("CODA_NODE_TOKEN", "one-time-q1").lay().await;
     second.set("CODA_STATE_DIR", first.env["CODA_STATE_DIR"].clone());
-    let log = refused(&mut second, 2).await;
+    let log = refused(&mut second, 1).await;
     assert!(log.contains("another coda-host is running with"), "{log}");
     first.good_job_goes_through("J1").await;
 }
@@ -181,11 +181,16 @@ fn swap(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     }
 }
 
-/// Sets the interface version that the descriptor states.
-fn state_version(bytes: &mut [u8], major: u16, minor: u16) {
+/// Where the descriptor lies in a plugin's file.
+fn descriptor(bytes: &[u8]) -> usize {
     let size = (size_of::<RawDescriptor>() as u32).to_le_bytes();
     let start = [&MAGIC[..], &size[..]].concat();
-    let at = (0..bytes.len() - start.len()).find(|i| bytes[*i..].starts_with(&start)).expect("a descriptor");
+    (0..bytes.len() - start.len()).find(|i| bytes[*i..].starts_with(&start)).expect("a descriptor")
+}
+
+/// Sets the interface version that the descriptor states.
+fn state_version(bytes: &mut [u8], major: u16, minor: u16) {
+    let at = descriptor(bytes);
     bytes[at + 12..at + 14].copy_from_slice(&major.to_le_bytes());
     bytes[at + 14..at + 16].copy_from_slice(&minor.to_le_bytes());
 }
@@ -226,4 +231,30 @@ async fn plugins_for_another_interface_or_system_are_refused_with_who_must_act()
         let path = path.to_str().unwrap();
         refused_with(&format!("executor_factory: {path}"), &[path, says[0], says[1]]).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_hardware_plugin_is_used_and_of_several_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let hardware = |name: &str| {
+        spoiled(dir.path(), name, |bytes| {
+            let at = descriptor(bytes);
+            bytes[at + 17] = Kind::Hardware.code();
+        })
+    };
+    let first = hardware("libacme_one.so");
+    let mut bed = Plan::device("").env("CODA_PLUGIN_PATH", dir.path().display().to_string()).lay().await;
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+    let log = bed.log();
+    assert!(log.contains("the only plugin found") && log.contains(first.to_str().unwrap()), "{log}");
+    bed.stop().await;
+    let second = hardware("libacme_two.so");
+    bed.launch();
+    assert_eq!(bed.wait_exit().await, Exit::Code(3));
+    let log = bed.log();
+    for path in [&first, &second] {
+        assert!(log.rsplit("error: ").next().unwrap().contains(path.to_str().unwrap()), "{log}");
+    }
+    assert!(log.contains("choose one with 'executor_factory: <library>'"), "{log}");
 }

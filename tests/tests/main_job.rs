@@ -199,3 +199,23 @@ async fn two_messages_with_one_job_id_are_one_job() {
     assert_eq!(bed.attempts("twin"), (1, 1));
     assert_eq!(bed.runs().await, 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_jobs_run_in_the_order_of_the_stream() {
+    let bed = Plan::simulator("mode: hang").start().await;
+    let in_the_plugin = async |id: &str| {
+        holds(&format!("{id} runs"), async || bed.ready().await.1["current_job"] == id).await;
+    };
+    bed.submit("J0", &Circuit::new(1), 1).await;
+    in_the_plugin("J0").await;
+    // The first one takes longest to be read.
+    let large = (0..20_000).fold(Circuit::new(1), |c, _| c.rx(0, std::f64::consts::PI));
+    for (n, circuit) in [large, bell(), bell(), bell()].iter().enumerate() {
+        bed.submit(&format!("J{}", n + 1), circuit, 1).await;
+    }
+    holds("all are read ahead", async || bed.ready().await.1["waiting"] == 4).await;
+    for n in 1..=4 {
+        bed.request_cancel(&format!("J{}", n - 1)).await;
+        in_the_plugin(&format!("J{n}")).await;
+    }
+}

@@ -179,7 +179,8 @@ async fn check(cases: Vec<(Spoil, End)>) -> Bed {
     bed.start().await;
     bed.good_job_goes_through("after").await;
     bed.wait_nothing_pending().await;
-    assert_eq!((bed.cloud.state().webhook_count, bed.runs().await), (sent + 1, 1));
+    let runs = bed.runs().await;
+    assert_eq!((bed.cloud.state().webhook_count, runs), (sent + 1, 1));
     assert_eq!(bed.state_file().dead_letters().len(), letters.len());
     bed
 }

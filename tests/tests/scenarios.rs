@@ -3,6 +3,7 @@
 mod batches;
 mod cancels;
 mod crashes;
+mod daemon;
 mod device_configs;
 mod kill_storm;
 mod loading;
@@ -11,6 +12,7 @@ mod messages;
 mod misbehaving;
 mod plugins_together;
 mod redis_faults;
+mod redis_tls;
 mod stopping;
 mod stored_plugins;
 mod webhooks;

@@ -1,6 +1,5 @@
 //! `coda-host completions` and the manual page, both made from the command line's own description.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -23,7 +22,7 @@ pub struct Args {
 pub fn run(args: Args, mut command: clap::Command) -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "coda-host", &mut text);
-    put(&text)
+    super::put(&text)
 }
 
 #[derive(Debug, clap::Args)]
@@ -47,13 +46,5 @@ pub fn man(args: ManArgs, command: clap::Command) -> Result<ExitCode, Failure> {
     }
     let mut text = Vec::new();
     clap_mangen::Man::new(command).render(&mut text).map_err(failed)?;
-    put(&text)
-}
-
-fn put(text: &[u8]) -> Result<ExitCode, Failure> {
-    match io::stdout().write_all(text) {
-        // `| head` has seen enough.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other.map(|()| ExitCode::SUCCESS).map_err(failed),
-    }
+    super::put(&text)
 }

@@ -91,8 +91,11 @@ async fn execute(
     app::watch_signals(stop.clone());
     let prepared = app::prepare(&around, flags)?;
     let located = app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd)?;
-    let (executor, done) =
-        app::start_executor(&prepared.settings, &prepared.device, located, dispositions).await?;
+    let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
+    let (executor, done) = tokio::select! {
+        started = starting => started?,
+        () = stop.cancelled() => return Ok(ExitCode::from(exit::FAILURE)),
+    };
     let judged = match fits(&program, args.shots, executor.device()) {
         Ok(()) => one_run(&executor, done, program, args, stop).await,
         Err(why) => Err(why),

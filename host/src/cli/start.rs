@@ -9,6 +9,11 @@ use crate::config::load::Surroundings;
 use crate::error::Failure;
 
 #[derive(Debug, Default, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host start --device site/device.yaml --token TOKEN   the first start, with the one-time token
+  coda-host start --daemon                                  later ones, in the background
+  CODA_LOG=debug coda-host start                            in the foreground, with more to read")]
 pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -22,6 +27,9 @@ pub struct Args {
     /// Port of the local service (CODA_PORT, 8080)
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
+    /// Run in the background; returns when the host is up or has failed
+    #[arg(short, long)]
+    daemon: bool,
 }
 
 impl Args {
@@ -38,6 +46,9 @@ impl Args {
 }
 
 pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+    if args.daemon {
+        return super::daemonize::run(&around, args.flags());
+    }
     let runtime = super::runtime()?;
     // On a worker, not on this thread: the driver would otherwise be woken across threads for every event.
     let host = runtime.spawn(app::run(around, args.flags()));

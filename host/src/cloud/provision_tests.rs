@@ -56,6 +56,10 @@ fn settings(url: &str, dir: PathBuf) -> Settings {
         api: ApiSettings { host: "127.0.0.1".into(), port: 0, request_timeout: second },
         vpn: testing::vpn(),
         dirs: Dirs { credentials: dir, state: "/nowhere".into() },
+        daemon: crate::config::settings::DaemonSettings {
+            log_max_bytes: 1 << 20,
+            log_check_interval: second,
+        },
         shutdown: ShutdownSettings { drain: second },
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_yaml::Value;
 
-use super::ConfigError;
+use super::{ConfigError, near};
 
 /// A device config's text and what we read of it.
 #[derive(Debug, Clone, Default)]
@@ -14,12 +14,16 @@ pub struct DeviceConfig {
     pub path: PathBuf,
     pub text: String,
     pub executor_factory: Option<String>,
+    /// A top-level key that was probably meant to be `executor_factory`.
+    pub misspelt: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Ours {
     #[serde(default)]
     executor_factory: Option<Value>,
+    #[serde(flatten)]
+    vendors: serde_yaml::Mapping,
 }
 
 impl DeviceConfig {
@@ -31,21 +35,26 @@ impl DeviceConfig {
         let Some(path) = path else { return Ok(DeviceConfig::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
-        let executor_factory =
-            factory(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;
-        Ok(DeviceConfig { path: path.to_path_buf(), text, executor_factory })
+        let (executor_factory, misspelt) =
+            ours(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;
+        Ok(DeviceConfig { path: path.to_path_buf(), text, executor_factory, misspelt })
     }
 }
 
-fn factory(text: &str) -> Result<Option<String>, String> {
+/// Our key, and a key that looks like it where ours is missing.
+fn ours(text: &str) -> Result<(Option<String>, Option<String>), String> {
     if text.trim().is_empty() {
-        return Ok(None);
+        return Ok((None, None));
     }
     // Comments alone are an empty document.
     let ours: Option<Ours> = serde_yaml::from_str(text).map_err(|e| e.to_string())?;
-    match ours.and_then(|o| o.executor_factory) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
+    let Some(Ours { executor_factory, vendors }) = ours else { return Ok((None, None)) };
+    match executor_factory {
+        None | Some(Value::Null) => {
+            let keys = vendors.keys().filter_map(|k| k.as_str().map(String::from));
+            Ok((None, near::factory_key(keys)))
+        }
+        Some(Value::String(text)) => Ok((Some(text), None)),
         Some(other) => Err(format!("executor_factory is {other:?}, expected text")),
     }
 }
@@ -53,6 +62,17 @@ fn factory(text: &str) -> Result<Option<String>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn factory(text: &str) -> Result<Option<String>, String> {
+        ours(text).map(|(factory, _)| factory)
+    }
+
+    #[test]
+    fn a_misspelt_key_is_noticed_where_ours_is_missing() {
+        assert_eq!(ours("executor_factroy: a.so").unwrap(), (None, Some("executor_factroy".into())));
+        let both = ours("executor_factory: a.so\nexecutor_factroy: b.so").unwrap();
+        assert_eq!(both, (Some("a.so".into()), None));
+    }
 
     #[test]
     fn only_our_key_is_read() {

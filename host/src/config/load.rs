@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::ConfigError;
 use super::settings::{
-    ApiSettings, CallbackPolicy, CloudSettings, Credentials, Dirs, ExecutorSettings, Identity, JobSettings,
-    Settings, ShutdownSettings, VpnSettings, WebhookSettings,
+    ApiSettings, CallbackPolicy, CloudSettings, Credentials, DaemonSettings, Dirs, ExecutorSettings,
+    Identity, JobSettings, Settings, ShutdownSettings, VpnSettings, WebhookSettings,
 };
 use super::source::{Shown, Source};
 use crate::model::Secret;
@@ -112,8 +112,12 @@ pub fn settings(
     // Accepted and unused, as in the Python node.
     s.text("CODA_ADVERTISED_PROVIDER", None, "coda");
     let shutdown = ShutdownSettings { drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)? };
+    let daemon = DaemonSettings {
+        log_max_bytes: s.integer("CODA_LOG_MAX_MIB", None, 20, 1..=1 << 20)? << 20,
+        log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 60.0)?,
+    };
     let settings =
-        Settings { identity, credentials, cloud, jobs, webhook, executor, api, vpn, dirs, shutdown };
+        Settings { identity, credentials, cloud, jobs, webhook, executor, api, vpn, dirs, shutdown, daemon };
     Ok((settings, s.shown()))
 }
 

@@ -19,6 +19,7 @@ pub struct Settings {
     pub vpn: VpnSettings,
     pub dirs: Dirs,
     pub shutdown: ShutdownSettings,
+    pub daemon: DaemonSettings,
 }
 
 /// Who the QPU is; a bundle replaces all of it.
@@ -168,4 +169,12 @@ pub struct Dirs {
 pub struct ShutdownSettings {
     /// How long a job in flight may take to finish after SIGTERM.
     pub drain: Duration,
+}
+
+/// The log of `start --daemon`.
+#[derive(Debug, Clone)]
+pub struct DaemonSettings {
+    /// Beyond this size it starts anew; one older piece is kept.
+    pub log_max_bytes: u64,
+    pub log_check_interval: Duration,
 }

@@ -323,7 +323,9 @@ impl Driver {
         let ids: Vec<MessageId> = messages.iter().map(|m| m.id).collect();
         let deaths = ids.iter().filter_map(|id| Some((*id, *self.p.deaths.get(id)?))).collect();
         let (checker, reports) = (self.checker.clone(), self.reports.clone());
+        let hold = self.finisher.hold.clone();
         self.tasks.spawn(async move {
+            hold.at("claimed").await;
             let verdicts = checker.check(messages, deaths).await;
             reports.send(Report::Checked(ids, verdicts)).ok();
         });
@@ -436,7 +438,9 @@ impl Driver {
             entry.envelope = Some(envelope);
             entry.work = Some(work);
             entry.context = Some(Arc::new(JobContext::new(self.plugin.clone(), job_id)));
-            self.ready.push_back(ticket);
+            // In the stream's order, whichever check came back first.
+            let place = self.ready.partition_point(|t| *t < ticket);
+            self.ready.insert(place, ticket);
         }
     }
 

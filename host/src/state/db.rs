@@ -12,6 +12,7 @@
 
 mod rows;
 mod sql;
+mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ use crate::model::MessageId;
 
 pub use rows::{DeadLetter, Opened, Past, Phase, ResultRow, Status, StoredRow};
 use sql::{Op, SCHEMA_VERSION, apply, prepare, private, read_all, result_row};
+pub use view::Listed;
 
 const FILE: &str = "coda-host.db";
 /// Most requests of one transaction.
@@ -125,6 +127,11 @@ pub struct Database {
 }
 
 impl Database {
+    /// Whether there is one, so that a mere look makes none.
+    pub fn exists(dir: &Path) -> bool {
+        dir.join(FILE).is_file()
+    }
+
     /// Opens or makes the database in `dir`.
     ///
     /// # Errors

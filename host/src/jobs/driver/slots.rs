@@ -2,7 +2,7 @@
 
 use super::super::finish::executing;
 use super::super::lifecycle::{Event, Phase, Step};
-use super::super::redis::Write;
+use super::super::writes::Write;
 use super::{Driver, Report};
 use crate::executor::{RunDone, RunJob};
 use crate::model::JobId;
@@ -53,7 +53,9 @@ impl Driver {
                 context: context.clone(),
             });
         }
-        self.p.executor.run(slot, jobs);
+        if !self.finisher.hold.reached("executing") {
+            self.p.executor.run(slot, jobs);
+        }
     }
 
     pub(super) fn done(&mut self, done: RunDone) {

@@ -1,0 +1,56 @@
+//! `coda-host config`: what holds, and where each value comes from.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::error::Failure;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host config                     every setting, its value and its origin; secrets masked
+  coda-host config --set               only what isn't the default
+  coda-host config --json | jq '.[] | select(.name == \"CODA_PORT\")'")]
+pub struct Args {
+    /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    device: Option<PathBuf>,
+    /// Only settings that differ from their default
+    #[arg(long)]
+    set: bool,
+    /// JSON for machines
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let mut flags = HashMap::new();
+    if let Some(device) = &args.device {
+        flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
+    }
+    let prepared = app::prepare(around, flags)?;
+    let origin =
+        |s: &&crate::config::source::Shown| !args.set || s.origin != crate::config::source::Origin::Default;
+    let shown: Vec<_> = prepared.shown.iter().filter(origin).collect();
+    let dirs = &prepared.settings.dirs;
+    let text = if args.json {
+        let rows: Vec<_> = shown
+            .iter()
+            .map(|s| serde_json::json!({ "name": s.name, "value": s.value, "origin": s.origin.name() }))
+            .collect();
+        format!("{}\n", serde_json::Value::from(rows))
+    } else {
+        let width = shown.iter().map(|s| s.name.len()).max().unwrap_or(0);
+        let rows: String = shown
+            .iter()
+            .map(|s| format!("{:<width$}  {:<11}  {}\n", s.name, s.origin.name(), s.value))
+            .collect();
+        let places =
+            format!("credentials in {}\nstate in {}\n", dirs.credentials.display(), dirs.state.display());
+        rows + &places
+    };
+    super::put(text.as_bytes())
+}

@@ -1,0 +1,155 @@
+//! `coda-host start --daemon`: the host as a process of its own, started again from its binary.
+//!
+//! Nothing is forked: the child is the same program with the same settings, in a new session, its output in the
+//! log. Secrets go to it through a pipe, so that neither its arguments nor its environment show them. This
+//! command returns when the child has said that it is up, or has ended, with the child's reason.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::failed;
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::config::source::SECRET_VARIABLES;
+use crate::daemon::place::{self, LOG_FILE};
+use crate::error::{Failure, exit};
+use crate::sys;
+
+/// Tells the child to read its secrets from standard input.
+pub const SECRETS_VARIABLE: &str = "CODA_SECRETS_FROM_STDIN";
+/// Tells the child to keep its log small, as nobody else does.
+pub const LOG_VARIABLE: &str = "CODA_DAEMON_LOG";
+/// How often the child is looked at while it starts.
+const LOOK: Duration = Duration::from_millis(50);
+const STILL_STARTING: Duration = Duration::from_secs(10);
+/// Most of the log shown when the start fails.
+const TAIL_BYTES: u64 = 4000;
+
+pub fn run(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(around, flags.clone())?;
+    let dirs = &prepared.settings.dirs;
+    if let Some(holder) = place::holder(&dirs.state)? {
+        eprintln!("coda-host is running already (process {})", holder.pid);
+        return Ok(ExitCode::from(exit::FAILURE));
+    }
+    let path = dirs.credentials.join(LOG_FILE);
+    let unusable = |e: io::Error| Failure {
+        hint: Some("check the directory, or move the file away".into()),
+        ..failed("daemon-log", &format!("the log {} can't be opened", path.display()), &e)
+    };
+    let log = open_log(&path).map_err(unusable)?;
+    let before = log.metadata().map_err(unusable)?.len();
+    let dir = tempfile::tempdir()
+        .map_err(|e| failed("daemon-socket", "no temporary directory could be made", &e))?;
+    let socket_path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&socket_path)
+        .and_then(|s| s.set_read_timeout(Some(LOOK)).map(|()| s))
+        .map_err(|e| failed("daemon-socket", "the child's messages can't be listened for", &e))?;
+    let stop = CancellationToken::new();
+    app::watch_signals(stop.clone());
+    let started = |e: io::Error| failed("daemon-start", "the daemon could not be started", &e);
+    let mut child = spawn(around, flags, &log, &path, &socket_path).map_err(started)?;
+    let mut said = Instant::now();
+    loop {
+        if heard_ready(&socket) {
+            println!("coda-host is up (process {}), log in {}", child.id(), path.display());
+            return Ok(ExitCode::SUCCESS);
+        }
+        if let Some(status) = child.try_wait().map_err(started)? {
+            eprintln!("the daemon ended while it was starting:\n{}", tail(&path, before));
+            return Ok(ExitCode::from(
+                status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILURE),
+            ));
+        }
+        if stop.is_cancelled() {
+            sys::ask_to_stop(&mut child).map_err(started)?;
+            child.wait().map_err(started)?;
+            eprintln!("stopped before it was up");
+            return Ok(ExitCode::from(exit::FAILURE));
+        }
+        if said.elapsed() > STILL_STARTING {
+            said = Instant::now();
+            eprintln!("still starting (process {}), see {}", child.id(), path.display());
+        }
+    }
+}
+
+/// The log, made for this user alone; never somebody's link.
+fn open_log(path: &Path) -> io::Result<File> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file =
+        File::options().create(true).append(true).read(true).mode(0o600).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
+}
+
+fn spawn(
+    around: &Surroundings,
+    mut flags: HashMap<&'static str, String>,
+    log: &File,
+    log_path: &Path,
+    socket: &Path,
+) -> io::Result<Child> {
+    let secret = |name: &str| SECRET_VARIABLES.contains(&name.to_ascii_uppercase().as_str());
+    let mut secrets: HashMap<String, String> =
+        around.environment.iter().filter(|(k, _)| secret(k)).map(|(k, v)| (k.clone(), v.clone())).collect();
+    if let Some(token) = flags.remove("CODA_NODE_TOKEN") {
+        secrets.insert("CODA_NODE_TOKEN".into(), token);
+    }
+    let binary: PathBuf = std::env::current_exe()?;
+    let mut command = Command::new(binary);
+    command
+        .arg("start")
+        // Flags become variables, which say the same.
+        .envs(&flags)
+        .env("NOTIFY_SOCKET", socket)
+        .env(SECRETS_VARIABLE, "1")
+        .env(LOG_VARIABLE, log_path)
+        .stdin(Stdio::piped())
+        .stdout(log.try_clone()?)
+        .stderr(log.try_clone()?);
+    let mut child = sys::spawn_detached(command)?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A child that ended at once shows it by its exit status.
+        pipe.write_all(&serde_json::to_vec(&secrets)?).or_else(|e| match e.kind() {
+            io::ErrorKind::BrokenPipe => Ok(()),
+            _ => Err(e),
+        })?;
+    }
+    Ok(child)
+}
+
+fn heard_ready(socket: &UnixDatagram) -> bool {
+    let mut buffer = [0; 1024];
+    match socket.recv(&mut buffer) {
+        Ok(n) => String::from_utf8_lossy(&buffer[..n]).lines().any(|l| l == "READY=1"),
+        // The time to look again.
+        Err(_) => false,
+    }
+}
+
+/// What the log has gained since.
+fn tail(path: &Path, before: u64) -> String {
+    let read = || -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let end = file.metadata()?.len();
+        file.seek(SeekFrom::Start(before.max(end.saturating_sub(TAIL_BYTES))))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end().to_string())
+    };
+    read().unwrap_or_else(|e| format!("(its log {} can't be read: {e})", path.display()))
+}

@@ -1,0 +1,122 @@
+//! `coda-host doctor`: checks what a host needs, and says what to do about each trouble.
+//!
+//! Nothing is changed. While a host is running its plugin is not opened a second time: two would drive one
+//! device.
+
+mod checks;
+
+use std::process::ExitCode;
+
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Each line passes, warns or fails, and says what to do. Exit status 1 when something fails.
+
+Examples:
+  coda-host doctor
+  coda-host doctor --no-plugin       don't open the device
+  coda-host doctor --json | jq '.[] | select(.result == \"fail\")'")]
+pub struct Args {
+    /// JSON for machines
+    #[arg(long)]
+    json: bool,
+    /// Look at the plugin's file only, don't open the device
+    #[arg(long)]
+    no_plugin: bool,
+}
+
+/// What a check came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Pass,
+    Warn,
+    Fail,
+    Skip,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "fail",
+            Verdict::Skip => "skip",
+        }
+    }
+}
+
+/// One line of the report.
+#[derive(Debug, Clone)]
+struct Finding {
+    name: &'static str,
+    verdict: Verdict,
+    found: String,
+    /// What to do, where something is to be done.
+    todo: Option<String>,
+}
+
+impl Finding {
+    fn pass(name: &'static str, found: impl Into<String>) -> Finding {
+        Finding { name, verdict: Verdict::Pass, found: found.into(), todo: None }
+    }
+
+    fn skip(name: &'static str, found: impl Into<String>) -> Finding {
+        Finding { name, verdict: Verdict::Skip, found: found.into(), todo: None }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, todo: impl Into<String>) -> Finding {
+        Finding { name, verdict: Verdict::Warn, found: found.into(), todo: Some(todo.into()) }
+    }
+
+    fn fail(name: &'static str, found: impl Into<String>, todo: impl Into<String>) -> Finding {
+        Finding { name, verdict: Verdict::Fail, found: found.into(), todo: Some(todo.into()) }
+    }
+
+    /// A stage's own error, with its own hint.
+    fn failure(name: &'static str, failure: &Failure) -> Finding {
+        let todo = failure.hint.clone().unwrap_or_else(|| "see docs/operations.md".into());
+        Finding::fail(name, failure.line(), todo)
+    }
+}
+
+pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let runtime = super::runtime()?;
+    let findings = runtime.block_on(checks::all(around, args.no_plugin));
+    runtime.shutdown_background();
+    let text = if args.json { as_json(&findings) } else { as_text(&findings) };
+    super::put(text.as_bytes())?;
+    let failed = findings.iter().any(|f| f.verdict == Verdict::Fail);
+    Ok(if failed { ExitCode::from(exit::FAILURE) } else { ExitCode::SUCCESS })
+}
+
+fn as_text(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for f in findings {
+        text += &format!("{}  {:<12} {}\n", f.verdict.name(), f.name, f.found);
+        if let Some(todo) = &f.todo {
+            text += &format!("      to do: {todo}\n");
+        }
+    }
+    let count = |v: Verdict| findings.iter().filter(|f| f.verdict == v).count();
+    text + &format!(
+        "{} passed, {} warned, {} failed, {} skipped\n",
+        count(Verdict::Pass),
+        count(Verdict::Warn),
+        count(Verdict::Fail),
+        count(Verdict::Skip)
+    )
+}
+
+fn as_json(findings: &[Finding]) -> String {
+    let rows: Vec<_> = findings
+        .iter()
+        .map(|f| {
+            serde_json::json!({
+                "check": f.name, "result": f.verdict.name(), "found": f.found, "to_do": f.todo,
+            })
+        })
+        .collect();
+    format!("{}\n", serde_json::Value::from(rows))
+}

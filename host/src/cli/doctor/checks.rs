@@ -1,0 +1,281 @@
+//! The checks of `coda-host doctor`, in the order in which a start needs what they look at.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::{Finding, Verdict};
+use crate::app::{self, Prepared};
+use crate::cloud::http::{HttpClient, Target};
+use crate::config::load::{self, Surroundings};
+use crate::config::settings::Dirs;
+use crate::daemon::place::{self, Holder};
+use crate::executor::elf;
+use crate::executor::locate::Located;
+use crate::jobs::redis::{Names, Redis};
+use crate::state::credentials;
+use crate::state::db::Database;
+use crate::sys::{self, Dispositions};
+
+/// Of one question to the network.
+const LIMIT: Duration = Duration::from_secs(5);
+/// A clock that is off by more makes tokens invalid here or there.
+const CLOCK_WARN: Duration = Duration::from_secs(30);
+const CLOCK_FAIL: Duration = Duration::from_secs(300);
+
+/// Runs them all; none keeps the others from running.
+pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let dirs = match load::dirs(around) {
+        Ok(dirs) => dirs,
+        Err(e) => return vec![Finding::failure("directories", &e.into())],
+    };
+    findings.extend(directories(&dirs));
+    findings.push(stored(&dirs));
+    let holder = match place::holder(&dirs.state) {
+        Ok(holder) => holder,
+        Err(e) => {
+            findings.push(Finding::failure("running", &e.into()));
+            None
+        }
+    };
+    findings.push(match &holder {
+        Some(h) => Finding::pass("running", format!("process {}", h.pid)),
+        None => Finding::skip("running", "no coda-host is running here"),
+    });
+    findings.push(results(&dirs.state));
+    let prepared = match app::prepare(around, HashMap::new()) {
+        Ok(prepared) => prepared,
+        Err(failure) => {
+            findings.push(Finding::failure("settings", &failure));
+            return findings;
+        }
+    };
+    findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
+    findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
+    findings.push(port(&prepared, holder.as_ref()));
+    findings.extend(cloud(&prepared).await);
+    findings.extend(redis(&prepared).await);
+    findings.push(openvpn(&prepared, around));
+    findings
+}
+
+fn directories(dirs: &Dirs) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let shown = dirs.state.display();
+    findings.push(match std::fs::create_dir_all(&dirs.state).and_then(|()| tempfile::tempfile_in(&dirs.state)) {
+        Ok(_) => match (in_memory(&dirs.state), sys::free_bytes(&dirs.state)) {
+            (true, _) => Finding::warn(
+                "state",
+                format!("{shown} is in memory (tmpfs)"),
+                "set CODA_STATE_DIR to a directory on disk: undelivered results would not survive a reboot",
+            ),
+            (_, Ok(free)) if free < 64 << 20 => {
+                Finding::fail("state", format!("{shown} has {} MiB left", free >> 20), "free space there")
+            }
+            _ => Finding::pass("state", format!("{shown} is writable")),
+        },
+        Err(e) => Finding::fail("state", format!("{shown}: {e}"), "make it writable, or set CODA_STATE_DIR"),
+    });
+    let temp = dirs.credentials == std::env::temp_dir() || in_memory(&dirs.credentials);
+    if temp {
+        findings.push(Finding::warn(
+            "credentials",
+            format!("they are kept in {}, which a reboot may empty", dirs.credentials.display()),
+            "set CODA_STATE_DIR, or run under systemd with StateDirectory=",
+        ));
+    }
+    findings
+}
+
+/// Whether the directory lies on a tmpfs: the longest mount point that holds it says.
+fn in_memory(dir: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mount = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (point, kind) = (words.next()?.to_string(), words.next()?.to_string());
+        dir.starts_with(&point).then_some((point.len(), kind))
+    };
+    mounts.lines().filter_map(mount).max_by_key(|(len, _)| *len).is_some_and(|(_, kind)| kind == "tmpfs")
+}
+
+fn stored(dirs: &Dirs) -> Finding {
+    match credentials::load(&dirs.credentials) {
+        Ok(Some(stored)) if stored.usable() => {
+            let qpu = stored.config.qpu_id.as_deref().unwrap_or_default().to_string();
+            Finding::pass("stored", format!("credentials of QPU {qpu} in {}", dirs.credentials.display()))
+        }
+        Ok(Some(_)) => Finding::warn(
+            "stored",
+            format!("the credentials in {} are incomplete", dirs.credentials.display()),
+            "start with a new one-time node token",
+        ),
+        Ok(None) => Finding::warn(
+            "stored",
+            format!("no credentials in {}", dirs.credentials.display()),
+            "the first start needs the one-time node token that Coda shows for the QPU",
+        ),
+        Err(e) => Finding::failure("stored", &e.into()),
+    }
+}
+
+fn results(state: &Path) -> Finding {
+    if !Database::exists(state) {
+        return Finding::pass("results", "none kept");
+    }
+    match Database::open(state).and_then(|d| d.list()) {
+        Ok(kept) if kept.is_empty() => Finding::pass("results", "every result was delivered"),
+        Ok(kept) => {
+            let count = |kind: &str| kept.iter().filter(|l| l.kind == kind).count();
+            let found = format!(
+                "{} undelivered, {} refused, {} dead letter(s)",
+                count("undelivered"),
+                count("refused"),
+                count("dead letter")
+            );
+            Finding::warn("results", found, "coda-host results list")
+        }
+        Err(e) => Finding::failure("results", &e.into()),
+    }
+}
+
+async fn plugin(prepared: &Prepared, around: &Surroundings, only_file: bool) -> Finding {
+    let located = match app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd) {
+        Ok(located) => located,
+        Err(failure) => return Finding::failure("plugin", &failure),
+    };
+    if only_file {
+        return match elf::inspect(&located.path) {
+            Ok(i) => {
+                let d = i.descriptor;
+                Finding::pass(
+                    "plugin",
+                    format!("{} {} in {}; not opened", d.name, d.version, located.path.display()),
+                )
+            }
+            Err(e) => Finding::failure("plugin", &e.into()),
+        };
+    }
+    opened(prepared, located).await
+}
+
+async fn opened(prepared: &Prepared, located: Located) -> Finding {
+    let dispositions = Arc::new(Dispositions::capture());
+    match app::start_executor(&prepared.settings, &prepared.device, located, dispositions).await {
+        Ok((executor, _)) => {
+            let (info, device) = (executor.info().clone(), executor.device().clone());
+            executor.shutdown(prepared.settings.executor.control_timeout).await;
+            let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
+            let found = format!(
+                "{} {} opens the device {}: {} qubits, {}, {} slot(s)",
+                info.name,
+                info.version,
+                device.name,
+                device.num_qubits,
+                targets.join(" "),
+                device.slots
+            );
+            let registered = &prepared.settings.identity;
+            if !registered.qpu_id.is_empty() && registered.num_qubits != device.num_qubits {
+                let todo = format!("register the QPU with {} qubits in Coda", device.num_qubits);
+                return Finding::warn(
+                    "plugin",
+                    format!("{found}; registered with {}", registered.num_qubits),
+                    todo,
+                );
+            }
+            Finding::pass("plugin", found)
+        }
+        Err(failure) => Finding::failure("plugin", &failure),
+    }
+}
+
+fn port(prepared: &Prepared, holder: Option<&Holder>) -> Finding {
+    let api = &prepared.settings.api;
+    let address = format!("{}:{}", api.host, api.port);
+    if let Some(held) = holder.and_then(|h| h.address.as_ref()) {
+        return Finding::pass("port", format!("the running host listens on {held}"));
+    }
+    match std::net::TcpListener::bind((api.host.as_str(), api.port)) {
+        Ok(_) => Finding::pass("port", format!("{address} is free")),
+        Err(e) => Finding::fail("port", format!("{address}: {e}"), "choose another with CODA_PORT"),
+    }
+}
+
+async fn cloud(prepared: &Prepared) -> Vec<Finding> {
+    let url = &prepared.settings.cloud.webapp_url;
+    let client = match HttpClient::new(&prepared.settings.cloud) {
+        Ok(client) => client,
+        Err(e) => return vec![Finding::failure("cloud", &e.into())],
+    };
+    let asked = async { client.head(&Target::parse(url)?, &http::HeaderMap::new(), LIMIT).await };
+    let answer = match asked.await {
+        Ok(answer) => answer,
+        Err(e) => return vec![Finding::failure("cloud", &e.into())],
+    };
+    let mut findings = vec![Finding::pass("cloud", format!("{url} answers ({})", answer.status))];
+    let date = answer.headers.get(http::header::DATE).and_then(|d| d.to_str().ok());
+    if let Some(theirs) = date.and_then(|d| httpdate::parse_http_date(d).ok()) {
+        let ours = SystemTime::now();
+        let off = ours.duration_since(theirs).or_else(|_| theirs.duration_since(ours)).unwrap_or_default();
+        let found = format!("{} s from the cloud's", off.as_secs());
+        let todo = "set the clock (timedatectl set-ntp true): signed tokens carry the time";
+        findings.push(match off {
+            o if o >= CLOCK_FAIL => Finding::fail("clock", found, todo),
+            o if o >= CLOCK_WARN => Finding::warn("clock", found, todo),
+            _ => Finding::pass("clock", found),
+        });
+    }
+    findings
+}
+
+async fn redis(prepared: &Prepared) -> Vec<Finding> {
+    let (identity, jobs) = (&prepared.settings.identity, &prepared.settings.jobs);
+    if identity.redis_url.expose().is_empty() || identity.qpu_id.is_empty() {
+        return vec![Finding::skip("redis", "its address comes with the first connect")];
+    }
+    let names = Names::new(&identity.qpu_id, &jobs.consumer_name);
+    let ca_file = prepared.settings.cloud.ca_file.as_deref();
+    let made = Redis::new(&identity.redis_url, names, ca_file, LIMIT, Duration::from_secs(1));
+    let redis = match made {
+        Ok((redis, _)) => redis,
+        Err(e) => return vec![Finding::failure("redis", &e.into())],
+    };
+    match redis.look().await {
+        Ok(look) => {
+            let version = look.version.unwrap_or_else(|| "version not told".into());
+            let stream = match (look.length, look.pending) {
+                (Some(length), Some(pending)) => {
+                    format!("; {length} message(s) in the stream, {pending} pending")
+                }
+                (Some(length), None) => format!("; {length} message(s) in the stream, no group yet"),
+                _ => "; the stream can't be looked at with this account".into(),
+            };
+            vec![Finding::pass("redis", format!("reachable, {version}{stream}"))]
+        }
+        Err(why) => vec![Finding::fail(
+            "redis",
+            why,
+            "check the network (and the VPN) to it; the address comes from the cloud's bundle",
+        )],
+    }
+}
+
+fn openvpn(prepared: &Prepared, around: &Surroundings) -> Finding {
+    if !prepared.settings.vpn.required {
+        return Finding::skip("vpn", "not required");
+    }
+    let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
+    let found = path.split(':').map(|d| Path::new(d).join("openvpn")).find(|p| p.is_file());
+    match found {
+        Some(binary) => Finding::pass("vpn", format!("{} is there", binary.display())),
+        None if prepared.settings.identity.qpu_id.is_empty() => Finding {
+            name: "vpn",
+            verdict: Verdict::Warn,
+            found: "there is no openvpn".into(),
+            todo: Some("apt-get install openvpn, if Coda sets this QPU up with a VPN".into()),
+        },
+        None => Finding::fail("vpn", "there is no openvpn, but a VPN is required", "apt-get install openvpn"),
+    }
+}

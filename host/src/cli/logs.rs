@@ -1,0 +1,91 @@
+//! `coda-host logs`: the daemon's log.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::failed;
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::daemon::place::LOG_FILE;
+use crate::error::{Failure, exit};
+
+const LOOK: Duration = Duration::from_millis(200);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Shows the log of `coda-host start --daemon`. Under systemd the log is in the journal: journalctl -u coda-host.
+
+Examples:
+  coda-host logs -n 100
+  coda-host logs --follow")]
+pub struct Args {
+    /// How many lines
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    lines: usize,
+    /// Go on with what is added, until Ctrl-C
+    #[arg(short, long)]
+    follow: bool,
+}
+
+pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(around, HashMap::new())?;
+    let path = prepared.settings.dirs.credentials.join(LOG_FILE);
+    if !path.is_file() {
+        eprintln!("there is no log {}: no daemon was started here", path.display());
+        return Ok(ExitCode::from(exit::FAILURE));
+    }
+    let shown = show(&path, &args);
+    match shown {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        other => other
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|e| failed("logs", &format!("the log {} can't be shown", path.display()), &e)),
+    }
+}
+
+fn show(path: &Path, args: &Args) -> io::Result<()> {
+    let mut reader = BufReader::new(File::open(path)?);
+    let mut last: VecDeque<Vec<u8>> = VecDeque::new();
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        if last.len() == args.lines {
+            last.pop_front();
+        }
+        last.push_back(std::mem::take(&mut line));
+    }
+    let mut out = io::stdout();
+    for line in last {
+        out.write_all(&line)?;
+    }
+    out.flush()?;
+    if !args.follow {
+        return Ok(());
+    }
+    let stop = CancellationToken::new();
+    app::watch_signals(stop.clone());
+    let mut file = reader.into_inner();
+    let mut at = file.stream_position()?;
+    while !stop.is_cancelled() {
+        let length = file.metadata()?.len();
+        if length < at {
+            // Cut when it had grown too large.
+            at = file.seek(SeekFrom::Start(0))?;
+        }
+        if length > at {
+            let mut more = Vec::new();
+            (&mut file).take(length - at).read_to_end(&mut more)?;
+            at += more.len() as u64;
+            out.write_all(&more)?;
+            out.flush()?;
+        } else {
+            std::thread::sleep(LOOK);
+        }
+    }
+    Ok(())
+}

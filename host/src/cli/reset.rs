@@ -1,0 +1,81 @@
+//! `coda-host reset`: back to before the first start, but for undelivered results.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::{failed, stop};
+use crate::app;
+use crate::cloud::fingerprint;
+use crate::config::load::{self, Surroundings};
+use crate::daemon::place::{self, LOG_FILE, PID_FILE};
+use crate::error::Failure;
+use crate::state::credentials::{self, CONFIG_FILE, KEY_FILE, TOKEN_FILE};
+use crate::state::db::Database;
+use crate::state::files;
+
+/// Shared with the Python node, in the credentials directory.
+const OPENVPN_FILES: [&str; 3] = ["coda-node-openvpn.pid", "coda-node-openvpn.log", "coda-node.ovpn"];
+
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = "\
+Stops the host and removes its credentials; the next start needs a new one-time node token. Undelivered and refused
+results are kept.
+
+Examples:
+  coda-host reset
+  coda-host reset --discard-results")]
+pub struct Args {
+    /// Also drop undelivered, refused and unanswerable ones, after showing how many there are
+    #[arg(long)]
+    discard_results: bool,
+}
+
+pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let dirs = load::dirs(around)?;
+    if place::holder(&dirs.state)?.is_some() {
+        stop::run(stop::Args {}, around)?;
+    }
+    // Settings may be what is broken; the directories are known without them.
+    let prepared = app::prepare(around, HashMap::new()).ok();
+    let mut gone: BTreeSet<PathBuf> =
+        [CONFIG_FILE, KEY_FILE, TOKEN_FILE, fingerprint::FILE, PID_FILE, LOG_FILE]
+            .iter()
+            .chain(&OPENVPN_FILES)
+            .map(|name| dirs.credentials.join(name))
+            .collect();
+    // The two paths that the stored config names.
+    if let Ok(Some(stored)) = credentials::load(&dirs.credentials) {
+        gone.insert(stored.key_path);
+        gone.extend(stored.config.node_vpn_profile_path);
+    }
+    if let Some(prepared) = prepared {
+        gone.insert(prepared.settings.vpn.profile_path);
+    }
+    let mut removed = 0;
+    for path in gone {
+        removed += u32::from(files::remove(&path)?);
+    }
+    println!("removed {removed} file(s); the next start needs a new node token");
+    results(&dirs.state, args.discard_results)
+}
+
+fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> {
+    if !Database::exists(state) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let database = Database::open(state)?;
+    let kept = database.list()?;
+    if kept.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !discard {
+        println!("kept {} result(s) and dead letter(s): see coda-host results list", kept.len());
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("dropping {} result(s) and dead letter(s)", kept.len());
+    for row in &kept {
+        database.remove(row).map_err(|e| failed("discard", "a result could not be dropped", &e))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,148 @@
+//! `coda-host results`: undelivered and refused results, and messages that could not be answered.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::app::{self, Prepared};
+use crate::cloud::http::HttpClient;
+use crate::cloud::jwt::{PrivateKey, Signer};
+use crate::config::load::Surroundings;
+use crate::daemon::place;
+use crate::error::{Failure, exit};
+use crate::results::webhook::{Delivery, WebhookSender};
+use crate::state::db::{Database, Listed};
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+A running host sends undelivered results by itself; refused ones and dead letters wait for you.
+
+Examples:
+  coda-host results list
+  coda-host results show 1700000000000-0
+  coda-host results retry job-42        one attempt now, with its answer
+  coda-host results drop job-42")]
+pub enum Command {
+    /// What is kept
+    List {
+        /// JSON for machines
+        #[arg(long)]
+        json: bool,
+    },
+    /// One of them, with its body
+    Show {
+        /// Job id or message id
+        id: String,
+    },
+    /// Send a refused result once more, now
+    Retry {
+        /// Job id or message id
+        id: String,
+    },
+    /// Remove one for good
+    Drop {
+        /// Job id or message id
+        id: String,
+    },
+}
+
+pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(around, HashMap::new())?;
+    let database = Database::open(&prepared.settings.dirs.state)?;
+    let kept = database.list()?;
+    match command {
+        Command::List { json } => super::put(if json { as_json(&kept) } else { table(&kept) }.as_bytes()),
+        Command::Show { id } => {
+            let found = find(&kept, &id)?;
+            let mut text = table(std::slice::from_ref(found));
+            // Writing to a String can't fail.
+            writeln!(text, "to    {}\nbody  {}", found.callback_url, found.content).ok();
+            super::put(text.as_bytes())
+        }
+        Command::Retry { id } => {
+            let found = find(&kept, &id)?;
+            let running = place::holder(&prepared.settings.dirs.state)?.is_some();
+            if found.kind != "refused" && (running || found.kind == "dead letter") {
+                return Err(wrong(match found.kind {
+                    "dead letter" => format!("'{id}' is a dead letter: there is nobody to send it to"),
+                    _ => format!("the running host is sending '{id}' by itself: see coda-host logs"),
+                }));
+            }
+            retry(&prepared, &database, found)
+        }
+        Command::Drop { id } => {
+            let found = find(&kept, &id)?;
+            database.remove(found)?;
+            super::put(format!("dropped the {} of message {}\n", found.kind, found.message_id).as_bytes())
+        }
+    }
+}
+
+fn find<'a>(kept: &'a [Listed], id: &str) -> Result<&'a Listed, Failure> {
+    let mut found = kept.iter().filter(|l| l.message_id == id || l.job_id == id);
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one),
+        (None, _) => Err(wrong(format!("nothing is kept for '{id}'"))),
+        (Some(_), Some(_)) => Err(wrong(format!("'{id}' has several: give the message id"))),
+    }
+}
+
+fn wrong(message: String) -> Failure {
+    let hint = Some("coda-host results list shows what is kept".into());
+    Failure { code: "results", message, causes: Vec::new(), hint, exit: exit::FAILURE }
+}
+
+/// One attempt, by the same sender as the host's own.
+fn retry(prepared: &Prepared, database: &Database, found: &Listed) -> Result<ExitCode, Failure> {
+    let settings = &prepared.settings;
+    let (Some(key), Some(row)) = (&settings.credentials.jwt_private_key, database.result(found)?) else {
+        return Err(wrong("there is no stored key to sign with: start coda-host first".into()));
+    };
+    let key_id = settings.credentials.jwt_key_id.as_deref();
+    let signer = Signer::new(PrivateKey::parse(key)?, &found.qpu_id, key_id, settings.cloud.jwt_reuse);
+    let sender =
+        WebhookSender::new(HttpClient::new(&settings.cloud)?, signer, &settings.cloud, &settings.webhook)?;
+    let delivery = super::runtime()?.block_on(sender.attempt(&row.callback_url, row.body));
+    let why = match delivery {
+        Delivery::Accepted => {
+            database.remove(found)?;
+            return super::put(format!("accepted: the result of job {}\n", found.job_id).as_bytes());
+        }
+        Delivery::Retry { why, .. } | Delivery::Unauthorized { why } => why,
+        Delivery::Refused { status, excerpt } => format!("HTTP {status}: {excerpt}"),
+        Delivery::Forbidden(error) => error.to_string(),
+    };
+    Err(wrong(format!("the result of job {} was not accepted: {why}", found.job_id)))
+}
+
+fn table(kept: &[Listed]) -> String {
+    if kept.is_empty() {
+        return "nothing is kept: every result was delivered\n".into();
+    }
+    let mut text = String::new();
+    for l in kept {
+        let job = if l.job_id.is_empty() { "-" } else { &l.job_id };
+        writeln!(
+            text,
+            "{:<20} {:<12} {job:<24} {:>3} attempt(s)  {}",
+            l.message_id, l.kind, l.attempts, l.why
+        )
+        .ok();
+    }
+    text
+}
+
+fn as_json(kept: &[Listed]) -> String {
+    let rows: Vec<_> = kept
+        .iter()
+        .map(|l| {
+            serde_json::json!({
+                "message_id": l.message_id, "job_id": l.job_id, "kind": l.kind, "attempts": l.attempts,
+                "why": l.why, "qpu_id": l.qpu_id, "callback_url": l.callback_url, "content": l.content,
+            })
+        })
+        .collect();
+    format!("{}\n", serde_json::Value::from(rows))
+}

@@ -1,0 +1,58 @@
+//! Names that are almost ours: a misspelt setting would otherwise be silently without effect.
+
+/// Most edits between a name and the one that was meant.
+const EDITS: usize = 2;
+/// Variables that are read elsewhere than among the settings.
+const ELSEWHERE: &[&str] = &["CODA_STATE_DIR", "CODA_LOG", "CODA_LOG_FORMAT"];
+
+/// Variables that are no settings, each with the setting that it resembles most.
+pub fn variables<'a>(
+    given: impl Iterator<Item = &'a str>,
+    known: &[&'static str],
+) -> Vec<(&'a str, &'static str)> {
+    let known: Vec<&'static str> = known.iter().chain(ELSEWHERE).copied().collect();
+    let ours = |name: &&str| name.to_ascii_uppercase().starts_with("CODA");
+    let mut found: Vec<_> = given
+        .filter(ours)
+        .filter_map(|name| Some((name, meant(&name.to_ascii_uppercase(), &known)?)))
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// A top-level key that is almost `executor_factory`.
+pub fn factory_key(keys: impl Iterator<Item = String>) -> Option<String> {
+    keys.into_iter().find(|key| meant(&key.to_lowercase().replace('-', "_"), &["executor_factory"]).is_some())
+}
+
+/// The closest known name, unless `name` is known itself.
+fn meant(name: &str, known: &[&'static str]) -> Option<&'static str> {
+    if known.contains(&name) {
+        return None;
+    }
+    let distance = |k: &&&'static str| strsim::damerau_levenshtein(name, k);
+    known.iter().min_by_key(distance).filter(|k| distance(k) <= EDITS).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misspelt_variables_are_found_and_strangers_left_alone() {
+        let known = ["CODA_REDIS_URL", "CODA_PORT", "CODA_HOST"];
+        let given =
+            ["CODA_REDIS_ULR", "coda_prot", "CODA_PORT", "coda_host", "CODA_SOMETHING", "PATH", "CODE_HOST"];
+        let found = variables(given.into_iter(), &known);
+        assert_eq!(found, [("CODA_REDIS_ULR", "CODA_REDIS_URL"), ("coda_prot", "CODA_PORT")]);
+        assert_eq!(variables(["CODA_STATEDIR"].into_iter(), &known), [("CODA_STATEDIR", "CODA_STATE_DIR")]);
+    }
+
+    #[test]
+    fn a_misspelt_factory_key_is_found() {
+        let keys = |list: &[&str]| list.iter().map(|k| (*k).to_string()).collect::<Vec<_>>().into_iter();
+        assert_eq!(factory_key(keys(&["target", "executor_factroy"])).as_deref(), Some("executor_factroy"));
+        assert_eq!(factory_key(keys(&["Executor-Factori"])).as_deref(), Some("Executor-Factori"));
+        assert_eq!(factory_key(keys(&["executor_factory", "executor"])), None);
+    }
+}

@@ -1,0 +1,245 @@
+//! One host per state directory: a lock says who runs, never a pid's number.
+//!
+//! The running host holds a lock on `coda-host.lock` until its process ends, however it ends, and describes itself
+//! in that file. A process is signalled only when the lock is held and the description still fits it: pid, start
+//! time, as the kernel tells them. So a stale file, a reused pid or a number like 0 or -1 can hurt nobody.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Explain, exit};
+use crate::state::files;
+use crate::sys;
+
+const LOCK_FILE: &str = "coda-host.lock";
+/// For people and for tools that look for one; nobody here believes it.
+pub const PID_FILE: &str = "coda-host.pid";
+/// Where a daemon writes its log.
+pub const LOG_FILE: &str = "coda-host.log";
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    #[error("another coda-host is running with {}{}", dir.display(), who(.holder))]
+    Taken { dir: PathBuf, holder: Option<Holder> },
+    #[error("the state directory {} can't be used", dir.display())]
+    Dir { dir: PathBuf, source: io::Error },
+    #[error("the host of {} can't be told from other processes, so it is not signalled", dir.display())]
+    Unclear { dir: PathBuf },
+}
+
+fn who(holder: &Option<Holder>) -> String {
+    holder.as_ref().map_or(String::new(), |h| format!(" (process {})", h.pid))
+}
+
+impl Explain for PlaceError {
+    fn code(&self) -> &'static str {
+        match self {
+            PlaceError::Taken { .. } => "already-running",
+            PlaceError::Dir { .. } => "state-dir",
+            PlaceError::Unclear { .. } => "unclear-process",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            PlaceError::Taken { .. } => "stop it first (coda-host stop), or give this one its own \
+                 CODA_STATE_DIR and CODA_CONSUMER_NAME"
+                .into(),
+            PlaceError::Dir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
+            PlaceError::Unclear { .. } => "look for it with ps and stop it by hand".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            PlaceError::Taken { .. } => exit::FAILURE,
+            _ => exit::CONFIG,
+        }
+    }
+}
+
+/// What a running host says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    pub pid: u32,
+    /// As /proc tells it, in clock ticks since the machine's start.
+    pub started: u64,
+    /// Where its local service listens, once it does.
+    pub address: Option<String>,
+}
+
+/// The place, held until the process ends.
+pub struct Place {
+    file: File,
+    dir: PathBuf,
+    pid_file: PathBuf,
+    holder: Holder,
+}
+
+impl Place {
+    /// Takes the place.
+    ///
+    /// # Errors
+    /// When another host holds it, or the directory can't be used.
+    pub fn take(dir: &Path, pid_dir: &Path) -> Result<Place, PlaceError> {
+        let failed = |source| PlaceError::Dir { dir: dir.to_path_buf(), source };
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        let file = open(dir).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let holder = described(&file).ok();
+                return Err(PlaceError::Taken { dir: dir.to_path_buf(), holder });
+            }
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        let pid = std::process::id();
+        let started = started(pid).unwrap_or(0);
+        let mut place = Place {
+            file,
+            dir: dir.to_path_buf(),
+            pid_file: pid_dir.join(PID_FILE),
+            holder: Holder { pid, started, address: None },
+        };
+        place.describe().map_err(failed)?;
+        if let Err(error) = files::write(&place.pid_file, format!("{pid}\n").as_bytes()) {
+            // Only for other tools: worth a word, not a refusal.
+            tracing::warn!(%error, "the pid file could not be written");
+        }
+        Ok(place)
+    }
+
+    /// Notes where the local service listens.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn listens(&mut self, address: String) -> Result<(), PlaceError> {
+        self.holder.address = Some(address);
+        self.describe().map_err(|source| PlaceError::Dir { dir: self.dir.clone(), source })
+    }
+
+    fn describe(&mut self) -> io::Result<()> {
+        let text = serde_json::to_vec(&self.holder)?;
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        self.file.write_all(&text)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // The lock goes with the file; the pid file only when it is still ours to remove.
+        if let Err(error) = files::remove(&self.pid_file) {
+            tracing::debug!(%error, "the pid file could not be removed");
+        }
+    }
+}
+
+/// Who holds the place now.
+///
+/// # Errors
+/// When the directory can't be read, or is held by somebody who can't be told.
+pub fn holder(dir: &Path) -> Result<Option<Holder>, PlaceError> {
+    let failed = |source| PlaceError::Dir { dir: dir.to_path_buf(), source };
+    let file = match open_existing(dir) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(failed(e)),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+        Err(TryLockError::WouldBlock) => {
+            let unclear = || PlaceError::Unclear { dir: dir.to_path_buf() };
+            let holder = described(&file).map_err(|_| unclear())?;
+            match started(holder.pid) == Some(holder.started) && holder.pid > 1 {
+                true => Ok(Some(holder)),
+                false => Err(unclear()),
+            }
+        }
+    }
+}
+
+impl Holder {
+    /// Sends it a signal, if it is still the process that took the place.
+    ///
+    /// # Errors
+    /// When the signal can't be sent.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        match started(self.pid) == Some(self.started) {
+            true => sys::signal(self.pid, signal),
+            false => Ok(()),
+        }
+    }
+}
+
+fn open(dir: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.open(dir.join(LOCK_FILE))
+}
+
+fn open_existing(dir: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(LOCK_FILE))
+}
+
+fn described(file: &File) -> io::Result<Holder> {
+    let mut text = String::new();
+    let mut file = file;
+    file.rewind()?;
+    file.take(4096).read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// When a process started: field 22 of its stat, counted behind the name in parentheses.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_holds_a_place_and_tells_who_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(holder(dir.path()).unwrap(), None);
+        let mut place = Place::take(dir.path(), dir.path()).unwrap();
+        place.listens("127.0.0.1:8080".into()).unwrap();
+        let found = holder(dir.path()).unwrap().unwrap();
+        assert_eq!((found.pid, found.address.as_deref()), (std::process::id(), Some("127.0.0.1:8080")));
+        let taken = Place::take(dir.path(), dir.path()).err().unwrap().to_string();
+        assert!(taken.contains(&format!("(process {})", std::process::id())), "{taken}");
+        assert!(dir.path().join(PID_FILE).exists());
+        drop(place);
+        assert_eq!(holder(dir.path()).unwrap(), None);
+        assert!(!dir.path().join(PID_FILE).exists());
+    }
+
+    #[test]
+    fn what_a_file_says_without_the_lock_means_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        for text in ["", "0", "-1", "abc", "99999999999", r#"{"pid":1,"started":0,"address":null}"#] {
+            std::fs::write(dir.path().join(LOCK_FILE), text).unwrap();
+            std::fs::write(dir.path().join(PID_FILE), text).unwrap();
+            assert_eq!(holder(dir.path()).unwrap(), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_description_that_fits_no_process_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = std::process::id();
+        for text in ["".to_string(), "{".into(), format!(r#"{{"pid":{own},"started":1,"address":null}}"#)] {
+            let file = open(dir.path()).unwrap();
+            file.try_lock().unwrap();
+            std::fs::write(dir.path().join(LOCK_FILE), &text).unwrap();
+            assert!(matches!(holder(dir.path()), Err(PlaceError::Unclear { .. })), "{text}");
+        }
+    }
+}

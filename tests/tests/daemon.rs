@@ -1,0 +1,116 @@
+//! The host in the background: start, status, logs, stop, as an operator types them.
+
+use std::process::{Command, Output, Stdio};
+
+use coda_host_tests::{Bed, Plan, example, output};
+
+const SECRET: &str = "one-time-q1";
+
+/// Runs a command of this bed's host, as from a terminal in its directory.
+async fn cli(bed: &Bed, arguments: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } = output(arguments, &bed.env, bed.dir()).await;
+    let text = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+    (status.code().unwrap_or(-1), text)
+}
+
+/// Stops whatever daemon a failed test leaves behind.
+struct Stopped<'a>(&'a Bed);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        let stop =
+            coda_host_tests::command(&["stop"], &self.0.env, self.0.dir()).stderr(Stdio::null()).status();
+        drop(stop);
+    }
+}
+
+async fn lay(device: &str) -> Bed {
+    let mut bed = Plan::simulator(device).lay().await;
+    bed.choose_port();
+    bed
+}
+
+fn pid(text: &str) -> u32 {
+    let rest = text.split("process ").nth(1).unwrap_or_else(|| panic!("no process in {text:?}"));
+    rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_is_started_watched_and_stopped() {
+    let bed = lay("").await;
+    let _stopped = Stopped(&bed);
+    assert_eq!(cli(&bed, &["status"]).await.0, 1);
+    assert_eq!(cli(&bed, &["stop"]).await.0, 1);
+    assert_eq!(cli(&bed, &["logs"]).await.0, 1);
+    let (code, text) = cli(&bed, &["start", "--daemon", "--token", SECRET]).await;
+    assert_eq!(code, 0, "{text}");
+    let pid = pid(&text);
+    assert_eq!(bed.ready().await.0, 200, "it is up when the command returns");
+    let file = std::fs::read_to_string(bed.state_dir().join("coda-host.pid")).unwrap();
+    assert_eq!(file.trim(), pid.to_string());
+    for name in ["cmdline", "environ"] {
+        let shown = std::fs::read(format!("/proc/{pid}/{name}")).unwrap();
+        assert!(!String::from_utf8_lossy(&shown).contains(SECRET), "the token is in {name}");
+    }
+    bed.submit("J1", &example(), 100).await;
+    bed.delivered("J1").await;
+    let (code, text) = cli(&bed, &["status"]).await;
+    assert_eq!(code, 0, "{text}");
+    for part in [format!("process {pid}"), "coda-plugin-simulator".into(), "0 of 1 busy".into()] {
+        assert!(text.contains(&part), "{text} lacks {part}");
+    }
+    let (code, text) = cli(&bed, &["status", "--json"]).await;
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &json["pid"], &json["ready"]), (0, &pid.into(), &true.into()));
+    let (code, text) = cli(&bed, &["start", "--daemon"]).await;
+    assert!(code == 1 && text.contains(&format!("running already (process {pid})")), "{code}: {text}");
+    let (code, text) = cli(&bed, &["start"]).await;
+    assert!(code == 1 && text.contains("coda-host stop"), "{code}: {text}");
+    let (code, text) = cli(&bed, &["logs", "-n", "1000"]).await;
+    assert!(code == 0 && text.contains("coda-host is up") && !text.contains(SECRET), "{text}");
+    assert_eq!(cli(&bed, &["logs", "-n", "1"]).await.1.lines().count(), 1);
+    let (code, text) = cli(&bed, &["stop"]).await;
+    assert!(code == 0 && text.contains(&format!("stopped (process {pid})")), "{code}: {text}");
+    assert!(!std::path::Path::new(&format!("/proc/{pid}/exe")).exists(), "the process is gone");
+    assert_eq!(cli(&bed, &["status"]).await.0, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_cannot_start_says_why_on_the_terminal() {
+    let bed = lay("").await;
+    let _stopped = Stopped(&bed);
+    bed.write_device("executor_factory: ./missing.so");
+    let (code, text) = cli(&bed, &["start", "--daemon"]).await;
+    assert!(code == 3 && text.contains("missing.so") && text.contains("to do:"), "{code}: {text}");
+    bed.write_device("executor_factory: coda_simulator");
+    let (code, text) = cli(&bed, &["start", "--daemon", "--token", "never-given"]).await;
+    assert!(code == 4 && text.contains("to do:") && !text.contains("never-given"), "{code}: {text}");
+    // Of two at once exactly one wins.
+    let (one, two) =
+        tokio::join!(cli(&bed, &["start", "-d", "-t", SECRET]), cli(&bed, &["start", "-d", "-t", SECRET]));
+    let mut codes = [one.0, two.0];
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 1], "{one:?} {two:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_pid_file_hurts_nobody() {
+    let bed = lay("").await;
+    let mut bystander = Command::new("sleep").arg("600").spawn().unwrap();
+    std::fs::create_dir_all(bed.state_dir()).unwrap();
+    for content in ["0", "-1", "1", "", "abc", "99999999999", &bystander.id().to_string()] {
+        std::fs::write(bed.state_dir().join("coda-host.pid"), content).unwrap();
+        let holder = format!(r#"{{"pid":{},"started":5,"address":null}}"#, bystander.id());
+        std::fs::write(bed.state_dir().join("coda-host.lock"), holder).unwrap();
+        for command in ["stop", "status"] {
+            let (code, text) = cli(&bed, &[command]).await;
+            assert_eq!(code, 1, "{command} with {content:?}: {text}");
+        }
+    }
+    assert!(bystander.try_wait().unwrap().is_none(), "nobody was signalled");
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
+    let _stopped = Stopped(&bed);
+    let (code, text) = cli(&bed, &["start", "-d", "-t", SECRET]).await;
+    assert_eq!(code, 0, "{text}");
+}
