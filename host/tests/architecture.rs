@@ -18,7 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("executor", &["error", "model", "sys"]),
     ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
     ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
-    ("api", &["cloud", "config", "error", "executor", "jobs", "telemetry"]),
+    ("api", &["cloud", "config", "error", "executor", "jobs", "telemetry", "vpn"]),
     ("daemon", &["error", "state", "sys"]),
     ("dev", &["cloud", "error", "model", "sys"]),
     (

@@ -97,13 +97,18 @@ impl Standin {
         )
     }
 
+    /// There while the tunnel is up.
+    pub fn tunnel_file(&self) -> PathBuf {
+        self.dir.path().join("tunnel")
+    }
+
     pub fn tunnel_is_up(&self) -> bool {
-        self.dir.path().join("tunnel").exists()
+        self.tunnel_file().exists()
     }
 
     /// As if somebody brought a tunnel up, or took it down.
     pub fn set_tunnel(&self, up: bool) {
-        let path = self.dir.path().join("tunnel");
+        let path = self.tunnel_file();
         match up {
             true => fs::write(path, "").unwrap(),
             false => fs::remove_file(path).unwrap(),
