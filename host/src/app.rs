@@ -35,6 +35,7 @@ use crate::jobs::stream::{ClaimGate, Reader};
 use crate::model::Secret;
 use crate::results::outbox::Courier;
 use crate::results::webhook::WebhookSender;
+use crate::state::answers::Answers;
 use crate::state::credentials::{self, Stored};
 use crate::state::db::{Database, Phase, StoredRow};
 use crate::state::marks::RunMarks;
@@ -230,8 +231,11 @@ async fn host(
         place.listens(address.to_string())?;
     }
     let database = Database::open(&state_dir)?;
-    let (marks, died_running) = RunMarks::open(&state_dir)
-        .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
+    let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
+    let (marks, mut died_running) = RunMarks::open(&state_dir).map_err(unusable)?;
+    let (answers, answered) = Answers::open(&state_dir).map_err(unusable)?;
+    // What was answered did not die in the plugin.
+    died_running.retain(|id| !answered.contains_key(id));
     let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
     let mut tasks = Supervisor::default();
@@ -316,6 +320,8 @@ async fn host(
         redis: redis.clone(),
         store: store.clone(),
         marks,
+        answers: Arc::new(answers),
+        answered,
         executor,
         outbox,
         callback,

@@ -141,6 +141,7 @@ async fn one_run(
         program: Arc::new(program),
         shots: args.shots,
         context: context.clone(),
+        keep: None,
     };
     executor.run(0, vec![job]);
     let bar = progress_bar();
