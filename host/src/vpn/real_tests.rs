@@ -191,3 +191,69 @@ async fn a_real_server_that_is_not_trusted_gives_no_tunnel_and_the_log_says_why(
     assert!(!vpn.down().await.unwrap());
     assert!(network.standin.is_clean(), "{:?}", network.standin.leftovers());
 }
+
+/// What the real parser says of a profile, without starting anything.
+fn parsed_by_openvpn(openvpn: &Path, text: &str) -> Result<(), String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), text).unwrap();
+    let output = Command::new(openvpn)
+        .args(["--config".as_ref(), file.path().as_os_str(), "--show-digests".as_ref()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() && !said.contains("Options error") { Ok(()) } else { Err(said) }
+}
+
+#[test]
+fn the_real_parser_takes_every_directive_of_the_table_and_the_same_words() {
+    use super::super::directives::{ALLOWED, Shape};
+    let Some(openvpn) = Programs::of_path("/usr/bin:/bin").find("openvpn") else {
+        println!("skipped: openvpn is not installed");
+        return;
+    };
+    let sample = |shape: &Shape| match shape {
+        Shape::Word(words) => words[0].to_owned(),
+        Shape::Number(low, _) | Shape::NumberOr(low, ..) => low.max(&1).to_string(),
+        Shape::Host => "vpn.example".into(),
+        Shape::TunDevice => "tun".into(),
+        Shape::Algorithms => "AES-256-GCM".into(),
+        Shape::Text => "text".into(),
+    };
+    for directive in ALLOWED {
+        for count in directive.required..=directive.arguments.len() {
+            let arguments = directive.arguments.iter().take(count).map(&sample);
+            let line =
+                std::iter::once(directive.name.to_owned()).chain(arguments).collect::<Vec<_>>().join(" ");
+            assert!(profile::check(format!("client\nremote h\n{line}\n").as_bytes()).is_ok(), "{line}");
+            let said = parsed_by_openvpn(&openvpn, &format!("{line}\n"));
+            assert!(said.is_ok(), "{line}: {said:?}");
+            if directive.in_connection {
+                let block = format!("<connection>\nremote h\n{line}\n</connection>\n");
+                let said = parsed_by_openvpn(&openvpn, &block);
+                assert!(said.is_ok(), "{line} in a block: {said:?}");
+            }
+        }
+    }
+    // Ours alone refuses these; to OpenVPN they are the directive itself.
+    for line in [
+        "--up /bin/true",
+        "\"up\" /bin/true",
+        "'up' /bin/true",
+        "\tup /bin/true",
+        "\u{feff}up /bin/true",
+        "\\ up /bin/true",
+        "'--up' /bin/true",
+        "up /bin/true\r",
+    ] {
+        assert!(parsed_by_openvpn(&openvpn, &format!("{line}\n")).is_ok(), "{line:?}");
+        let error = profile::check(format!("{line}\nclient\nremote h\n").as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("'up'"), "{line:?}: {error}");
+    }
+    // And these are errors to both.
+    for line in
+        ["u\\p x", "\"up x", "UP x", "<ca>\nx", "----up x", "# \u{feff}\n\u{feff}verb 3", &"#".repeat(300)]
+    {
+        assert!(parsed_by_openvpn(&openvpn, &format!("{line}\n")).is_err(), "{line:?}");
+        assert!(profile::check(format!("client\nremote h\n{line}\n").as_bytes()).is_err(), "{line:?}");
+    }
+}
