@@ -72,13 +72,9 @@ fn spent<E: Explain>(redeemed: bool, error: E) -> Failure {
 
 /// Stops the managed daemon; told, whatever else happens.
 pub async fn leave(openvpn: &Openvpn) {
-    match openvpn.down().await {
-        Ok(true) => tracing::info!("the VPN is down"),
-        Ok(false) => (),
-        Err(error) => {
-            let failure = Failure::from(error);
-            tracing::error!(error = failure.line(), hint = failure.hint, "the VPN could not be stopped");
-        }
+    if let Err(error) = openvpn.down().await {
+        let failure = Failure::from(error);
+        tracing::error!(error = failure.line(), hint = failure.hint, "the VPN could not be stopped");
     }
 }
 

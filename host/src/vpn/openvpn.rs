@@ -251,6 +251,14 @@ impl Openvpn {
         tokio::task::spawn_blocking(move || managed.detect(hint.as_deref())).await?
     }
 
+    /// Stops the daemon if it is ours, for a process that does nothing else with it; blocks.
+    ///
+    /// # Errors
+    /// When it can't be stopped.
+    pub fn stop_now(&self) -> Result<bool, OpenvpnError> {
+        self.0.down()
+    }
+
     /// Does blocking work while it holds the turn. When the caller goes away the work is told to break off.
     async fn in_turn<T: Send + 'static>(
         &self,
@@ -533,3 +541,7 @@ fn is_openvpn_with(pid: u32, profile: &Path) -> bool {
 #[cfg(test)]
 #[path = "openvpn_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "real_tests.rs"]
+mod real_tests;

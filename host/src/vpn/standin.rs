@@ -71,8 +71,13 @@ impl Standin {
         self.dir().join("coda-node.ovpn")
     }
 
+    /// Where the scripts are.
+    pub fn bin(&self) -> PathBuf {
+        self.dir.path().join("bin")
+    }
+
     pub fn programs(&self) -> Programs {
-        Programs::within(vec![self.dir.path().join("bin")])
+        Programs::within(vec![self.bin()])
     }
 
     pub fn without_openvpn(&self) -> Programs {
@@ -155,7 +160,7 @@ impl Drop for Standin {
 
 /// Written by a process of its own: a descriptor for writing that a fork of another test inherits would make
 /// the script unusable for a moment.
-fn executable(path: &Path, text: &str) {
+pub(crate) fn executable(path: &Path, text: &str) {
     let mut install = Command::new("install")
         .args(["-m", "755", "/dev/stdin"])
         .arg(path)
