@@ -166,7 +166,7 @@ async fn a_taken_port_or_state_directory_is_told_before_the_connect() {
     let first = Plan::simulator("").start().await;
     let mut second = Plan::simulator("").env("CODA_NODE_TOKEN", "one-time-q1").lay().await;
     second.set("CODA_STATE_DIR", first.env["CODA_STATE_DIR"].clone());
-    let log = refused(&mut second, 2).await;
+    let log = refused(&mut second, 1).await;
     assert!(log.contains("another coda-host is running with"), "{log}");
     first.good_job_goes_through("J1").await;
 }
