@@ -40,7 +40,7 @@ Exit status:
 
 /// Everything on the command line.
 #[derive(Debug, Parser)]
-#[command(name = "coda-host", version, about = ABOUT, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(name = "coda-host", version, about = ABOUT, after_help = EXAMPLES)]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -52,6 +52,12 @@ pub struct Cli {
     /// How log lines are written to stderr
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
     log_format: LogFormat,
+}
+
+impl Cli {
+    pub fn log_format(&self) -> LogFormat {
+        self.log_format
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -98,6 +104,11 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         // The others have an output of their own; only trouble is logged.
         _ => "warn",
     };
+    if cli.command.is_some() && cli.start != start::Args::default() {
+        // Not clap's own rule, which would also forbid --log-format there.
+        let wrong = "flags of a command come behind its name: coda-host start --device FILE";
+        Cli::command().error(clap::error::ErrorKind::ArgumentConflict, wrong).exit();
+    }
     telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
     match cli.command {
         None if cli.reset => reset::run(reset::Args::default(), &around),

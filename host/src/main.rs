@@ -8,24 +8,39 @@ use coda_host::cli::{self, Cli};
 use coda_host::config::load::Surroundings;
 use coda_host::config::source::SECRET_VARIABLES;
 use coda_host::error::Failure;
+use coda_host::model::iso_time;
 use coda_host::sys;
+use coda_host::telemetry::LogFormat;
 
 fn main() -> ExitCode {
     let surroundings = match surroundings() {
         Ok(surroundings) => surroundings,
-        Err(failure) => return show(&failure),
+        Err(failure) => return show(&failure, LogFormat::Text),
     };
     // One provider for every TLS connection; an error means that it is installed already.
     rustls::crypto::ring::default_provider().install_default().ok();
-    match cli::run(Cli::parse(), surroundings) {
+    let cli = Cli::parse();
+    let format = cli.log_format();
+    match cli::run(cli, surroundings) {
         Ok(code) => code,
-        Err(failure) => show(&failure),
+        Err(failure) => show(&failure, format),
     }
 }
 
-fn show(failure: &Failure) -> ExitCode {
-    eprintln!("{}", failure.render());
+/// For a person; where the log is for machines, as its last line.
+fn show(failure: &Failure, format: LogFormat) -> ExitCode {
+    match format {
+        LogFormat::Text => eprintln!("{}", failure.render()),
+        LogFormat::Json => eprintln!("{}", json_line(failure)),
+    }
     ExitCode::from(failure.exit)
+}
+
+fn json_line(failure: &Failure) -> serde_json::Value {
+    serde_json::json!({
+        "timestamp": iso_time(time::OffsetDateTime::now_utc()), "level": "ERROR", "message": failure.line(),
+        "code": failure.code, "hint": failure.hint, "exit_status": failure.exit,
+    })
 }
 
 /// Takes note of environment and working directory, blocks the stop signals and forgets secrets: while this

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::circuits::{Circuit, Job};
-use crate::host::{Exit, Host};
+use crate::host::{Exit, Host, Said, said};
 use crate::state::StateFile;
 use crate::wait::{LIMIT, eventually, holds};
 
@@ -156,9 +156,14 @@ impl Bed {
     /// Starts the process and doesn't wait. The first start has the one-time token.
     pub fn launch(&mut self) {
         assert!(self.host.is_none(), "the host is running already");
-        self.port = free_port();
         let mut env = self.env.clone();
-        env.entry("CODA_PORT".into()).or_insert_with(|| self.port.to_string());
+        match env.get("CODA_PORT").and_then(|port| port.parse().ok()) {
+            Some(port) => self.port = port,
+            None => {
+                self.port = free_port();
+                env.insert("CODA_PORT".into(), self.port.to_string());
+            }
+        }
         if !self.state_dir().join("coda.config").exists() {
             env.entry("CODA_NODE_TOKEN".into()).or_insert_with(|| TOKEN.into());
         }
@@ -169,6 +174,11 @@ impl Bed {
     pub async fn start(&mut self) {
         self.launch();
         self.wait_ready().await;
+    }
+
+    /// Runs a command in this site's surroundings, as from a terminal in its directory.
+    pub async fn cli(&self, arguments: &[&str]) -> Said {
+        said(arguments, &self.env, self.dir()).await
     }
 
     pub fn host(&mut self) -> &mut Host {

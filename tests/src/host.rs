@@ -96,6 +96,29 @@ pub fn command(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -
     command
 }
 
+/// What a command came to.
+#[derive(Debug, Clone)]
+pub struct Said {
+    /// Exit status; -1 when a signal ended it.
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    /// Everything that it wrote.
+    pub fn text(&self) -> String {
+        format!("{}{}", self.out, self.err)
+    }
+}
+
+/// Runs a command that ends by itself, and returns what it said.
+pub async fn said(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Said {
+    let Output { status, stdout, stderr } = output(arguments, env, cwd).await;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Said { code: status.code().unwrap_or(-1), out: text(&stdout), err: text(&stderr) }
+}
+
 /// Runs a command that ends by itself, and returns what it wrote.
 pub async fn output(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Output {
     let mut command = tokio::process::Command::from(command(arguments, env, cwd));

@@ -15,6 +15,6 @@ mod wait;
 
 pub use bed::{Bed, Plan};
 pub use circuits::{Circuit, Job, bell, bytes_of, example, flips, ghz};
-pub use host::{Exit, Host, command, output};
+pub use host::{Exit, Host, Said, command, output, said};
 pub use state::{DeadLetter, Kept, StateFile};
 pub use wait::{LIMIT, eventually, holds};

@@ -12,7 +12,11 @@ async fn first_runs(plan: Plan) -> Bed {
 }
 
 fn simulator() -> Plan {
-    Plan::simulator("batch: true\nexecution_time_ms: 500")
+    simulator_of(500)
+}
+
+fn simulator_of(run_ms: u32) -> Plan {
+    Plan::simulator(&format!("batch: true\nexecution_time_ms: {run_ms}"))
 }
 
 fn faulty(fault: &str) -> Plan {
@@ -132,4 +136,17 @@ async fn a_batch_killed_in_the_middle_runs_again() {
         assert_eq!(bed.attempts(id), (1, 1));
     }
     bed.wait_nothing_pending().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_jobs_in_batches_all_arrive() {
+    let bed = simulator_of(1).start().await;
+    for n in 0..1000 {
+        bed.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    for n in 0..1000 {
+        assert_eq!(bed.delivered(&format!("J{n}")).await["counts"], json!({ "10": 10 }));
+    }
+    bed.wait_nothing_pending().await;
+    assert_eq!(bed.counted("Completed").await, 1000, "none ran twice");
 }

@@ -1,16 +1,15 @@
 //! The host in the background: start, status, logs, stop, as an operator types them.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use coda_host_tests::{Bed, Plan, example, output};
+use coda_host_tests::{Bed, Plan, example};
 
 const SECRET: &str = "one-time-q1";
 
 /// Runs a command of this bed's host, as from a terminal in its directory.
 async fn cli(bed: &Bed, arguments: &[&str]) -> (i32, String) {
-    let Output { status, stdout, stderr } = output(arguments, &bed.env, bed.dir()).await;
-    let text = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
-    (status.code().unwrap_or(-1), text)
+    let said = bed.cli(arguments).await;
+    (said.code, said.text())
 }
 
 /// Stops whatever daemon a failed test leaves behind.

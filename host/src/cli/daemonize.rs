@@ -21,6 +21,7 @@ use crate::config::load::Surroundings;
 use crate::config::source::SECRET_VARIABLES;
 use crate::daemon::place::{self, LOG_FILE};
 use crate::error::{Failure, exit};
+use crate::state::files;
 use crate::sys;
 
 /// Tells the child to read its secrets from standard input.
@@ -85,7 +86,7 @@ pub fn run(around: &Surroundings, flags: HashMap<&'static str, String>) -> Resul
 /// The log, made for this user alone; never somebody's link.
 fn open_log(path: &Path) -> io::Result<File> {
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
+        files::ensure_dir(dir).map_err(io::Error::other)?;
     }
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file =

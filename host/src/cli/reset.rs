@@ -9,6 +9,7 @@ use crate::app;
 use crate::cloud::fingerprint;
 use crate::config::load::{self, Surroundings};
 use crate::daemon::place::{self, LOG_FILE, PID_FILE};
+use crate::daemon::rotate;
 use crate::error::Failure;
 use crate::state::credentials::{self, CONFIG_FILE, KEY_FILE, TOKEN_FILE};
 use crate::state::db::Database;
@@ -44,6 +45,7 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
             .chain(&OPENVPN_FILES)
             .map(|name| dirs.credentials.join(name))
             .collect();
+    gone.insert(dirs.credentials.join(format!("{LOG_FILE}{}", rotate::OLD_SUFFIX)));
     // The two paths that the stored config names.
     if let Ok(Some(stored)) = credentials::load(&dirs.credentials) {
         gone.insert(stored.key_path);

@@ -8,7 +8,7 @@ use crate::app;
 use crate::config::load::Surroundings;
 use crate::error::Failure;
 
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default, PartialEq, clap::Args)]
 #[command(after_help = "\
 Examples:
   coda-host start --device site/device.yaml --token TOKEN   the first start, with the one-time token

@@ -271,6 +271,22 @@ pub fn header_map(headers: &[(String, Secret)]) -> Result<HeaderMap, HttpError> 
     Ok(map)
 }
 
+/// A refusal's body without the values of our own headers, which some servers echo.
+fn without(body: Bytes, sent: &HeaderMap) -> Bytes {
+    // Shorter ones are no secrets, and would blot out half of the text.
+    let secret = |v: &&str| v.len() >= 8 && memmem(&body, v.as_bytes());
+    let found: Vec<&str> = sent.values().filter_map(|v| v.to_str().ok()).filter(secret).collect();
+    if found.is_empty() {
+        return body;
+    }
+    let text = String::from_utf8_lossy(&body).into_owned();
+    found.iter().fold(text, |text, v| text.replace(v, "***")).into()
+}
+
+fn memmem(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|w| w == part)
+}
+
 /// An answer whose head has come.
 #[derive(Debug)]
 pub struct Response {
@@ -412,6 +428,10 @@ impl HttpClient {
                 Err(HttpError::Closed { to: self.to(target), source: innermost(error.as_ref()) })
             }
             Err(_) => Err(HttpError::Timeout { to: self.to(target), limit }),
+        };
+        let body = match head.status.is_success() {
+            true => body,
+            false => body.map(|body| without(body, extra)),
         };
         Ok(Response { status: head.status, headers: head.headers, body })
     }

@@ -169,6 +169,7 @@ pub async fn ask(
         }
         None => None,
     };
+    credentials::can_save(dir).map_err(ProvisionError::Store)?;
     let mut cloud = settings.cloud.clone();
     if cloud.machine_fingerprint.is_empty() {
         cloud.machine_fingerprint = fingerprint::of_this_machine(dir)?;

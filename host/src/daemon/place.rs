@@ -87,7 +87,7 @@ impl Place {
     /// When another host holds it, or the directory can't be used.
     pub fn take(dir: &Path, pid_dir: &Path) -> Result<Place, PlaceError> {
         let failed = |source| PlaceError::Dir { dir: dir.to_path_buf(), source };
-        std::fs::create_dir_all(dir).map_err(failed)?;
+        files::ensure_dir(dir).map_err(|e| failed(io::Error::other(e)))?;
         let file = open(dir).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}

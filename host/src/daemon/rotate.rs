@@ -3,9 +3,14 @@
 //! The log is copied and cut rather than renamed, since the process writes to it through open descriptors that are
 //! not ours to replace (a plugin's output among them). Every writer appends.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// What the older piece's name ends with.
+pub const OLD_SUFFIX: &str = ".1";
 
 /// Looks at the log's size from time to time, for ever.
 pub async fn keep_small(log: PathBuf, max_bytes: u64, interval: Duration) {
@@ -24,9 +29,16 @@ fn cut(log: &Path, max_bytes: u64) -> io::Result<bool> {
         return Ok(false);
     }
     let mut old = log.as_os_str().to_owned();
-    old.push(".1");
-    std::fs::copy(log, &old)?;
-    std::fs::File::options().write(true).open(log)?.set_len(0)?;
+    old.push(OLD_SUFFIX);
+    // A directory like /tmp is everybody's: what lies there under the name is replaced, never written through.
+    match std::fs::remove_file(&old) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut from = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(log)?;
+    let mut to = File::options().write(true).create_new(true).mode(0o600).open(&old)?;
+    io::copy(&mut from, &mut to)?;
+    from.set_len(0)?;
     Ok(true)
 }
 
@@ -44,5 +56,23 @@ mod tests {
         assert_eq!(std::fs::read(&log).unwrap(), b"");
         assert_eq!(std::fs::read(dir.path().join("x.log.1")).unwrap(), b"0123456789");
         assert!(cut(&dir.path().join("missing"), 1).is_err());
+    }
+
+    #[test]
+    fn the_older_piece_is_private_and_never_written_through_a_link() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let (log, old) = (dir.path().join("x.log"), dir.path().join("x.log.1"));
+        let victim = dir.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::fs::write(&log, "0123456789").unwrap();
+        symlink(&victim, &old).unwrap();
+        assert!(cut(&log, 1).unwrap());
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+        assert_eq!(std::fs::symlink_metadata(&old).unwrap().permissions().mode() & 0o7777, 0o600);
+        std::fs::remove_file(&log).unwrap();
+        symlink(&victim, &log).unwrap();
+        assert!(cut(&log, 1).is_err(), "the log itself is no link either");
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
     }
 }

@@ -297,7 +297,9 @@ impl Courier {
                 self.end(parcel, None, first);
             }
             Delivery::Refused { status, excerpt } => {
-                self.refused(parcel, format!("HTTP {status}: {excerpt}"), first)
+                let why = format!("HTTP {status}: {excerpt}");
+                self.store.attempted(parcel.message_id, attempts, why.clone());
+                self.refused(parcel, why, first)
             }
             Delivery::Forbidden(error) => self.refused(parcel, error.to_string(), first),
             Delivery::Unauthorized { why } => {

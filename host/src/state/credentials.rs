@@ -120,6 +120,15 @@ pub fn load(dir: &Path) -> Result<Option<Stored>, CredentialsError> {
     Ok(Some(Stored { config, private_key, key_path, redeemed }))
 }
 
+/// Whether [`save`] would find a place for its files. Asked before a one-time token is spent.
+pub fn can_save(dir: &Path) -> Result<(), CredentialsError> {
+    files::ensure_dir(dir)?;
+    for name in [KEY_FILE, CONFIG_FILE, TOKEN_FILE] {
+        files::can_write(&dir.join(name))?;
+    }
+    Ok(())
+}
+
 /// Stores the credentials: the key first, then the config that names it, at last the token's hash when one
 /// was redeemed. `config.jwt_private_key_path` is set here. When one can't be written the others are put back
 /// as they were.

@@ -25,9 +25,10 @@ use tokio::sync::oneshot;
 
 use crate::error::{Explain, exit};
 use crate::model::MessageId;
+use crate::state::files;
 
 pub use rows::{DeadLetter, Opened, Past, Phase, ResultRow, Status, StoredRow};
-use sql::{Op, SCHEMA_VERSION, apply, prepare, private, read_all, result_row};
+use sql::{Op, SCHEMA_VERSION, apply, prepare, read_all, result_row};
 pub use view::Listed;
 
 const FILE: &str = "coda-host.db";
@@ -139,9 +140,10 @@ impl Database {
     pub fn open(dir: &Path) -> Result<Database, StoreError> {
         let path = dir.join(FILE);
         let fail = |e: &dyn std::fmt::Display| StoreError::Open { path: path.clone(), text: e.to_string() };
-        std::fs::create_dir_all(dir).map_err(|e| fail(&e))?;
+        files::ensure_dir(dir).map_err(|e| fail(&e))?;
+        // SQLite creates files by the umask; results may be confidential. Its side files take this one's mode.
+        files::private(&path).map_err(|e| fail(&e))?;
         let conn = Connection::open(&path).map_err(|e| fail(&e))?;
-        private(&path).map_err(|e| fail(&e))?;
         prepare(&conn, &path)?;
         Ok(Database { conn, path })
     }

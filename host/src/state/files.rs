@@ -120,6 +120,29 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(io("made durable"))
 }
 
+/// Makes the file for this user alone where it is missing; one that is there becomes so.
+pub fn private(path: &Path) -> Result<(), FileError> {
+    let io = |source| FileError::Io { path: path.to_path_buf(), action: "made private", source };
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).mode(MODE).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).map_err(io)?;
+    match file.metadata().map_err(io)?.mode() & 0o7777 {
+        MODE => Ok(()),
+        _ => file.set_permissions(Permissions::from_mode(MODE)).map_err(io),
+    }
+}
+
+/// Whether [`write`] would work, as far as that can be told: the directory takes new files, and the name isn't
+/// held by what a rename can't replace.
+pub fn can_write(path: &Path) -> Result<(), FileError> {
+    let io = |action| move |source| FileError::Io { path: path.to_path_buf(), action, source };
+    tempfile::tempfile_in(parent(path)).map_err(io("created"))?;
+    match fs::symlink_metadata(path) {
+        Ok(facts) if facts.is_dir() => Err(io("written")(io::ErrorKind::IsADirectory.into())),
+        _ => Ok(()),
+    }
+}
+
 /// The content of the file at `path`, `None` when there is none.
 pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
     let io = |action| move |source| FileError::Io { path: path.to_path_buf(), action, source };

@@ -64,8 +64,10 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
 fn directories(dirs: &Dirs) -> Vec<Finding> {
     let mut findings = Vec::new();
     let shown = dirs.state.display();
-    findings.push(match std::fs::create_dir_all(&dirs.state).and_then(|()| tempfile::tempfile_in(&dirs.state)) {
-        Ok(_) => match (in_memory(&dirs.state), sys::free_bytes(&dirs.state)) {
+    // A start makes it where it is missing: then the directory above counts.
+    let there = dirs.state.ancestors().find(|d| d.exists()).unwrap_or(&dirs.state);
+    findings.push(match tempfile::tempfile_in(there) {
+        Ok(_) => match (in_memory(there), sys::free_bytes(there)) {
             (true, _) => Finding::warn(
                 "state",
                 format!("{shown} is in memory (tmpfs)"),
@@ -74,6 +76,7 @@ fn directories(dirs: &Dirs) -> Vec<Finding> {
             (_, Ok(free)) if free < 64 << 20 => {
                 Finding::fail("state", format!("{shown} has {} MiB left", free >> 20), "free space there")
             }
+            _ if there != dirs.state => Finding::pass("state", format!("{shown} can be made")),
             _ => Finding::pass("state", format!("{shown} is writable")),
         },
         Err(e) => Finding::fail("state", format!("{shown}: {e}"), "make it writable, or set CODA_STATE_DIR"),
@@ -162,7 +165,15 @@ async fn plugin(prepared: &Prepared, around: &Surroundings, only_file: bool) -> 
 
 async fn opened(prepared: &Prepared, located: Located) -> Finding {
     let dispositions = Arc::new(Dispositions::capture());
-    match app::start_executor(&prepared.settings, &prepared.device, located, dispositions).await {
+    // The library's copy goes with this directory; beside the state, where a start would load it from.
+    let state = &prepared.settings.dirs.state;
+    let scratch = match tempfile::tempdir_in(state).or_else(|_| tempfile::tempdir()) {
+        Ok(scratch) => scratch,
+        Err(e) => return Finding::fail("plugin", format!("no directory for a copy: {e}"), "free some space"),
+    };
+    let mut settings = prepared.settings.clone();
+    settings.dirs.state = scratch.path().to_path_buf();
+    match app::start_executor(&settings, &prepared.device, located, dispositions).await {
         Ok((executor, _)) => {
             let (info, device) = (executor.info().clone(), executor.device().clone());
             executor.shutdown(prepared.settings.executor.control_timeout).await;

@@ -51,12 +51,6 @@ const SCHEMA: &str = "
     ) WITHOUT ROWID;
 ";
 
-/// SQLite creates files by the umask; results may be confidential.
-pub(super) fn private(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-}
-
 pub(super) fn prepare(conn: &Connection, path: &Path) -> Result<(), StoreError> {
     let fail = |e: rusqlite::Error| StoreError::Open { path: path.to_path_buf(), text: e.to_string() };
     conn.busy_timeout(Duration::from_secs(5)).map_err(fail)?;

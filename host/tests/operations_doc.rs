@@ -1,0 +1,49 @@
+//! Every setting and metric is in the operator's document, and nothing else is.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// The names of variables that a text has between these marks.
+fn variables(text: &str, before: &str, after: char) -> BTreeSet<String> {
+    let mark = format!("{before}CODA_");
+    let names = text.split(&mark).skip(1).filter_map(|rest| rest.split_once(after));
+    let name = |n: &str| !n.is_empty() && n.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    names.filter(|(n, _)| name(n)).map(|(n, _)| format!("CODA_{n}")).collect()
+}
+
+#[test]
+fn the_document_names_every_setting_and_no_other() {
+    let mut known = variables(&read("src/config/load.rs"), "\"", '"');
+    assert!(known.len() > 50, "{known:?}");
+    let elsewhere = read("src/config/near.rs");
+    known.extend(variables(elsewhere.split("#[cfg(test)]").next().unwrap(), "\"", '"'));
+    let document = read("../docs/operations.md");
+    let rows: Vec<&str> = document.lines().filter(|l| l.starts_with("| `CODA_")).collect();
+    let rows = rows.join("\n");
+    let told = variables(&rows, "| `", '`');
+    assert_eq!(
+        known.difference(&told).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "not in docs/operations.md"
+    );
+    assert_eq!(told.difference(&known).collect::<Vec<_>>(), Vec::<&String>::new(), "no such setting");
+}
+
+#[test]
+fn the_document_names_every_metric() {
+    let document = read("../docs/operations.md");
+    let source = read("src/telemetry.rs");
+    let names: Vec<&str> = source
+        .split("r.register")
+        .skip(1)
+        .filter_map(|call| call.split_once('"')?.1.split_once('"').map(|(name, _)| name))
+        .collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        assert!(document.contains(&format!("`coda_host_{name}")), "{name} is not in docs/operations.md");
+    }
+}

@@ -1,0 +1,299 @@
+//! Files and tokens: what a start finds on the disk, and what it does with a token that serves once.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use coda_host::dev::cloud::Answer;
+use coda_host_tests::artifacts::{binary, project_file};
+use coda_host_tests::{Bed, Exit, Plan, holds};
+use serde_json::Value;
+
+const FILES: [&str; 2] = ["coda.config", "coda-private-key"];
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+/// Starts the host, which refuses; returns what it has said since.
+async fn refused(bed: &mut Bed, code: i32) -> String {
+    let before = bed.log().len();
+    bed.launch();
+    assert_eq!(bed.wait_exit().await, Exit::Code(code), "{}", bed.log());
+    bed.log()[before..].to_string()
+}
+
+/// The bodies of the connects so far, and whether each was made with a signed token.
+fn connects(bed: &Bed) -> Vec<(String, bool)> {
+    let state = bed.cloud.state();
+    let fingerprint = |body: &Value| body["machine_fingerprint"].as_str().unwrap_or_default().to_string();
+    state.connects.iter().map(|c| (fingerprint(&c.body), c.jwt)).collect()
+}
+
+// --- files
+
+/// What somebody made of a file, and what the start says to it.
+type Case = (&'static str, fn(&Path), &'static str, &'static str);
+
+const CASES: [Case; 5] = [
+    (
+        "mode",
+        |p| fs::set_permissions(p, fs::Permissions::from_mode(0o644)).unwrap(),
+        "has mode 0644",
+        "chmod 600",
+    ),
+    (
+        "link",
+        |p| {
+            let victim = p.with_extension("victim");
+            fs::rename(p, &victim).unwrap();
+            symlink(victim, p).unwrap();
+        },
+        "is a symbolic link",
+        "move it away",
+    ),
+    (
+        "fifo",
+        |p| {
+            fs::remove_file(p).unwrap();
+            assert!(Command::new("mkfifo").arg(p).status().unwrap().success());
+        },
+        "is a FIFO",
+        "move it away",
+    ),
+    (
+        "directory",
+        |p| {
+            fs::remove_file(p).unwrap();
+            fs::create_dir(p).unwrap();
+        },
+        "is a directory",
+        "move it away",
+    ),
+    // Only root can give a file away.
+    ("owner", |p| drop(chown(p, Some(65_534), None)), "belongs to user id 65534", "chown"),
+];
+
+fn remove_anything(path: &Path) {
+    let removed = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
+    removed.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_others_could_have_made_is_refused_with_the_remedy() {
+    let mut bed = Plan::simulator("").start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    let asked = connects(&bed).len();
+    for name in FILES {
+        let path = bed.state_dir().join(name);
+        let good = fs::read(&path).unwrap();
+        let root = fs::metadata(&path).unwrap().uid() == 0;
+        for (case, spoil, says, todo) in CASES {
+            if case == "owner" && !root {
+                continue;
+            }
+            spoil(&path);
+            let before = fs::symlink_metadata(&path).unwrap().file_type();
+            let log = refused(&mut bed, 2).await;
+            for part in [name, says, "to do:", todo] {
+                assert!(log.contains(part), "{name}, {case}: {part} is missing in {log}");
+            }
+            let doctor = bed.cli(&["doctor"]).await;
+            assert!(doctor.code == 1 && doctor.out.contains(says), "{name}, {case}: {doctor:?}");
+            let after = fs::symlink_metadata(&path).unwrap().file_type();
+            assert!(
+                before == after && before.is_fifo() == (case == "fifo"),
+                "{name}, {case}: left as it was"
+            );
+            remove_anything(&path);
+            fs::write(&path, &good).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+    }
+    assert_eq!(connects(&bed).len(), asked, "the cloud was not asked");
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lies_in_the_way_of_a_first_start_is_replaced_and_never_written_through() {
+    for case in ["mode", "link", "fifo"] {
+        let mut bed = Plan::simulator("").lay().await;
+        fs::create_dir(bed.state_dir()).unwrap();
+        let (key, victim) = (bed.state_dir().join("coda-private-key"), bed.dir().join("authorized_keys"));
+        fs::write(&victim, "precious").unwrap();
+        match case {
+            "mode" => {
+                fs::write(&key, "old").unwrap();
+                fs::set_permissions(&key, fs::Permissions::from_mode(0o666)).unwrap();
+            }
+            "link" => symlink(&victim, &key).unwrap(),
+            _ => assert!(Command::new("mkfifo").arg(&key).status().unwrap().success()),
+        }
+        bed.start().await;
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{case}");
+        assert!(fs::symlink_metadata(&key).unwrap().is_file() && mode(&key) == 0o600, "{case}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_is_not_spent_where_its_credentials_cannot_be_stored() {
+    let mut bed = Plan::simulator("").lay().await;
+    let key = bed.state_dir().join("coda-private-key");
+    fs::create_dir_all(&key).unwrap();
+    let log = refused(&mut bed, 2).await;
+    assert!(log.contains("coda-private-key") && log.contains("to do: move"), "{log}");
+    assert!(connects(&bed).is_empty(), "the token is still good");
+    fs::remove_dir(&key).unwrap();
+    bed.start().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_is_private_from_birth_whatever_the_umask() {
+    let mut bed = Plan::simulator("").lay().await;
+    bed.choose_port();
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 000; exec \"$0\" start --daemon --token one-time-q1"]).arg(binary());
+    command.env_clear().env("PATH", "/usr/bin:/bin").envs(&bed.env).current_dir(bed.dir());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    bed.good_job_goes_through("J1").await;
+    let mut directories = vec![bed.state_dir()];
+    let mut seen = BTreeSet::new();
+    while let Some(directory) = directories.pop() {
+        assert_eq!(mode(&directory) & 0o077, 0, "{}", directory.display());
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => directories.push(path),
+                // SQLite's side files come and go.
+                false if path.exists() => {
+                    assert_eq!(mode(&path) & 0o077, 0, "{}", path.display());
+                    seen.insert(path.file_name().unwrap().to_string_lossy().into_owned());
+                }
+                false => {}
+            }
+        }
+    }
+    for name in ["coda.config", "coda-private-key", "coda-host.token", "coda-host.log", "coda-host.pid"] {
+        assert!(seen.contains(name), "{name} is missing in {seen:?}");
+    }
+    assert_eq!(bed.cli(&["stop"]).await.code, 0);
+}
+
+// --- tokens
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_survives_a_cloud_that_is_not_there_yet() {
+    let mut bed = Plan::simulator("").env("CODA_NODE_CONNECT_RETRIES", "1000").lay().await;
+    bed.cloud.go_down().await;
+    bed.launch();
+    bed.wait_log("connecting to Coda failed").await;
+    let tries = AtomicU32::new(0);
+    bed.cloud.on_connect(move |_| (tries.fetch_add(1, Ordering::Relaxed) < 2).then(|| Answer::status(503)));
+    bed.cloud.come_up().await.unwrap();
+    bed.wait_ready().await;
+    let seen = connects(&bed);
+    assert!(seen.len() == 3 && seen.iter().all(|c| c == &seen[0]), "one fingerprint: {seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_whose_answer_got_lost_is_said_to_be_used_and_nothing_is_written() {
+    let mut bed = Plan::simulator("").lay().await;
+    let tries = AtomicU32::new(0);
+    bed.cloud.on_connect(move |_| {
+        (tries.fetch_add(1, Ordering::Relaxed) == 0).then(|| Answer::drop_connection().having_processed())
+    });
+    let log = refused(&mut bed, 4).await;
+    assert!(log.contains("probably used") && log.contains("new node token"), "{log}");
+    for name in ["coda.config", "coda-private-key", "coda-host.token"] {
+        assert!(!bed.state_dir().join(name).exists(), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_left_in_the_environment_breaks_no_restart() {
+    let mut bed = Plan::simulator("").env("CODA_NODE_TOKEN", "one-time-q1").start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    bed.start().await;
+    assert!(bed.log().contains("was redeemed before"), "{}", bed.log());
+    let seen: Vec<bool> = connects(&bed).into_iter().map(|(_, jwt)| jwt).collect();
+    assert_eq!(seen, [false, true]);
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    let before = FILES.map(|name| fs::read(bed.state_dir().join(name)).unwrap());
+    bed.set("CODA_NODE_TOKEN", "another");
+    let log = refused(&mut bed, 4).await;
+    assert!(log.contains("stored credentials of an earlier provisioning exist"), "{log}");
+    assert!(!log.contains("another-"), "{log}");
+    assert_eq!(FILES.map(|name| fs::read(bed.state_dir().join(name)).unwrap()), before);
+    bed.unset("CODA_NODE_TOKEN");
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fingerprint_stays_what_it_was() {
+    let mut bed = Plan::simulator("").start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    bed.start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    let seen = connects(&bed);
+    assert!(!seen[0].0.is_empty() && seen[0].0 == seen[1].0, "{seen:?}");
+    // As on a machine whose name and cards have changed since.
+    let path = bed.state_dir().join("coda.config");
+    let text = fs::read_to_string(&path).unwrap().replace(&seen[0].0, "old-name-57005");
+    fs::write(&path, text).unwrap();
+    bed.start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    assert_eq!(connects(&bed)[2].0, "old-name-57005");
+    bed.set("CODA_NODE_MACHINE_FINGERPRINT", "given");
+    bed.start().await;
+    assert_eq!(connects(&bed)[3].0, "given");
+}
+
+// --- taking over from the Python node
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_files_of_a_python_node_are_taken_over() {
+    let mut bed = Plan::simulator("").lay().await;
+    let dir = bed.state_dir();
+    fs::create_dir(&dir).unwrap();
+    let stored = fs::read_to_string(project_file("tests/fixtures/python-node/coda.config")).unwrap();
+    let stored = stored
+        .replace("@DIR@", &dir.display().to_string())
+        .replace("@REDIS@", &bed.redis.url())
+        .replace("@WEBAPP@", bed.cloud.url());
+    let (key, _) = bed.cloud.private_key();
+    for (name, content) in [("coda.config", &*stored), ("coda-private-key", key.expose())] {
+        fs::write(dir.join(name), content).unwrap();
+        fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    // Where that node keeps them, they are found without any setting.
+    let mut env = bed.env.clone();
+    env.remove("CODA_STATE_DIR");
+    env.insert("TMPDIR".into(), dir.display().to_string());
+    let said = coda_host_tests::said(&["config", "--set"], &env, bed.dir()).await;
+    assert!(said.code == 0 && said.out.contains("lab-57005"), "{said:?}");
+
+    bed.unset("CODA_WEBAPP_URL");
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+    assert_eq!(connects(&bed), [("lab-57005".to_string(), true)]);
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    // And it can go back: the same keys, of the same kinds, in the same form.
+    let now = fs::read_to_string(dir.join("coda.config")).unwrap();
+    let (then, now): (Value, Value) =
+        (serde_json::from_str(&stored).unwrap(), serde_json::from_str(&now).unwrap());
+    let kinds = |v: &Value| -> Vec<(String, std::mem::Discriminant<Value>)> {
+        let object = v.as_object().unwrap();
+        object.iter().map(|(k, v)| (k.clone(), std::mem::discriminant(v))).collect()
+    };
+    assert_eq!(kinds(&then), kinds(&now), "{now}");
+    for name in FILES {
+        assert_eq!(mode(&dir.join(name)), 0o600, "{name}");
+    }
+    holds("nothing is left in the air", async || bed.cloud.state().accepted("J1")).await;
+}
