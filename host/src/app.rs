@@ -363,7 +363,7 @@ async fn host(
     });
     up.send_replace(Some(Arc::new(Sources {
         snapshot: snapshot_seen,
-        redis,
+        redis: redis.clone(),
         gate,
         heartbeat: beats,
         vpn,
@@ -374,8 +374,9 @@ async fn host(
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");
     let variable = |name: &str| around.environment.get(name).map(String::as_str);
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
-    notifier.ready(&format!("running jobs of {}", site.identity.qpu_id));
-    tasks.spawn("notifier", keep_notified(notifier, stop.clone()));
+    let qpu_id = site.identity.qpu_id.clone();
+    let link = (redis.clone(), settings.jobs.redis_timeout);
+    tasks.spawn("notifier", keep_notified(notifier, qpu_id, link, stop.clone()));
     if let Some(log) = variable("CODA_DAEMON_LOG") {
         let daemon = &settings.daemon;
         tasks.spawn("log", keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval));
@@ -492,7 +493,18 @@ fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<Recovered> {
 }
 
 /// Says that the host is alive as often as is asked for, and once that it is stopping.
-async fn keep_notified(notifier: Arc<Notifier>, stop: CancellationToken) {
+async fn keep_notified(
+    notifier: Arc<Notifier>,
+    qpu_id: String,
+    (redis, limit): (Redis, Duration),
+    stop: CancellationToken,
+) {
+    // Redis is just being connected; a host without it is up as well, and goes on trying.
+    let status = match redis.wait_up(limit).await {
+        true => format!("running jobs of {qpu_id}"),
+        false => format!("waiting for the Redis of {qpu_id}"),
+    };
+    notifier.ready(&status);
     let interval = notifier.watchdog_interval();
     let mut stopping = false;
     loop {
