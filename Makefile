@@ -13,9 +13,11 @@ ROOT := $(DESTDIR)$(PREFIX)
 INPUTS ?= 12000000
 KILLS ?= 200
 PYTHON ?= python3
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 
-.PHONY: help run test fuzz crash bench bench-python check build plugins deps vpn-deps deny cargo-deny advisories install clean
+.PHONY: help run test fuzz crash bench bench-python check build plugins deps vpn-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -102,6 +104,11 @@ install: build plugins ## Binary, simulator, header, manual pages and completion
 	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
 	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
+
+deb: build plugins ## A Debian package in target/debian: binary, simulator, units, manual pages, completions, docs
+	rm -rf '$(DEB)'
+	$(MAKE) install PREFIX=/usr DESTDIR='$(abspath $(DEB))/tree'
+	packaging/debian/build '$(DEB)/tree' '$(VERSION)' '$(DEB)'
 
 clean: ## Removes everything that was built
 	$(CARGO) clean
