@@ -13,6 +13,7 @@ use coda_host::sys;
 use coda_host::telemetry::LogFormat;
 
 fn main() -> ExitCode {
+    sys::keep_heap_small();
     let surroundings = match surroundings() {
         Ok(surroundings) => surroundings,
         Err(failure) => return show(&failure, LogFormat::Text),

@@ -66,6 +66,18 @@ pub fn wait_stop_signal() -> io::Result<i32> {
     }
 }
 
+/// Keeps the C library from making a heap per thread and from holding on to freed memory: after a load the host
+/// would otherwise keep half as much again. `MALLOC_ARENA_MAX`, glibc's own variable, goes before.
+pub fn keep_heap_small() {
+    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
+        // SAFETY: mallopt takes plain integers; called at the start of `main`, when this thread is the only one.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, 1);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, 128 << 10);
+        }
+    }
+}
+
 /// Takes a variable out of the environment, so that no plugin and no child sees it. Call it before any other
 /// thread exists.
 pub fn forget_variable(name: &str) {
