@@ -17,7 +17,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 
-.PHONY: help run test fuzz crash bench bench-python check build plugins deps deny cargo-deny advisories install deb clean
+.PHONY: help run test fuzz crash bench bench-python check build plugins deps vpn-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -28,7 +28,7 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps build plugins ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps build plugins ## Every test, on the release binary with a real Redis and real plugins
 	$(CARGO) test --release -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
@@ -71,6 +71,13 @@ deps: ## Installs redis-server where it is missing
 	  || { echo 'error: redis-server could not be installed' >&2; \
 	       echo '  to do: install it as root, then run make again: apt-get install redis-server (Debian, Ubuntu), dnf install redis (Fedora)' >&2; \
 	       exit 1; }; }
+
+# Root alone can use it there, so nobody else is asked.
+vpn-deps: ## Installs openvpn for the tests against a real server, which are skipped without it
+	@command -v openvpn > /dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends openvpn iproute2; } \
+	  || echo 'openvpn could not be installed; the tests against a real server are skipped'
 
 deny: cargo-deny ## Dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources

@@ -26,6 +26,7 @@ use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
 use crate::telemetry::Metrics;
+use crate::vpn::guard::{VpnState, VpnStatus};
 
 /// Connections served at once; more wait.
 const MAX_CONNECTIONS: usize = 256;
@@ -58,6 +59,7 @@ pub struct Sources {
     pub redis: Redis,
     pub gate: Arc<ClaimGate>,
     pub heartbeat: watch::Receiver<HeartbeatOutcome>,
+    pub vpn: watch::Receiver<VpnStatus>,
     pub metrics: Arc<Metrics>,
     pub plugin: PluginInfo,
     pub qpu_id: String,
@@ -146,15 +148,21 @@ fn readiness(s: &Sources) -> (bool, Value) {
     if s.gate.disk_full() {
         reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
     }
+    let vpn = s.vpn.borrow().clone();
+    if vpn.state != VpnState::Ready {
+        let why = vpn.reason.as_deref().unwrap_or("not checked yet");
+        reasons.push(format!("the VPN to Coda is not usable: {why}; see the log and coda-node-openvpn.log"));
+    }
     let ready = reasons.is_empty();
     let heartbeat = s.heartbeat.borrow().clone();
     let p = &s.plugin;
     let body = json!({
         "ready": ready,
-        "vpn_state": "ready",
+        "vpn_state": vpn.state.name(),
         "redis_healthy": redis_healthy,
         "current_job": snapshot.current_job.as_deref(),
         "reasons": reasons,
+        "vpn_interface": vpn.interface,
         "qpu_id": s.qpu_id,
         "last_job_at": snapshot.last_job_at,
         "slots": snapshot.slots,

@@ -3,6 +3,8 @@
 //! Whatever can fail without the cloud is checked before it is asked, so that a one-time token is spent only
 //! by a host that can run: device config, plugin, state directory, port.
 
+mod site;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{self, Sources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatState};
 use crate::cloud::http::{HttpClient, HttpError};
-use crate::cloud::provision::{Site, connect_site, reconnects};
+use crate::cloud::provision::{self, Site, reconnects};
 use crate::config::device::DeviceConfig;
 use crate::config::load::{self, Surroundings};
 use crate::config::near;
@@ -33,12 +35,15 @@ use crate::jobs::stream::{ClaimGate, Reader};
 use crate::model::Secret;
 use crate::results::outbox::Courier;
 use crate::results::webhook::WebhookSender;
+use crate::state::answers::Answers;
 use crate::state::credentials::{self, Stored};
 use crate::state::db::{Database, Phase, StoredRow};
 use crate::state::marks::RunMarks;
 use crate::supervise::Supervisor;
 use crate::sys::{self, Dispositions};
 use crate::telemetry::Metrics;
+use crate::vpn::command::Programs;
+use crate::vpn::openvpn::Openvpn;
 
 /// How long the last connections and tasks may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -186,9 +191,28 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let stop = CancellationToken::new();
     let dispositions = Arc::new(Dispositions::capture());
     watch_signals(stop.clone());
-    let Prepared { settings, device, stored, .. } = prepare(&around, flags)?;
+    let prepared = prepare(&around, flags)?;
+    let dirs = prepared.settings.dirs.clone();
+    let place = Place::take(&dirs.state, &dirs.credentials)?;
+    let programs = Programs::of_path(around.environment.get("PATH").map_or("", String::as_str));
+    let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
+    let ended = host(&around, prepared, place, &openvpn, dispositions, stop).await;
+    // However it ended, and also the one that a killed host has left.
+    site::leave(&openvpn).await;
+    ended
+}
+
+/// From the plugin to the end.
+async fn host(
+    around: &Surroundings,
+    prepared: Prepared,
+    mut place: Place,
+    openvpn: &Openvpn,
+    dispositions: Arc<Dispositions>,
+    stop: CancellationToken,
+) -> Result<ExitCode, Failure> {
+    let Prepared { settings, device, stored, .. } = prepared;
     let state_dir = settings.dirs.state.clone();
-    let mut place = Place::take(&state_dir, &settings.dirs.credentials)?;
     let located = locate_plugin(&settings, &device, &around.cwd)?;
     // Reading the system's roots takes as long as loading a plugin: beside it.
     let client = {
@@ -207,8 +231,11 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         place.listens(address.to_string())?;
     }
     let database = Database::open(&state_dir)?;
-    let (marks, died_running) = RunMarks::open(&state_dir)
-        .map_err(|source| AppError::StateDir { path: state_dir.clone(), source })?;
+    let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
+    let (marks, mut died_running) = RunMarks::open(&state_dir).map_err(unusable)?;
+    let (answers, answered) = Answers::open(&state_dir).map_err(unusable)?;
+    // What was answered did not die in the plugin.
+    died_running.retain(|id| !answered.contains_key(id));
     let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
     let mut tasks = Supervisor::default();
@@ -216,9 +243,15 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
 
     let edges = executor.device().connectivity.edges().map(<[_]>::to_vec);
-    let site = tokio::select! {
-        site = connect_site(&client, &settings, stored.as_ref(), edges.as_deref()) => site?,
+    let connecting = site::connect(&client, &settings, stored.as_ref(), edges.as_deref(), openvpn);
+    let (site, guard) = tokio::select! {
+        // What is done is done: a stop must not undo it.
+        biased;
+        connected = connecting => connected?,
         () = stop.cancelled() => {
+            if provision::redeems(&settings, stored.as_ref()) {
+                tracing::warn!("stopped while connecting: the node token may be used up, then get a new one");
+            }
             executor.shutdown(settings.executor.control_timeout).await;
             return Ok(ExitCode::SUCCESS);
         }
@@ -238,6 +271,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         );
     }
 
+    let vpn = guard.status();
     let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
     let names = Names::new(&site.identity.qpu_id, &settings.jobs.consumer_name);
     let ca_file = settings.cloud.ca_file.as_deref();
@@ -286,6 +320,8 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         redis: redis.clone(),
         store: store.clone(),
         marks,
+        answers: Arc::new(answers),
+        answered,
         executor,
         outbox,
         callback,
@@ -308,6 +344,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     }
 
     let beat_stop = CancellationToken::new();
+    tasks.spawn("vpn-guard", guard.watch(beat_stop.clone()));
     tasks.spawn("redis-writer", writer.run());
     tasks.spawn("courier", courier.run());
     tasks.spawn("heartbeat", heartbeat.run(beat_stop.clone()));
@@ -329,6 +366,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
         redis,
         gate,
         heartbeat: beats,
+        vpn,
         metrics,
         plugin,
         qpu_id: site.identity.qpu_id.clone(),

@@ -15,6 +15,7 @@ mod run;
 mod start;
 mod status;
 mod stop;
+mod stop_vpn;
 mod submit;
 mod way;
 
@@ -72,6 +73,8 @@ enum Command {
     Submit(submit::Args),
     /// Stop the running host
     Stop(stop::Args),
+    /// Stop the VPN that a host left running
+    StopVpn(stop_vpn::Args),
     /// Show what the running host says of itself
     Status(status::Args),
     /// Show the daemon's log
@@ -118,6 +121,7 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Dev(args)) => dev::run(args, around),
         Some(Command::Submit(args)) => submit::run(args, around),
         Some(Command::Stop(args)) => stop::run(args, &around),
+        Some(Command::StopVpn(args)) => stop_vpn::run(args, &around),
         Some(Command::Status(args)) => status::run(args, &around),
         Some(Command::Logs(args)) => logs::run(args, &around),
         Some(Command::Doctor(args)) => doctor::run(args, &around),

@@ -16,4 +16,4 @@ pub mod locate;
 pub mod pool;
 
 pub use ffi::JobContext;
-pub use pool::{Executor, PluginInfo, RunDone, RunJob, StartRequest};
+pub use pool::{Executor, Keep, PluginInfo, RunDone, RunJob, StartRequest};

@@ -7,7 +7,8 @@
 //! lifecycle  decides, pure
 //! driver     the one owner of every job: slots, limits, cancels
 //! finish     the end of a job: store, look at the cancel key, announce, acknowledge
-//! redis      connections and the commands of the job path
+//! redis      connections, and what is asked
+//! writes     what is written, in order, until it is confirmed
 //! ```
 
 mod check;
@@ -18,3 +19,4 @@ pub mod lifecycle;
 pub mod message;
 pub mod redis;
 pub mod stream;
+pub mod writes;

@@ -1,6 +1,7 @@
 //! What outlives the process: secure files, the stored credentials, the embedded database, and the marks of
 //! running jobs.
 
+pub mod answers;
 pub mod credentials;
 pub mod db;
 pub mod files;

@@ -1,14 +1,17 @@
-//! The few system calls that need `unsafe`: signals, process limits, children that die with their parent.
+//! The few system calls that need `unsafe`: signals, process limits, children that die with their parent,
+//! processes of others.
 //!
 //! Stop signals are blocked in every thread and taken by one that no plugin runs on, so that a plugin's own
 //! handlers can't swallow them (Linux keeps a blocked signal pending even where its disposition is to
 //! ignore it). Dispositions that a plugin changed are put back.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What ends the host.
 pub const STOP_SIGNALS: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
@@ -204,6 +207,80 @@ pub fn ask_to_stop(child: &mut Child) -> io::Result<()> {
     }
 }
 
+/// A process that isn't a child of this one, held by a descriptor: its number can't come to mean another one.
+#[derive(Debug)]
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// The process that has this number now; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the kernel can't say.
+    pub fn open(pid: u32) -> io::Result<Option<Process>> {
+        let Ok(pid @ 1..) = libc::pid_t::try_from(pid) else { return Ok(None) };
+        // SAFETY: a plain system call; what it returns is a new descriptor of our own.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        match i32::try_from(fd) {
+            // SAFETY: as above.
+            Ok(fd @ 0..) => Ok(Some(Process(unsafe { OwnedFd::from_raw_fd(fd) }))),
+            _ => match io::Error::last_os_error() {
+                e if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+                e => Err(e),
+            },
+        }
+    }
+
+    /// Sends a signal; one that has ended already is left alone.
+    ///
+    /// # Errors
+    /// When the signal can't be sent.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        // SAFETY: a plain system call on a descriptor that is ours; no signal information is given.
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.0.as_raw_fd(),
+                signal,
+                std::ptr::null::<libc::siginfo_t>(),
+                0,
+            )
+        };
+        match sent {
+            0 => Ok(()),
+            _ => match io::Error::last_os_error() {
+                e if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+                e => Err(e),
+            },
+        }
+    }
+
+    /// Waits until it has ended, at most so long; says whether it has.
+    ///
+    /// # Errors
+    /// When the kernel can't say.
+    pub fn wait(&self, limit: Duration) -> io::Result<bool> {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let millis = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+            // SAFETY: one pollfd, valid for the call.
+            match unsafe { libc::poll(&mut poll, 1, millis) } {
+                0 if left.is_zero() => return Ok(false),
+                0 => (),
+                1.. => return Ok(true),
+                _ => match io::Error::last_os_error() {
+                    e if e.kind() == io::ErrorKind::Interrupted => (),
+                    e => return Err(e),
+                },
+            }
+            if left.as_millis() == 0 {
+                return Ok(false);
+            }
+        }
+    }
+}
+
 /// Free bytes for this user on the file system that holds `path`.
 ///
 /// # Errors
@@ -251,6 +328,19 @@ mod tests {
         );
         assert!(ask_to_stop(&mut child).is_ok());
         assert!(spawn_dying_with_parent(Command::new("/no/such/program")).is_err());
+    }
+
+    #[test]
+    fn a_process_is_held_even_when_its_number_is_gone() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap().unwrap();
+        assert!(!process.wait(Duration::from_millis(20)).unwrap());
+        process.signal(libc::SIGTERM).unwrap();
+        assert!(process.wait(Duration::from_secs(20)).unwrap());
+        child.wait().unwrap();
+        assert!(Process::open(child.id()).unwrap().is_none());
+        process.signal(libc::SIGTERM).unwrap();
+        assert!(Process::open(0).unwrap().is_none() && Process::open(u32::MAX).unwrap().is_none());
     }
 
     #[test]

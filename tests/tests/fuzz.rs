@@ -212,6 +212,24 @@ fn bundle(input: &[u8]) {
     }
 }
 
+fn vpn(input: &[u8]) {
+    drop(coda_host::vpn::profile::check(input));
+}
+
+/// What a state directory may hold in place of credentials.
+fn stored(input: &[u8]) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str| {
+        coda_host::state::files::write(&dir.path().join(name), input).expect("a file can be written");
+    };
+    write("coda.config");
+    drop(coda_host::state::credentials::load(dir.path()));
+    write("coda-private-key");
+    drop(coda_host::state::credentials::load(dir.path()));
+    let text = String::from_utf8_lossy(input);
+    drop(coda_host::cloud::jwt::PrivateKey::parse(&Secret::new(text.as_ref())));
+}
+
 fn device(input: &[u8]) {
     let file = tempfile_with(input);
     let config = DeviceConfig::load(Some(file.path()));
@@ -233,8 +251,10 @@ type Parser = fn(&[u8]);
 
 /// Parser, its folder, and its share of the inputs in percent.
 const PARSERS: &[(Parser, &str, u64)] = &[
-    (ir, "ir", 55),
-    (message, "message", 20),
+    (vpn, "vpn", 15),
+    (stored, "bundle", 1),
+    (ir, "ir", 40),
+    (message, "message", 19),
     (settings, "settings", 12),
     (bundle, "bundle", 12),
     (device, "device", 1),

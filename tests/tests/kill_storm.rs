@@ -1,5 +1,5 @@
-//! SIGKILL at random moments under load: nothing is lost, and a job runs twice only where the kill fell between
-//! the start of its run and its result on disk.
+//! SIGKILL at random moments under load: nothing is lost, and a job runs twice only where the kill fell inside the
+//! executor.
 //!
 //! `CODA_KILLS` (6) sets how often, `CODA_SEED` the moments; the seed is printed.
 
@@ -78,7 +78,7 @@ async fn random_kills_under_load_lose_nothing() {
     let unstored = again - inside;
     println!(
         "{sent} jobs, {kills} kills: {lost} lost, {again} run again ({inside} killed inside the executor, \
-         {unstored} before the result was on disk), {twice_accepted} posted more than once"
+         {unstored} between its return and the host), {twice_accepted} posted more than once"
     );
     assert_eq!(lost, 0);
     assert!(u64::from(inside) <= kills, "at most one job is in the plugin at a kill");

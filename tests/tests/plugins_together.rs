@@ -45,7 +45,8 @@ impl Loaded {
     async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
         let program = Program::parse(circuit.json().to_string().as_bytes()).unwrap();
         let context = Arc::new(JobContext::new("plugin".into(), "J".into()));
-        let job = RunJob { ticket: 1, job_id: "J".into(), program: Arc::new(program), shots, context };
+        let job =
+            RunJob { ticket: 1, job_id: "J".into(), program: Arc::new(program), shots, context, keep: None };
         self.executor.run(0, vec![job]);
         let (mut answer, mut free) = (None, false);
         while answer.is_none() || !free {

@@ -14,6 +14,8 @@ use crate::error::Failure;
 use crate::state::credentials::{self, CONFIG_FILE, KEY_FILE, TOKEN_FILE};
 use crate::state::db::Database;
 use crate::state::files;
+use crate::vpn::command::Programs;
+use crate::vpn::openvpn::Openvpn;
 
 /// Shared with the Python node, in the credentials directory.
 const OPENVPN_FILES: [&str; 3] = ["coda-node-openvpn.pid", "coda-node-openvpn.log", "coda-node.ovpn"];
@@ -52,6 +54,12 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
         gone.extend(stored.config.node_vpn_profile_path);
     }
     if let Some(prepared) = prepared {
+        // Before the pid file goes: afterwards nobody would know its daemon.
+        let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
+        let vpn = &prepared.settings.vpn;
+        if Openvpn::new(vpn, &dirs.credentials, Programs::of_path(path)).stop_now()? {
+            println!("stopped the VPN");
+        }
         gone.insert(prepared.settings.vpn.profile_path);
     }
     let mut removed = 0;

@@ -91,8 +91,11 @@ async fn execute(
     app::watch_signals(stop.clone());
     let prepared = app::prepare(&around, flags)?;
     let located = app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd)?;
-    let (executor, done) =
-        app::start_executor(&prepared.settings, &prepared.device, located, dispositions).await?;
+    let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
+    let (executor, done) = tokio::select! {
+        started = starting => started?,
+        () = stop.cancelled() => return Ok(ExitCode::from(exit::FAILURE)),
+    };
     let judged = match fits(&program, args.shots, executor.device()) {
         Ok(()) => one_run(&executor, done, program, args, stop).await,
         Err(why) => Err(why),
@@ -138,6 +141,7 @@ async fn one_run(
         program: Arc::new(program),
         shots: args.shots,
         context: context.clone(),
+        keep: None,
     };
     executor.run(0, vec![job]);
     let bar = progress_bar();

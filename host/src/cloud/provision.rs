@@ -2,11 +2,11 @@
 //!
 //! The one rule for tokens, [`reconnects`]: without a token, or with the very token that the stored
 //! credentials were got for, the host reconnects with what is held; any other token provisions anew and what
-//! is stored doesn't count. Order: ask, apply the bundle in memory, check VPN and key, then store (key first)
-//! and only then hand out the [`Site`]. Whatever fails before storing leaves the files as they were. There is
-//! no await between the answer and the end of storing, so that a stop can't fall in between.
+//! is stored doesn't count. Order: [`ask`] shows the credentials, applies the bundle in memory and checks the
+//! key; [`Accepted::store`] stores (key first) and only then hands out the [`Site`]. What lies between is the
+//! caller's: the tunnel. Whatever fails before storing leaves the files as they were.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use super::bundle::{self, Applied, BundleError, Held};
 use super::connect::{self, ConnectError, Shown};
@@ -43,8 +43,6 @@ pub enum ProvisionError {
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Bundle(BundleError),
-    #[error("the cloud wants this QPU behind a VPN, which this version of coda-host can't set up")]
-    Vpn,
     #[error("the cloud sent a private key that can't be used")]
     NewKey(#[source] KeyError),
     #[error("the new credentials could not be stored")]
@@ -63,7 +61,6 @@ impl Explain for ProvisionError {
             ProvisionError::Token(_) => "token-header",
             ProvisionError::Connect(e) => e.code(),
             ProvisionError::Bundle(e) => e.code(),
-            ProvisionError::Vpn => "vpn-unsupported",
             ProvisionError::Store(e) => e.code(),
             ProvisionError::Spent(e) => e.code(),
         }
@@ -82,14 +79,8 @@ impl Explain for ProvisionError {
             ProvisionError::Token(_) => Some("copy the token again; it is plain letters and digits".into()),
             ProvisionError::Connect(e) => e.hint(),
             ProvisionError::Bundle(e) => e.hint(),
-            ProvisionError::Vpn => {
-                Some("have the QPU switched to HTTPS mode in Coda, or run coda-node there".into())
-            }
             ProvisionError::Store(e) => e.hint(),
-            ProvisionError::Spent(e) => {
-                let used = "the node token is used up by this: get a new one for the next try";
-                Some(e.hint().map_or_else(|| used.to_owned(), |hint| format!("{hint}; {used}")))
-            }
+            ProvisionError::Spent(e) => Some(used_up(e.hint())),
         }
     }
 
@@ -99,11 +90,35 @@ impl Explain for ProvisionError {
             ProvisionError::Fingerprint(e) => e.exit(),
             ProvisionError::Key(e) => e.exit(),
             ProvisionError::Connect(e) => e.exit(),
-            ProvisionError::Bundle(_) | ProvisionError::Vpn | ProvisionError::NewKey(_) => exit::CLOUD,
+            ProvisionError::Bundle(_) | ProvisionError::NewKey(_) => exit::CLOUD,
             ProvisionError::Store(e) => e.exit(),
             ProvisionError::Spent(e) => e.exit(),
         }
     }
+}
+
+/// What went wrong after a one-time token had been accepted, anywhere.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Spent<E: Explain>(pub E);
+
+impl<E: Explain> Explain for Spent<E> {
+    fn code(&self) -> &'static str {
+        self.0.code()
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(used_up(self.0.hint()))
+    }
+
+    fn exit(&self) -> u8 {
+        self.0.exit()
+    }
+}
+
+fn used_up(hint: Option<String>) -> String {
+    let used = "the node token is used up by this: get a new one for the next try";
+    hint.map_or_else(|| used.to_owned(), |hint| format!("{hint}; {used}"))
 }
 
 /// Whether a start with this token reconnects with the stored credentials. The settings take stored values
@@ -116,14 +131,31 @@ pub fn reconnects(token: Option<&Secret>, stored: Option<&Stored>) -> bool {
     }
 }
 
-/// Connects and stores what the cloud answered. `settings` hold the stored values when [`reconnects`] says
-/// so; `connectivity` is the executor's, `None` when it reports no topology.
-pub async fn connect_site(
+/// Whether a start with these settings redeems a one-time token.
+pub fn redeems(settings: &Settings, stored: Option<&Stored>) -> bool {
+    let token = settings.credentials.node_token.as_ref();
+    token.is_some() && !reconnects(token, stored)
+}
+
+/// What the cloud answered, checked and not stored yet.
+pub struct Accepted {
+    applied: Applied,
+    key: PrivateKey,
+    dir: PathBuf,
+    token: Option<Secret>,
+}
+
+/// Shows the cloud our credentials. `settings` hold the stored values when [`reconnects`] says so;
+/// `connectivity` is the executor's, `None` when it reports no topology.
+///
+/// # Errors
+/// When there is nothing to show, the cloud refuses, or its answer can't be used.
+pub async fn ask(
     client: &HttpClient,
     settings: &Settings,
     stored: Option<&Stored>,
     connectivity: Option<&[(u16, u16)]>,
-) -> Result<Site, ProvisionError> {
+) -> Result<Accepted, ProvisionError> {
     let dir = &settings.dirs.credentials;
     let given = &settings.credentials;
     let token = match &given.node_token {
@@ -158,10 +190,56 @@ pub async fn connect_site(
         private_key: given.jwt_private_key.as_ref(),
         key_id: given.jwt_key_id.as_deref(),
     };
-    settle(&answer, held, dir, token).map_err(|error| match token {
-        Some(_) => ProvisionError::Spent(Box::new(error)),
-        None => error,
-    })
+    match judge(&answer, held, token.is_some()) {
+        Ok((applied, key)) => Ok(Accepted { applied, key, dir: dir.clone(), token: token.cloned() }),
+        Err(error) if token.is_some() => Err(ProvisionError::Spent(Box::new(error))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Applies the answer in memory and checks what is in it.
+fn judge(answer: &[u8], held: Held<'_>, redeemed: bool) -> Result<(Applied, PrivateKey), ProvisionError> {
+    let applied = bundle::apply(answer, held).map_err(ProvisionError::Bundle)?;
+    for warning in &applied.warnings {
+        tracing::warn!("{warning}");
+    }
+    // A reconnect whose answer has no VPN block goes on with the stored profile.
+    if redeemed && applied.vpn.required && applied.profile.is_none() {
+        return Err(ProvisionError::Bundle(BundleError::NoProfile));
+    }
+    let key = PrivateKey::parse(&applied.private_key).map_err(ProvisionError::NewKey)?;
+    Ok((applied, key))
+}
+
+impl Accepted {
+    /// The VPN profile as it came.
+    pub fn profile(&self) -> Option<&Secret> {
+        self.applied.profile.as_ref()
+    }
+
+    pub fn vpn(&self) -> &VpnSettings {
+        &self.applied.vpn
+    }
+
+    /// Whether a one-time token was redeemed for it.
+    pub fn redeemed(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Stores it, key first.
+    ///
+    /// # Errors
+    /// When a file can't be written.
+    pub fn store(self) -> Result<Site, ProvisionError> {
+        let Accepted { applied, key, dir, token } = self;
+        credentials::save(&dir, &to_store(&applied), key.pem(), token.as_ref()).map_err(|e| {
+            let error = ProvisionError::Store(e);
+            if token.is_some() { ProvisionError::Spent(Box::new(error)) } else { error }
+        })?;
+        let Applied { identity, cloud, vpn, key_id, .. } = applied;
+        let signer = Signer::new(key, &identity.qpu_id, Some(&key_id), cloud.jwt_reuse);
+        Ok(Site { identity, cloud, vpn, signer, provisioned: token.is_some() })
+    }
 }
 
 fn held_signer(settings: &Settings) -> Result<Signer, ProvisionError> {
@@ -177,22 +255,6 @@ fn held_signer(settings: &Settings) -> Result<Signer, ProvisionError> {
     }
     let key = PrivateKey::parse(key)?;
     Ok(Signer::new(key, &settings.identity.qpu_id, Some(key_id), settings.cloud.jwt_reuse))
-}
-
-/// Everything between the answer and the site; stores last.
-fn settle(answer: &[u8], held: Held<'_>, dir: &Path, token: Option<&Secret>) -> Result<Site, ProvisionError> {
-    let applied = bundle::apply(answer, held).map_err(ProvisionError::Bundle)?;
-    for warning in &applied.warnings {
-        tracing::warn!("{warning}");
-    }
-    if applied.vpn.required {
-        return Err(ProvisionError::Vpn);
-    }
-    let key = PrivateKey::parse(&applied.private_key).map_err(ProvisionError::NewKey)?;
-    credentials::save(dir, &to_store(&applied), key.pem(), token).map_err(ProvisionError::Store)?;
-    let Applied { identity, cloud, vpn, key_id, .. } = applied;
-    let signer = Signer::new(key, &identity.qpu_id, Some(&key_id), cloud.jwt_reuse);
-    Ok(Site { identity, cloud, vpn, signer, provisioned: token.is_some() })
 }
 
 fn to_store(applied: &Applied) -> StoredConfig {
@@ -221,4 +283,4 @@ fn to_store(applied: &Applied) -> StoredConfig {
 
 #[cfg(test)]
 #[path = "provision_tests.rs"]
-mod tests;
+pub(crate) mod tests;

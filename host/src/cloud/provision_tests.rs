@@ -1,7 +1,7 @@
 //! Provisioning and reconnecting against a scripted cloud on loopback, with real files.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::config::settings::{
 };
 use crate::error::Failure;
 
-fn settings(url: &str, dir: PathBuf) -> Settings {
+pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
     let second = Duration::from_secs(1);
     Settings {
         identity: Identity {
@@ -105,8 +105,8 @@ impl Start {
         settings.credentials.node_token = self.token.map(Secret::new);
         let stored = load(&mut settings);
         let client = HttpClient::new(&settings.cloud).unwrap();
-        let site = connect_site(&client, &settings, stored.as_ref(), self.connectivity.as_deref()).await;
-        site.map_err(Failure::from)
+        let accepted = ask(&client, &settings, stored.as_ref(), self.connectivity.as_deref()).await;
+        accepted.and_then(Accepted::store).map_err(Failure::from)
     }
 }
 
@@ -271,7 +271,6 @@ async fn a_bundle_that_can_not_be_used_leaves_nothing() {
         answer("200 OK", &bundle.to_string())
     };
     let replies = vec![
-        bad(&|b| b["vpn"] = json!({"required": true, "client_profile_ovpn": "client"})),
         bad(&|b| b["vpn"] = json!({"required": true})),
         bad(&|b| b["vpn"] = Value::Null),
         bad(&|b| {
@@ -282,9 +281,8 @@ async fn a_bundle_that_can_not_be_used_leaves_nothing() {
     ];
     let server = scripted(replies, None).await;
     let expected = [
-        "can't set up",
         "VPN is required but the node response holds no VPN profile",
-        "can't set up",
+        "VPN is required but the node response holds no VPN profile",
         "an elliptic curve key",
         "'redis_url'",
         "not a JSON object",
@@ -306,6 +304,12 @@ async fn credentials_that_can_not_be_stored_are_told_with_the_token_lost() {
     assert!(failure.line().contains("could not be stored"), "{}", failure.line());
     assert!(failure.hint.unwrap().contains("move the directory away"));
     assert!(!d.path().join("credentials").join(credentials::CONFIG_FILE).exists());
+
+    let d = tempfile::tempdir().unwrap();
+    let dir = d.path().join("credentials");
+    fs::create_dir_all(dir.join(credentials::TOKEN_FILE)).unwrap();
+    start(d.path(), Some("one-time")).run(&server).await.unwrap_err();
+    assert!(!dir.join(credentials::KEY_FILE).exists() && !dir.join(credentials::CONFIG_FILE).exists());
 }
 
 #[tokio::test]
@@ -329,7 +333,7 @@ async fn a_key_from_the_environment_connects_without_a_token() {
     settings.credentials.jwt_key_id = Some("k9".into());
     settings.identity.qpu_id = "q9".into();
     let client = HttpClient::new(&settings.cloud).unwrap();
-    connect_site(&client, &settings, None, None).await.unwrap();
+    ask(&client, &settings, None, None).await.unwrap().store().unwrap();
     let header = jsonwebtoken::decode_header(next(&mut server).await.0).unwrap();
     assert_eq!(header.kid.as_deref(), Some("k9"));
     assert!(credentials::load(&d.path().join("credentials")).unwrap().unwrap().usable());

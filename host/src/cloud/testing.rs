@@ -152,5 +152,9 @@ pub(crate) fn vpn() -> crate::config::settings::VpnSettings {
         allow_degraded: false,
         auto: true,
         profile_path: "/nowhere/coda-node.ovpn".into(),
+        start_timeout: Duration::from_secs(20),
+        stop_timeout: Duration::from_secs(5),
+        command_timeout: Duration::from_secs(10),
+        probe_timeout: Duration::from_secs(5),
     }
 }

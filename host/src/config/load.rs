@@ -95,6 +95,7 @@ pub fn settings(
         request_timeout: s.seconds("CODA_REQUEST_TIMEOUT_SEC", None, 5.0)?,
     };
     let profile = config.node_vpn_profile_path.as_ref().map(|p| p.display().to_string());
+    let default_profile = dirs.credentials.join("coda-node.ovpn").display().to_string();
     let vpn = VpnSettings {
         required: s.boolean("CODA_VPN_REQUIRED", config.vpn_required, true)?,
         check_interval: s.seconds("CODA_VPN_CHECK_INTERVAL_SEC", config.vpn_check_interval_sec, 10.0)?,
@@ -102,7 +103,11 @@ pub fn settings(
         probe_targets: s.json_list("CODA_VPN_PROBE_TARGETS", config.vpn_probe_targets.clone())?,
         allow_degraded: s.boolean("CODA_ALLOW_DEGRADED_STARTUP", None, false)?,
         auto: s.boolean("CODA_NODE_AUTO_VPN", config.node_auto_vpn, true)?,
-        profile_path: PathBuf::from(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, "/tmp/coda-node.ovpn")),
+        profile_path: around.cwd.join(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, &default_profile)),
+        start_timeout: s.seconds("CODA_VPN_START_TIMEOUT_SEC", None, 30.0)?,
+        stop_timeout: s.seconds("CODA_VPN_STOP_TIMEOUT_SEC", None, 5.0)?,
+        command_timeout: s.seconds("CODA_VPN_COMMAND_TIMEOUT_SEC", None, 10.0)?,
+        probe_timeout: s.seconds("CODA_VPN_PROBE_TIMEOUT_SEC", None, 5.0)?,
     };
     // Accepted and unused, as in the Python node.
     s.text("CODA_ADVERTISED_PROVIDER", None, "coda");

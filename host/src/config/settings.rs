@@ -143,8 +143,18 @@ pub struct VpnSettings {
     pub interface_hint: Option<String>,
     pub probe_targets: Vec<String>,
     pub allow_degraded: bool,
+    /// Whether the host starts OpenVPN itself.
     pub auto: bool,
+    /// Absolute path of the profile.
     pub profile_path: PathBuf,
+    /// How long the tunnel may take to come up.
+    pub start_timeout: Duration,
+    /// How long OpenVPN may take to end before it is killed.
+    pub stop_timeout: Duration,
+    /// Of one command (`ip`, the start of `openvpn`).
+    pub command_timeout: Duration,
+    /// Of one probe request.
+    pub probe_timeout: Duration,
 }
 
 #[derive(Debug, Clone)]

@@ -115,7 +115,12 @@ pub struct RunJob {
     pub program: Arc<Program>,
     pub shots: u32,
     pub context: Arc<JobContext>,
+    /// Called on the slot's thread with the answer of a run, before anything else happens with it.
+    pub keep: Option<Keep>,
 }
+
+/// Sees an answer first.
+pub type Keep = Box<dyn Fn(&Result<coda_plugin_abi::Outcome, Error>) + Send>;
 
 /// What the slot threads report.
 #[derive(Debug)]
@@ -530,11 +535,12 @@ impl Slot {
 
     fn single(&self, job: &RunJob, turn: &Turn) {
         let start = Instant::now();
-        let answer = self.instance.run(&call_job(job));
+        let answer = self.instance.run(&call_job(job)).unwrap_or_else(|| Err(no_answer()));
         let run_time = start.elapsed();
+        keep(job, &answer);
         turn.leave(self.control_timeout);
         report_changes(&self.dispositions, &self.plugin, "run");
-        self.finish(job, answer.unwrap_or_else(|| Err(no_answer())), run_time);
+        self.finish(job, answer, run_time);
     }
 
     fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
@@ -563,9 +569,12 @@ impl Slot {
         }
         let given = batch.answers.iter().flatten().count() + batch.surplus;
         let complete = batch.surplus == 0 && given == jobs.len();
-        for ((job, turn), answer) in jobs.iter().zip(batch.answers) {
+        let answer =
+            |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
+        let answers: Vec<_> = batch.answers.into_iter().map(answer).collect();
+        jobs.iter().zip(&answers).for_each(|((job, _), answer)| keep(job, answer));
+        for ((job, turn), answer) in jobs.iter().zip(answers) {
             turn.leave(self.control_timeout);
-            let answer = answer.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
             self.finish(job, answer, run_time);
         }
     }
@@ -575,6 +584,12 @@ impl Slot {
         if self.done.send(RunDone::Job { ticket: job.ticket, answer, run_time }).is_err() {
             tracing::warn!(job_id = &*job.job_id, "a job ended after the host had stopped listening");
         }
+    }
+}
+
+fn keep(job: &RunJob, answer: &Result<coda_plugin_abi::Outcome, Error>) {
+    if let Some(keep) = &job.keep {
+        keep(answer);
     }
 }
 

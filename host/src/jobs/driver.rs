@@ -32,6 +32,7 @@ use crate::executor::{Executor, JobContext, RunDone};
 use crate::model::{JobId, MessageId};
 use crate::results::outbox::{Outbox, Sent};
 use crate::results::outcome::fail;
+use crate::state::answers::{Answers, Kept};
 use crate::state::db::{ResultRow, Store};
 use crate::state::marks::RunMarks;
 use crate::sys::Dispositions;
@@ -60,6 +61,9 @@ pub struct DriverParts {
     pub redis: Redis,
     pub store: Store,
     pub marks: RunMarks,
+    pub answers: Arc<Answers>,
+    /// What a former process got from the plugin and had not stored.
+    pub answered: Kept,
     pub executor: Executor,
     pub outbox: Outbox,
     pub callback: CallbackRule,
@@ -323,7 +327,9 @@ impl Driver {
         let ids: Vec<MessageId> = messages.iter().map(|m| m.id).collect();
         let deaths = ids.iter().filter_map(|id| Some((*id, *self.p.deaths.get(id)?))).collect();
         let (checker, reports) = (self.checker.clone(), self.reports.clone());
+        let hold = self.finisher.hold.clone();
         self.tasks.spawn(async move {
+            hold.at("claimed").await;
             let verdicts = checker.check(messages, deaths).await;
             reports.send(Report::Checked(ids, verdicts)).ok();
         });
@@ -431,6 +437,18 @@ impl Driver {
             }
             _ => self.by_job.insert(job_id.clone(), ticket),
         };
+        let id = self.entries.get(&ticket).map(|e| e.message_id).unwrap_or(MessageId::ZERO);
+        if let Some((_, answer)) = self.p.answered.remove(&id).filter(|(job, _)| **job == *job_id) {
+            tracing::info!(
+                job_id = &*job_id,
+                "the plugin had answered this before the process died; not run again"
+            );
+            self.step(ticket, Event::Unfit);
+            self.release_room(ticket);
+            self.set_envelope(ticket, envelope.clone());
+            self.conclude(ticket, id, envelope, work, answer);
+            return;
+        }
         self.step(ticket, Event::Admitted);
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.envelope = Some(envelope);

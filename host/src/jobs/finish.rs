@@ -15,7 +15,8 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::message::Envelope;
-use super::redis::{Redis, Write};
+use super::redis::Redis;
+use super::writes::Write;
 use crate::model::{JobId, MessageId, iso_time};
 use crate::results::outbox::{Outbox, Parcel, Unwritten};
 use crate::results::outcome::Conclusion;

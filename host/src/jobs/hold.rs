@@ -19,18 +19,18 @@ impl HoldAt {
 
     /// Waits for ever when this is the step.
     pub async fn at(&self, step: &str) {
-        let Some((wanted, file)) = &self.0 else { return };
-        if wanted == step {
-            tracing::warn!(step, "holding here, as CODA_TEST_HOLD asks");
-            if let Err(error) = std::fs::write(file, step) {
-                tracing::error!(path = %file.display(), %error, "the hold can't be shown");
-            }
+        if self.reached(step) {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Whether this is the step, for places that can't wait.
-    pub fn is(&self, step: &str) -> bool {
-        self.0.as_ref().is_some_and(|(wanted, _)| wanted == step)
+    /// Whether this is the step, which is then shown; for places that can't wait.
+    pub fn reached(&self, step: &str) -> bool {
+        let Some((_, file)) = self.0.as_ref().filter(|(wanted, _)| wanted == step) else { return false };
+        tracing::warn!(step, "holding here, as CODA_TEST_HOLD asks");
+        if let Err(error) = std::fs::write(file, step) {
+            tracing::error!(path = %file.display(), %error, "the hold can't be shown");
+        }
+        true
     }
 }

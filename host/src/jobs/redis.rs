@@ -17,11 +17,9 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::lifecycle::Seen;
 use super::message::Message;
+use super::writes::{Care, Write, Writer};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId, Secret, masked_url};
-
-/// Most writes of one pipeline.
-const GROUP_MAX: usize = 128;
 
 /// Names on the server.
 #[derive(Debug, Clone)]
@@ -43,7 +41,7 @@ impl Names {
     }
 }
 
-fn status_key(job: &str) -> String {
+pub(super) fn status_key(job: &str) -> String {
     format!("qpu:job:{job}:status")
 }
 
@@ -93,36 +91,6 @@ pub struct Look {
     pub pending: Option<i64>,
 }
 
-/// One job's change of state, and the acknowledgement that may come with it.
-#[derive(Debug, Clone, Default)]
-pub struct Write {
-    pub status: Option<(JobId, Vec<(&'static str, String)>)>,
-    pub ack: Option<MessageId>,
-}
-
-impl Write {
-    pub fn status(job: &JobId, fields: Vec<(&'static str, String)>) -> Write {
-        Write { status: Some((job.clone(), fields)), ack: None }
-    }
-
-    pub fn ack(id: MessageId) -> Write {
-        Write { status: None, ack: Some(id) }
-    }
-
-    pub fn and_ack(mut self, id: MessageId) -> Write {
-        self.ack = Some(id);
-        self
-    }
-}
-
-/// What happens to a write that Redis doesn't confirm.
-enum Care {
-    /// Tried once, not asked after.
-    Once(Option<oneshot::Sender<Result<(), Down>>>),
-    /// Kept until it is confirmed.
-    Surely(oneshot::Sender<()>),
-}
-
 /// The shared connection while it works, and how often it was made: an old connection's late error must
 /// not take down its successor.
 #[derive(Clone, Default)]
@@ -140,25 +108,19 @@ impl Link {
 /// The handle; clones share connections and queue.
 #[derive(Clone)]
 pub struct Redis {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     client: Client,
     url: Secret,
-    names: Names,
-    timeout: Duration,
+    pub(super) names: Names,
+    pub(super) timeout: Duration,
     block: Duration,
-    link: watch::Sender<Link>,
+    pub(super) link: watch::Sender<Link>,
     /// The link went down on somebody's command: the reader should connect again.
     failed: Notify,
     writes: mpsc::UnboundedSender<(Write, Care)>,
-}
-
-/// The writer's part, to be run as a task.
-pub struct Writer {
-    redis: Redis,
-    queue: mpsc::UnboundedReceiver<(Write, Care)>,
 }
 
 impl Redis {
@@ -325,7 +287,7 @@ impl Redis {
             pipe.cmd("HGET").arg(&status).arg("message_id");
             pipe.cmd("GET").arg(cancel_key(job));
         }
-        let replies = self.ask(&pipe).await?;
+        let replies = known(self.ask(&pipe).await?)?;
         let mut replies = replies.into_iter();
         let mut next = || replies.next().unwrap_or(Value::Nil);
         Ok(jobs
@@ -340,11 +302,11 @@ impl Redis {
         for job in jobs {
             pipe.cmd("GET").arg(cancel_key(job));
         }
-        Ok(self.ask(&pipe).await?.iter().map(is_there).collect())
+        Ok(known(self.ask(&pipe).await?)?.iter().map(is_there).collect())
     }
 
     /// Sends a pipeline of reads; an error of a single command comes back as that value.
-    async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, Down> {
+    pub(super) async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, Down> {
         let Link { connection, generation } = self.inner.link.borrow().clone();
         let Some(mut connection) = connection else { return Err(Down("not connected".into())) };
         let count = pipe.len();
@@ -428,77 +390,6 @@ impl Redis {
     }
 }
 
-impl Writer {
-    /// Sends the queue until every handle is gone.
-    pub async fn run(mut self) {
-        let mut group = Vec::new();
-        let mut kept: Vec<(Write, Care)> = Vec::new();
-        loop {
-            if !kept.is_empty() {
-                // What must happen waits for the link; what comes meanwhile is answered at once.
-                let mut link = self.redis.inner.link.subscribe();
-                tokio::select! {
-                    up = link.wait_for(Link::is_up) => if up.is_err() { return },
-                    n = self.queue.recv_many(&mut group, GROUP_MAX) => if n == 0 { return },
-                }
-            } else if self.queue.recv_many(&mut group, GROUP_MAX).await == 0 {
-                return;
-            }
-            group.splice(0..0, kept.drain(..));
-            kept = self.send(std::mem::take(&mut group)).await;
-        }
-    }
-
-    /// Sends one group and returns what must be tried again.
-    async fn send(&self, mut group: Vec<(Write, Care)>) -> Vec<(Write, Care)> {
-        let rest = group.split_off(group.len().min(GROUP_MAX));
-        let names = &self.redis.inner.names;
-        let mut pipe = redis::pipe();
-        let mut owners = Vec::new();
-        for (i, (write, _)) in group.iter().enumerate() {
-            if let Some((job, fields)) = &write.status {
-                pipe.cmd("HSET").arg(status_key(job)).arg(fields);
-                owners.push(i);
-            }
-            if let Some(id) = write.ack {
-                pipe.cmd("XACK").arg(&names.stream).arg(&names.group).arg(id.to_string());
-                owners.push(i);
-            }
-        }
-        let mut kept = Vec::new();
-        match self.redis.ask(&pipe).await {
-            Ok(replies) => {
-                for (owner, reply) in owners.iter().zip(&replies) {
-                    if let Value::ServerError(error) = reply {
-                        // Refused for itself: trying again would change nothing, and recovery asks again.
-                        let job_id = group[*owner].0.status.as_ref().map(|(j, _)| &**j);
-                        let error = format!("{error:?}");
-                        tracing::error!(job_id, error, "Redis refused to write a job's state");
-                    }
-                }
-                for (_, care) in group {
-                    match care {
-                        Care::Once(Some(answer)) => drop(answer.send(Ok(()))),
-                        Care::Once(None) => {}
-                        Care::Surely(answer) => drop(answer.send(())),
-                    }
-                }
-            }
-            Err(down) => {
-                for (write, care) in group {
-                    match care {
-                        Care::Once(Some(answer)) => drop(answer.send(Err(down.clone()))),
-                        Care::Once(None) => {}
-                        Care::Surely(answer) => kept.push((write, Care::Surely(answer))),
-                    }
-                }
-            }
-        }
-        kept.extend(rest);
-        kept
-    }
-}
-
 /// An error's text without the URL's secrets.
 pub(super) fn masked(error: &RedisError, url: &Secret) -> String {
     let text = error.to_string();
@@ -513,6 +404,21 @@ pub(super) fn masked(error: &RedisError, url: &Secret) -> String {
 fn query_db(url: &str) -> Option<i64> {
     let url = url::Url::parse(url).ok()?;
     url.query_pairs().find(|(k, _)| k == "db").and_then(|(_, v)| v.parse().ok())
+}
+
+/// Replies that say something. A server that is loading, is no master or refuses to be read knows nothing of a
+/// job, which is not the same as a job that isn't known; a key of another type is nobody's state.
+fn known(replies: Vec<Value>) -> Result<Vec<Value>, Down> {
+    let refused = replies.iter().find_map(|reply| match reply {
+        Value::ServerError(error) if error.code() != "WRONGTYPE" => Some(told(error)),
+        _ => None,
+    });
+    refused.map_or(Ok(replies), |why| Err(Down(why)))
+}
+
+/// A server's error as it said it.
+pub(super) fn told(error: &redis::ServerError) -> String {
+    format!("{} {}", error.code(), error.details().unwrap_or_default())
 }
 
 fn is_there(value: &Value) -> bool {

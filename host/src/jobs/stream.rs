@@ -89,7 +89,8 @@ impl Reader {
                         End::Stopped => return,
                         End::Lost(why) => {
                             self.redis.set_down();
-                            if since.elapsed() > self.settings.redis_backoff_max {
+                            // A link that held is a new beginning.
+                            if since.elapsed() > pause {
                                 pause = self.settings.redis_backoff;
                             }
                             why

@@ -130,7 +130,8 @@ pub fn can_save(dir: &Path) -> Result<(), CredentialsError> {
 }
 
 /// Stores the credentials: the key first, then the config that names it, at last the token's hash when one
-/// was redeemed. `config.jwt_private_key_path` is set here.
+/// was redeemed. `config.jwt_private_key_path` is set here. When one can't be written the others are put back
+/// as they were.
 pub fn save(
     dir: &Path,
     config: &StoredConfig,
@@ -138,6 +139,29 @@ pub fn save(
     redeemed: Option<&Secret>,
 ) -> Result<(), CredentialsError> {
     files::ensure_dir(dir)?;
+    let before = [KEY_FILE, CONFIG_FILE, TOKEN_FILE].map(|name| dir.join(name));
+    let before = before.map(|path| (files::read(&path, LIMIT), path));
+    write_all(dir, config, private_key, redeemed).inspect_err(|_| {
+        for (content, path) in before {
+            let put_back = match content {
+                Ok(Some(content)) => files::write(&path, &content),
+                Ok(None) => files::remove(&path).map(|_| ()),
+                // What could not be read is not ours to replace.
+                Err(_) => Ok(()),
+            };
+            if let Err(error) = put_back {
+                tracing::warn!(%error, "a file of the credentials could not be put back");
+            }
+        }
+    })
+}
+
+fn write_all(
+    dir: &Path,
+    config: &StoredConfig,
+    private_key: &Secret,
+    redeemed: Option<&Secret>,
+) -> Result<(), CredentialsError> {
     let key_path = std::path::absolute(dir.join(KEY_FILE)).map_err(|source| FileError::Io {
         path: dir.join(KEY_FILE),
         action: "turned into an absolute path",

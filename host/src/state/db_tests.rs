@@ -84,7 +84,7 @@ async fn deaths_are_counted_until_the_job_ends() {
 #[test]
 fn files_of_a_newer_version_and_damaged_ones_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    drop(open(&dir, "q").unwrap());
+    open(&dir, "q").unwrap().0.close();
     let path = dir.path().join(FILE);
     let conn = Connection::open(&path).unwrap();
     conn.pragma_update(None, "user_version", 99).unwrap();

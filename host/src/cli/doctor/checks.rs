@@ -17,6 +17,7 @@ use crate::jobs::redis::{Names, Redis};
 use crate::state::credentials;
 use crate::state::db::Database;
 use crate::sys::{self, Dispositions};
+use crate::vpn::command::Programs;
 
 /// Of one question to the network.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -278,7 +279,7 @@ fn openvpn(prepared: &Prepared, around: &Surroundings) -> Finding {
         return Finding::skip("vpn", "not required");
     }
     let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
-    let found = path.split(':').map(|d| Path::new(d).join("openvpn")).find(|p| p.is_file());
+    let found = Programs::of_path(path).find("openvpn");
     match found {
         Some(binary) => Finding::pass("vpn", format!("{} is there", binary.display())),
         None if prepared.settings.identity.qpu_id.is_empty() => Finding {

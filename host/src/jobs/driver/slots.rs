@@ -1,11 +1,14 @@
 //! The driver's part around the plugin: fill free slots, take answers, pass on cancels.
 
+use coda_plugin_abi::{Error, Outcome};
+
 use super::super::finish::executing;
 use super::super::lifecycle::{Event, Phase, Step};
-use super::super::redis::Write;
+use super::super::message::{Envelope, Work};
+use super::super::writes::Write;
 use super::{Driver, Report};
-use crate::executor::{RunDone, RunJob};
-use crate::model::JobId;
+use crate::executor::{Keep, RunDone, RunJob};
+use crate::model::{JobId, MessageId};
 use crate::results::outcome::{conclude, judge};
 
 impl Driver {
@@ -51,9 +54,18 @@ impl Driver {
                 program: work.program.clone(),
                 shots: work.shots,
                 context: context.clone(),
+                keep: Some(self.keep(entry.message_id, envelope.job_id.clone())),
             });
         }
-        self.p.executor.run(slot, jobs);
+        if !self.finisher.hold.reached("executing") {
+            self.p.executor.run(slot, jobs);
+        }
+    }
+
+    /// Keeps an answer where a SIGKILL can't take it.
+    fn keep(&self, id: MessageId, job_id: JobId) -> Keep {
+        let answers = self.p.answers.clone();
+        Box::new(move |answer| answers.keep(id, &job_id, answer))
     }
 
     pub(super) fn done(&mut self, done: RunDone) {
@@ -74,7 +86,6 @@ impl Driver {
         if self.p.deaths.remove(&id).is_some() {
             self.p.store.alive(id);
         }
-        let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
         if step == Some(Step::CloseCancelled) {
             self.close_cancelled(ticket);
             return;
@@ -82,6 +93,19 @@ impl Driver {
         if step.is_none() {
             return;
         }
+        self.conclude(ticket, id, envelope, work, answer);
+    }
+
+    /// Judges an answer and sends its result on its way.
+    pub(super) fn conclude(
+        &self,
+        ticket: u64,
+        id: MessageId,
+        envelope: Envelope,
+        work: Work,
+        answer: Result<Outcome, Error>,
+    ) {
+        let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
         self.tasks.spawn(async move {
             finisher.hold.at("returned").await;
             let judged = judge(answer, work.program.measurements().len(), work.shots);

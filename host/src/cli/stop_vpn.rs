@@ -1,0 +1,31 @@
+//! `coda-host stop-vpn`: ends the OpenVPN daemon that a host or the Python node started.
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+use crate::vpn::command::Programs;
+use crate::vpn::openvpn::Openvpn;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Only a process that is openvpn and runs our profile is stopped, whatever the pid file says. A running host notices
+and is no longer ready; its next start brings the tunnel up again. Exit status 1 when there was nothing to stop.
+
+Example:
+  coda-host stop && coda-host stop-vpn")]
+pub struct Args {}
+
+pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(around, HashMap::new())?;
+    let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
+    let (vpn, dir) = (&prepared.settings.vpn, &prepared.settings.dirs.credentials);
+    if Openvpn::new(vpn, dir, Programs::of_path(path)).stop_now()? {
+        println!("stopped the VPN");
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("no VPN of this host is running");
+    Ok(ExitCode::from(exit::FAILURE))
+}

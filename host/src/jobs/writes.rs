@@ -1,0 +1,128 @@
+//! What is written to Redis: one queue, in order, grouped into pipelines.
+//!
+//! A write is tried once, or kept until Redis has confirmed it, across reconnects and while the server refuses for
+//! reasons that pass (loading, out of memory, no longer the master). What it refuses for good (an account's
+//! rights, a key of another type) is logged and given up: trying again would change nothing.
+
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::{mpsc, oneshot};
+
+use super::redis::{Down, Link, Redis, status_key, told};
+use crate::model::{JobId, MessageId};
+
+/// Most writes of one pipeline.
+const GROUP_MAX: usize = 128;
+/// Before a server that refuses is asked again.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
+/// Errors that trying again can't mend.
+const FOR_GOOD: [&str; 4] = ["WRONGTYPE", "NOPERM", "NOAUTH", "ERR"];
+
+/// One job's change of state, and the acknowledgement that may come with it.
+#[derive(Debug, Clone, Default)]
+pub struct Write {
+    pub status: Option<(JobId, Vec<(&'static str, String)>)>,
+    pub ack: Option<MessageId>,
+}
+
+impl Write {
+    pub fn status(job: &JobId, fields: Vec<(&'static str, String)>) -> Write {
+        Write { status: Some((job.clone(), fields)), ack: None }
+    }
+
+    pub fn ack(id: MessageId) -> Write {
+        Write { status: None, ack: Some(id) }
+    }
+
+    pub fn and_ack(mut self, id: MessageId) -> Write {
+        self.ack = Some(id);
+        self
+    }
+}
+
+/// What happens to a write that Redis doesn't confirm.
+pub(super) enum Care {
+    /// Tried once, not asked after.
+    Once(Option<oneshot::Sender<Result<(), Down>>>),
+    /// Kept until it is confirmed.
+    Surely(oneshot::Sender<()>),
+}
+
+/// The writer's part, to be run as a task.
+pub struct Writer {
+    pub(super) redis: Redis,
+    pub(super) queue: mpsc::UnboundedReceiver<(Write, Care)>,
+}
+
+impl Writer {
+    /// Sends the queue until every handle is gone.
+    pub async fn run(mut self) {
+        let mut group = Vec::new();
+        let mut kept: Vec<(Write, Care)> = Vec::new();
+        loop {
+            if !kept.is_empty() {
+                // What must happen waits for the link; what comes meanwhile is answered at once.
+                let mut link = self.redis.inner.link.subscribe();
+                tokio::select! {
+                    up = link.wait_for(Link::is_up) => if up.is_err() { return },
+                    n = self.queue.recv_many(&mut group, GROUP_MAX) => if n == 0 { return },
+                }
+                if self.redis.is_up() {
+                    tokio::time::sleep(REFUSED_PAUSE).await;
+                }
+            } else if self.queue.recv_many(&mut group, GROUP_MAX).await == 0 {
+                return;
+            }
+            group.splice(0..0, kept.drain(..));
+            kept = self.send(std::mem::take(&mut group)).await;
+        }
+    }
+
+    /// Sends one group and returns what must be tried again.
+    async fn send(&self, mut group: Vec<(Write, Care)>) -> Vec<(Write, Care)> {
+        let rest = group.split_off(group.len().min(GROUP_MAX));
+        let names = &self.redis.inner.names;
+        let mut pipe = redis::pipe();
+        let mut owners = Vec::new();
+        for (i, (write, _)) in group.iter().enumerate() {
+            if let Some((job, fields)) = &write.status {
+                pipe.cmd("HSET").arg(status_key(job)).arg(fields);
+                owners.push(i);
+            }
+            if let Some(id) = write.ack {
+                pipe.cmd("XACK").arg(&names.stream).arg(&names.group).arg(id.to_string());
+                owners.push(i);
+            }
+        }
+        // What became of each write: done, refused for now, or not sent.
+        let mut failed: Vec<Option<Down>> = vec![None; group.len()];
+        match self.redis.ask(&pipe).await {
+            Ok(replies) => {
+                for (owner, reply) in owners.iter().zip(&replies) {
+                    if let Value::ServerError(error) = reply {
+                        let job_id = group[*owner].0.status.as_ref().map(|(job, _)| &**job);
+                        let again = !FOR_GOOD.contains(&error.code());
+                        let error = told(error);
+                        tracing::error!(job_id, error, again, "Redis refused to write a job's state");
+                        if again {
+                            failed[*owner] = Some(Down(error));
+                        }
+                    }
+                }
+            }
+            Err(down) => failed.fill(Some(down)),
+        }
+        let mut kept = Vec::new();
+        for ((write, care), failed) in group.into_iter().zip(failed) {
+            match (care, failed) {
+                (Care::Once(Some(answer)), failed) => drop(answer.send(failed.map_or(Ok(()), Err))),
+                (Care::Once(None), _) => {}
+                (Care::Surely(answer), None) => drop(answer.send(())),
+                (Care::Surely(answer), Some(_)) => kept.push((write, Care::Surely(answer))),
+            }
+        }
+        kept.extend(rest);
+        kept
+    }
+}

@@ -1,0 +1,72 @@
+//! Whether a tunnel's interface is up, as `ip` says it.
+
+use std::time::Duration;
+
+use super::command::{CommandError, Programs};
+
+/// The tunnel's interface: the one that is hinted at, else the first tun interface; `None` when it isn't up.
+///
+/// # Errors
+/// When `ip` can't be run.
+pub fn detect(
+    programs: &Programs,
+    hint: Option<&str>,
+    limit: Duration,
+) -> Result<Option<String>, CommandError> {
+    let Some(hint) = hint else {
+        let arguments = ["-o", "link", "show", "type", "tun"].map(AsRef::as_ref);
+        let output = programs.run("ip", &arguments, limit)?;
+        return Ok(first_up(&output.stdout));
+    };
+    // It comes from the cloud, and `ip` would take other texts for options.
+    if !is_name(hint) {
+        return Ok(None);
+    }
+    let output = programs.run("ip", &["link", "show", hint].map(AsRef::as_ref), limit)?;
+    let up = output.success && output.stdout.lines().next().is_some_and(is_up);
+    Ok(up.then(|| hint.to_owned()))
+}
+
+/// Whether this can be the name of an interface.
+pub fn is_name(text: &str) -> bool {
+    (1..=15).contains(&text.len())
+        && !text.starts_with('-')
+        && text.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
+}
+
+/// `4: tun0: <POINTOPOINT,MULTICAST,NOARP,UP,LOWER_UP> mtu ...`
+fn first_up(list: &str) -> Option<String> {
+    let line = list.lines().find(|line| is_up(line))?;
+    let name = line.split(':').nth(1)?.trim();
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+fn is_up(line: &str) -> bool {
+    let flags = line.split_once('<').and_then(|(_, rest)| rest.split_once('>'));
+    flags.is_some_and(|(flags, _)| flags.split(',').any(|flag| flag == "UP"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_interface_that_is_up_counts() {
+        let down = "2: tun9: <POINTOPOINT,MULTICAST,NOARP> mtu 1500 qdisc noop state DOWN mode DEFAULT\n";
+        let up = "3: tun0: <POINTOPOINT,MULTICAST,NOARP,UP,LOWER_UP> mtu 1500 qdisc fq state UNKNOWN\n";
+        assert_eq!(first_up(&format!("{down}{up}")).as_deref(), Some("tun0"));
+        assert_eq!(first_up(down), None);
+        assert_eq!(first_up("3: tun0: <LOWER_UP> mtu"), None);
+        assert_eq!(first_up(""), None);
+        for (name, good) in [
+            ("tun0", true),
+            ("", false),
+            ("-a", false),
+            ("a/b", false),
+            ("a b", false),
+            ("x".repeat(16).as_str(), false),
+        ] {
+            assert_eq!(is_name(name), good, "{name:?}");
+        }
+    }
+}
