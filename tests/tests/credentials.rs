@@ -184,6 +184,43 @@ async fn everything_is_private_from_birth_whatever_the_umask() {
     assert_eq!(bed.cli(&["stop"]).await.code, 0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lies_under_the_names_of_our_files_is_never_written_through_and_never_hangs() {
+    let names = ["coda-host.log", "coda-host.pid", "coda-host.lock", "coda-host.db", "running"];
+    let mut bed = Plan::simulator("").lay().await;
+    bed.choose_port();
+    fs::create_dir(bed.state_dir()).unwrap();
+    let victim = bed.dir().join("authorized_keys");
+    for name in names {
+        let path = bed.state_dir().join(name);
+        for kind in ["link", "fifo"] {
+            fs::write(&victim, "precious").unwrap();
+            // From a start that went well.
+            fs::remove_file(&path).ok();
+            match kind {
+                "link" => symlink(&victim, &path).unwrap(),
+                _ => assert!(Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            }
+            let said = bed.cli(&["start", "--daemon", "--token", "one-time-q1"]).await;
+            assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{name}, {kind}: {said:?}");
+            if name == "coda-host.pid" {
+                // Nobody believes it, so it is no reason not to start.
+                assert_eq!(said.code, 0, "{name}, {kind}: {said:?}");
+                assert_eq!(bed.cli(&["stop"]).await.code, 0);
+                bed.cloud.add_token("one-time-q1");
+                fs::remove_file(bed.state_dir().join("coda.config")).unwrap();
+                continue;
+            }
+            assert!(matches!(said.code, 1 | 2), "{name}, {kind}: {said:?}");
+            let place = bed.state_dir().display().to_string();
+            assert!(said.err.contains(&place), "{name}, {kind}: {said:?}");
+            assert!(said.err.contains("to do:"), "{name}, {kind}: {said:?}");
+            fs::remove_file(&path).unwrap();
+        }
+    }
+    assert!(connects(&bed).len() == 2, "no token was spent by a refused start");
+}
+
 // --- tokens
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -314,6 +314,35 @@ async fn reset_stops_what_runs() {
     assert!(!bed.state_dir().join("coda.config").exists());
 }
 
+// --- under a service manager
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_manager_is_told_ready_alive_and_stopping() {
+    let mut bed = Plan::simulator("").lay().await;
+    let path = bed.dir().join("notify");
+    let socket = tokio::net::UnixDatagram::bind(&path).unwrap();
+    // As systemd says it for Type=notify, WatchdogSec= and StateDirectory=.
+    bed.set("NOTIFY_SOCKET", path.display().to_string());
+    bed.set("WATCHDOG_USEC", "200000");
+    bed.set("STATE_DIRECTORY", bed.state_dir().display().to_string());
+    bed.unset("CODA_STATE_DIR");
+    bed.start().await;
+    let hear = async || {
+        let mut buffer = [0; 1024];
+        let n = tokio::time::timeout(LIMIT, socket.recv(&mut buffer)).await.expect("a message").unwrap();
+        String::from_utf8_lossy(&buffer[..n]).into_owned()
+    };
+    let ready = hear().await;
+    let main = format!("MAINPID={}", bed.host().pid());
+    assert!(ready.starts_with("READY=1\n") && ready.contains(&main), "{ready}");
+    for _ in 0..3 {
+        assert_eq!(hear().await, "WATCHDOG=1");
+    }
+    assert!(bed.state_dir().join("coda.config").exists() && bed.state_dir().join("coda-host.db").exists());
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    while !hear().await.starts_with("STOPPING=1") {}
+}
+
 // --- the log
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

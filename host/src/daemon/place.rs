@@ -179,12 +179,21 @@ impl Holder {
 
 fn open(dir: &Path) -> io::Result<File> {
     let mut options = File::options();
-    options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options.open(dir.join(LOCK_FILE))
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    regular(&mut options, dir)
 }
 
 fn open_existing(dir: &Path) -> io::Result<File> {
-    File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(LOCK_FILE))
+    regular(File::options().read(true), dir)
+}
+
+/// Neither a link is followed nor a FIFO's other end waited for.
+fn regular(options: &mut std::fs::OpenOptions, dir: &Path) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(dir.join(LOCK_FILE))?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other(format!("{LOCK_FILE} there is no regular file"))),
+    }
 }
 
 fn described(file: &File) -> io::Result<Holder> {

@@ -126,7 +126,11 @@ pub fn private(path: &Path) -> Result<(), FileError> {
     let mut options = OpenOptions::new();
     options.create(true).append(true).mode(MODE).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path).map_err(io)?;
-    match file.metadata().map_err(io)?.mode() & 0o7777 {
+    let facts = file.metadata().map_err(io)?;
+    if !facts.is_file() {
+        return Err(FileError::NotAFile { path: path.to_path_buf(), found: "a FIFO or device" });
+    }
+    match facts.mode() & 0o7777 {
         MODE => Ok(()),
         _ => file.set_permissions(Permissions::from_mode(MODE)).map_err(io),
     }

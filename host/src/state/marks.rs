@@ -37,6 +37,9 @@ impl RunMarks {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(named)?;
+        if !file.metadata().map_err(named)?.is_file() {
+            return Err(named(std::io::Error::other("it is no regular file")));
+        }
         let content = std::fs::read(&path).map_err(named)?;
         let left = content.chunks(RECORD_BYTES).flat_map(ids).collect();
         file.set_len(0).map_err(named)?;
