@@ -83,6 +83,7 @@ async fn a_job_that_outlives_the_drain_is_left_for_the_next_start_and_is_no_deat
         bed.start().await;
     }
     bed.wait_log("it runs again after the next start").await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
     assert_eq!(bed.stop().await, Exit::Code(5));
     bed.write_device("executor_factory: coda_simulator");
     bed.start().await;
