@@ -25,7 +25,7 @@ use crate::config::settings::Settings;
 use crate::config::source::Shown;
 use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
-use crate::daemon::rotate::keep_small;
+use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
@@ -119,14 +119,8 @@ pub struct Prepared {
 pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
     let dirs = load::dirs(around)?;
     let stored = credentials::load(&dirs.credentials)?;
-    let token = flags.get("CODA_NODE_TOKEN").cloned().or_else(|| {
-        around
-            .environment
-            .iter()
-            .find(|(k, _)| k.eq_ignore_ascii_case("CODA_NODE_TOKEN"))
-            .map(|(_, v)| v.clone())
-    });
-    let token = token.filter(|t| !t.is_empty()).map(Secret::new);
+    let flag = flags.get("CODA_NODE_TOKEN").map(String::as_str).filter(|t| !t.is_empty());
+    let token = flag.or_else(|| around.ours("CODA_NODE_TOKEN")).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
     let (settings, shown) = load::settings(around, flags, dirs, known)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
@@ -194,7 +188,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let prepared = prepare(&around, flags)?;
     let dirs = prepared.settings.dirs.clone();
     let place = Place::take(&dirs.state, &dirs.credentials)?;
-    let programs = Programs::of_path(around.environment.get("PATH").map_or("", String::as_str));
+    let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     let ended = host(&around, prepared, place, &openvpn, dispositions, stop).await;
     // However it ended, and also the one that a killed host has left.
@@ -377,7 +371,7 @@ async fn host(
     let qpu_id = site.identity.qpu_id.clone();
     let link = (redis.clone(), settings.jobs.redis_timeout);
     tasks.spawn("notifier", keep_notified(notifier, qpu_id, link, stop.clone()));
-    if let Some(log) = variable("CODA_DAEMON_LOG") {
+    if let Some(log) = variable(LOG_VARIABLE) {
         let daemon = &settings.daemon;
         tasks.spawn("log", keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval));
     }

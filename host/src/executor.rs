@@ -6,7 +6,8 @@
 //! elf     what the file says of itself        -> Descriptor, before any of its code runs
 //! loader  checks, private copy, dlopen        -> Library
 //! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
-//! ffi     the unsafe calls and conversions
+//! turn    when the cancel hook may be called
+//! ffi     the calls into the library, and the copies of what it lends
 //! ```
 
 pub mod elf;
@@ -14,6 +15,7 @@ mod ffi;
 pub mod loader;
 pub mod locate;
 pub mod pool;
+mod turn;
 
 pub use ffi::JobContext;
 pub use pool::{Executor, Keep, PluginInfo, RunDone, RunJob, StartRequest};

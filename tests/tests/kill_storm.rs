@@ -47,6 +47,7 @@ async fn random_kills_under_load_lose_nothing() {
             bed.submit(&format!("J{sent}"), &example(), 10).await;
             sent += 1;
         }
+        // The random moment itself; nothing is waited for.
         tokio::time::sleep(Duration::from_micros(moments.next(20_000))).await;
         bed.kill();
         bed.start().await;

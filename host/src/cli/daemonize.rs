@@ -20,14 +20,13 @@ use crate::app;
 use crate::config::load::Surroundings;
 use crate::config::source::SECRET_VARIABLES;
 use crate::daemon::place::{self, LOG_FILE};
+use crate::daemon::rotate::LOG_VARIABLE;
 use crate::error::{Failure, exit};
 use crate::state::files;
 use crate::sys;
 
 /// Tells the child to read its secrets from standard input.
 pub const SECRETS_VARIABLE: &str = "CODA_SECRETS_FROM_STDIN";
-/// Tells the child to keep its log small, as nobody else does.
-pub const LOG_VARIABLE: &str = "CODA_DAEMON_LOG";
 /// How often the child is looked at while it starts.
 const LOOK: Duration = Duration::from_millis(50);
 const STILL_STARTING: Duration = Duration::from_secs(10);

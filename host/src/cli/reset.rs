@@ -55,7 +55,7 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     }
     if let Some(prepared) = prepared {
         // Before the pid file goes: afterwards nobody would know its daemon.
-        let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
+        let path = around.plain("PATH").unwrap_or_default();
         let vpn = &prepared.settings.vpn;
         if Openvpn::new(vpn, &dirs.credentials, Programs::of_path(path)).stop_now()? {
             println!("stopped the VPN");

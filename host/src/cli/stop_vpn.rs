@@ -20,7 +20,7 @@ pub struct Args {}
 
 pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(around, HashMap::new())?;
-    let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
+    let path = around.plain("PATH").unwrap_or_default();
     let (vpn, dir) = (&prepared.settings.vpn, &prepared.settings.dirs.credentials);
     if Openvpn::new(vpn, dir, Programs::of_path(path)).stop_now()? {
         println!("stopped the VPN");

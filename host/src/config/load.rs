@@ -21,8 +21,16 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    fn plain(&self, name: &str) -> Option<&str> {
+    /// A variable of the system, by its exact name; an empty one counts as unset.
+    pub fn plain(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str).filter(|v| !v.is_empty())
+    }
+
+    /// A variable of ours, whose name matches in any case; an empty one counts as unset.
+    pub fn ours(&self, name: &str) -> Option<&str> {
+        let mut found =
+            self.environment.iter().filter(|(k, v)| k.eq_ignore_ascii_case(name) && !v.is_empty());
+        found.next().map(|(_, v)| v.as_str())
     }
 }
 
@@ -33,10 +41,7 @@ impl Surroundings {
 pub fn dirs(around: &Surroundings) -> Result<Dirs, ConfigError> {
     let absolute = |p: &str| around.cwd.join(p);
     let named = around
-        .environment
-        .iter()
-        .find(|(k, v)| k.eq_ignore_ascii_case("CODA_STATE_DIR") && !v.is_empty())
-        .map(|(_, v)| v.as_str())
+        .ours("CODA_STATE_DIR")
         .or_else(|| around.plain("STATE_DIRECTORY").and_then(|list| list.split(':').next()));
     if let Some(dir) = named {
         return Ok(Dirs { credentials: absolute(dir), state: absolute(dir) });

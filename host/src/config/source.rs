@@ -61,6 +61,7 @@ impl Source {
             .filter(|(k, v)| k.to_ascii_uppercase().starts_with("CODA_") && !v.is_empty())
             .map(|(k, v)| (k.to_ascii_uppercase(), v))
             .collect();
+        let flags = flags.into_iter().filter(|(_, v)| !v.is_empty()).collect();
         Source { environment, flags, shown: Vec::new() }
     }
 

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// What the older piece's name ends with.
 pub const OLD_SUFFIX: &str = ".1";
 
+/// Names the log to a daemon; whoever runs in the foreground has its output kept by somebody else.
+pub const LOG_VARIABLE: &str = "CODA_DAEMON_LOG";
+
 /// Looks at the log's size from time to time, for ever.
 pub async fn keep_small(log: PathBuf, max_bytes: u64, interval: Duration) {
     loop {

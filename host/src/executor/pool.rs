@@ -8,12 +8,12 @@
 //!
 //! A slot thread waits for work, enters the plugin, and reports each job's answer and then the free slot on
 //! one channel. The cancel hook is called at most once per job and only between entry and return of its run:
-//! [`Turn`] decides that under a lock. Nothing here judges counts.
+//! `turn` decides that under a lock. Nothing here judges counts.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use super::JobContext;
 use super::ffi::{CallJob, CreateRequest, DeviceReply, Instance};
 use super::loader::{self, LoadError, Loaded};
 use super::locate::{Located, Source};
+use super::turn::{Turn, lock};
 use crate::error::{Explain, exit};
 use crate::model::JobId;
 use crate::sys::Dispositions;
@@ -164,63 +165,6 @@ enum Control {
 
 type Turns = Mutex<HashMap<u64, Arc<Turn>>>;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Where one job is with respect to its plugin call.
-struct Turn {
-    job_id: JobId,
-    phase: Mutex<Phase>,
-    hook_returned: Condvar,
-}
-
-#[derive(PartialEq)]
-enum Phase {
-    Waiting,
-    Running,
-    /// The cancel hook is being called.
-    Cancelling,
-    /// The hook was called and returned; the run may go on.
-    Cancelled,
-    Ended,
-}
-
-impl Turn {
-    /// The run may begin, unless it was cancelled before.
-    fn enter(&self, context: &JobContext) -> bool {
-        let mut phase = lock(&self.phase);
-        *phase = if context.is_cancelled() { Phase::Ended } else { Phase::Running };
-        *phase == Phase::Running
-    }
-
-    /// The run has returned; waits for a hook that is still in the plugin, but not for ever.
-    fn leave(&self, limit: Duration) {
-        let phase = lock(&self.phase);
-        let waited = self.hook_returned.wait_timeout_while(phase, limit, |p| *p == Phase::Cancelling);
-        let (mut phase, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        *phase = Phase::Ended;
-    }
-
-    /// Calls `hook` if the run is in the plugin and was not told before.
-    fn cancel(&self, hook: impl FnOnce(&str) -> Option<Error>) -> Option<Error> {
-        {
-            let mut phase = lock(&self.phase);
-            if *phase != Phase::Running {
-                return None;
-            }
-            *phase = Phase::Cancelling;
-        }
-        let error = hook(&self.job_id);
-        let mut phase = lock(&self.phase);
-        if *phase == Phase::Cancelling {
-            *phase = Phase::Cancelled;
-        }
-        self.hook_returned.notify_all();
-        error
-    }
-}
-
 /// What a slot thread needs.
 struct Slot {
     index: usize,
@@ -316,12 +260,7 @@ impl Executor {
     /// free slots.
     pub fn run(&self, slot: usize, jobs: Vec<RunJob>) {
         for job in &jobs {
-            let turn = Turn {
-                job_id: job.job_id.clone(),
-                phase: Mutex::new(Phase::Waiting),
-                hook_returned: Condvar::new(),
-            };
-            lock(&self.turns).insert(job.ticket, Arc::new(turn));
+            lock(&self.turns).insert(job.ticket, Arc::new(Turn::new(job.job_id.clone())));
         }
         if self.slots.get(slot).is_none_or(|s| s.send(Work::Run(jobs)).is_err()) {
             tracing::error!(slot, "the executor's slot thread is gone; please report this as a bug");
@@ -484,10 +423,10 @@ fn controller(
         match order {
             Control::Cancel { ticket } => {
                 let Some(turn) = lock(turns).get(&ticket).cloned() else { continue };
-                let call = format!("cancel of job {}", turn.job_id);
+                let call = format!("cancel of job {}", turn.job_id());
                 let error = watched(call, &mut || turn.cancel(|id| instance.cancel(id)));
                 if let Some(error) = error {
-                    let job_id = &*turn.job_id;
+                    let job_id = turn.job_id();
                     tracing::warn!(plugin, job_id, error = error.text, "the plugin's cancel hook failed");
                 }
             }

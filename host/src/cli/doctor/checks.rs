@@ -278,7 +278,7 @@ fn openvpn(prepared: &Prepared, around: &Surroundings) -> Finding {
     if !prepared.settings.vpn.required {
         return Finding::skip("vpn", "not required");
     }
-    let path = around.environment.get("PATH").map(String::as_str).unwrap_or_default();
+    let path = around.plain("PATH").unwrap_or_default();
     let found = Programs::of_path(path).find("openvpn");
     match found {
         Some(binary) => Finding::pass("vpn", format!("{} is there", binary.display())),

@@ -1,0 +1,126 @@
+//! One job's way through its plugin call, and when the cancel hook may be called for it.
+//!
+//! ```text
+//! Waiting ── enter ──> Running ── leave ──> Ended       entering a cancelled job ends it at once
+//!                         │ cancel              ^
+//!                         v                     │
+//!                     Cancelling ─ hook returns ─> Cancelled ── leave
+//! ```
+//!
+//! The hook is called at most once, only while the run is in the plugin, and the run's thread waits for a hook that
+//! is still in there, though not for ever.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coda_plugin_abi::Error;
+
+use super::JobContext;
+use crate::model::JobId;
+
+/// A panic elsewhere leaves these locks' data whole, so it is no reason to stop.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where one job is with respect to its plugin call.
+pub(super) struct Turn {
+    job_id: JobId,
+    phase: Mutex<Phase>,
+    hook_returned: Condvar,
+}
+
+#[derive(PartialEq)]
+enum Phase {
+    Waiting,
+    Running,
+    /// The cancel hook is being called.
+    Cancelling,
+    /// The hook was called and returned; the run may go on.
+    Cancelled,
+    Ended,
+}
+
+impl Turn {
+    pub fn new(job_id: JobId) -> Turn {
+        Turn { job_id, phase: Mutex::new(Phase::Waiting), hook_returned: Condvar::new() }
+    }
+
+    pub fn job_id(&self) -> &str {
+        &self.job_id
+    }
+
+    /// The run may begin, unless it was cancelled before.
+    pub fn enter(&self, context: &JobContext) -> bool {
+        let mut phase = lock(&self.phase);
+        *phase = if context.is_cancelled() { Phase::Ended } else { Phase::Running };
+        *phase == Phase::Running
+    }
+
+    /// The run has returned; waits for a hook that is still in the plugin, but not for ever.
+    pub fn leave(&self, limit: Duration) {
+        let phase = lock(&self.phase);
+        let waited = self.hook_returned.wait_timeout_while(phase, limit, |p| *p == Phase::Cancelling);
+        let (mut phase, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *phase = Phase::Ended;
+    }
+
+    /// Calls `hook` if the run is in the plugin and was not told before.
+    pub fn cancel(&self, hook: impl FnOnce(&str) -> Option<Error>) -> Option<Error> {
+        {
+            let mut phase = lock(&self.phase);
+            if *phase != Phase::Running {
+                return None;
+            }
+            *phase = Phase::Cancelling;
+        }
+        let error = hook(&self.job_id);
+        let mut phase = lock(&self.phase);
+        if *phase == Phase::Cancelling {
+            *phase = Phase::Cancelled;
+        }
+        self.hook_returned.notify_all();
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn turn() -> (Turn, JobContext) {
+        (Turn::new("J".into()), JobContext::new("p".into(), "J".into()))
+    }
+
+    /// How often the hook was called by so many cancels.
+    fn cancels(turn: &Turn, times: u32) -> u32 {
+        let mut called = 0;
+        for _ in 0..times {
+            turn.cancel(|_| {
+                called += 1;
+                None
+            });
+        }
+        called
+    }
+
+    #[test]
+    fn the_hook_is_called_once_and_only_while_the_run_is_in_the_plugin() {
+        let (turn, context) = turn();
+        assert_eq!(cancels(&turn, 2), 0, "not before");
+        assert!(turn.enter(&context));
+        assert_eq!(cancels(&turn, 3), 1);
+        turn.leave(LIMIT);
+        assert_eq!(cancels(&turn, 2), 0, "not after");
+    }
+
+    #[test]
+    fn a_job_cancelled_before_does_not_enter() {
+        let (turn, context) = turn();
+        context.set_cancelled();
+        assert!(!turn.enter(&context));
+        assert_eq!(cancels(&turn, 1), 0);
+    }
+}
