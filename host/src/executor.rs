@@ -8,14 +8,16 @@
 //! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
 //! turn    when the cancel hook may be called
 //! ffi     the calls into the library, and the copies of what it lends
+//! gauges  quantities that the plugin reports of its device
 //! ```
 
 pub mod elf;
 mod ffi;
+pub mod gauges;
 pub mod loader;
 pub mod locate;
 pub mod pool;
 mod turn;
 
 pub use ffi::JobContext;
-pub use pool::{Executor, Keep, PluginInfo, RunDone, RunJob, StartRequest};
+pub use pool::{EvolveDone, EvolveJob, Executor, Keep, PluginInfo, RunDone, RunJob, StartRequest};

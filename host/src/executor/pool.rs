@@ -10,6 +10,8 @@
 //! one channel. The cancel hook is called at most once per job and only between entry and return of its run:
 //! `turn` decides that under a lock. Nothing here judges counts.
 
+mod evolve;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,6 +32,8 @@ use super::turn::{Turn, lock};
 use crate::error::{Explain, exit};
 use crate::model::JobId;
 use crate::sys::Dispositions;
+
+pub use evolve::{EvolveDone, EvolveJob};
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
 /// More slots than this is a mistake in the plugin, not a device.
@@ -154,6 +158,7 @@ pub struct Executor {
 
 enum Work {
     Run(Vec<RunJob>),
+    Evolve(Box<EvolveJob>),
     /// Destroy the executor and end (slot 0), or end.
     Stop,
 }
@@ -362,6 +367,7 @@ fn create(request: StartRequest) -> Result<(Loaded, Instance), StartError> {
         config_text: request.config_text,
         native_gate_set: request.native_gate_set,
         num_qubits: request.num_qubits,
+        gauges: Arc::default(),
     });
     report_changes(&request.dispositions, &plugin, "create");
     let instance = made.map_err(|error| StartError::Create { path, error })?;
@@ -446,6 +452,12 @@ impl Slot {
                 Ok(Work::Run(jobs)) => {
                     self.call(jobs);
                     if self.done.send(RunDone::SlotFree { slot: self.index }).is_err() {
+                        return false;
+                    }
+                }
+                Ok(Work::Evolve(job)) => {
+                    self.evolve(*job);
+                    if !self.report_free() {
                         return false;
                     }
                 }

@@ -1,0 +1,111 @@
+//! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
+//!
+//! It takes a slot as a run does, can be cancelled by its ticket as a run can, and answers on a channel of its own;
+//! the free slot is reported where all are. What comes back is checked for being a state of the same size; that it
+//! is the right one is the caller's matter.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
+use tokio::sync::oneshot;
+
+use super::{Executor, RunDone, Slot, Work, cancelled, report_changes};
+use crate::executor::JobContext;
+use crate::executor::ffi::CallEvolve;
+use crate::executor::turn::{Turn, lock};
+use crate::model::JobId;
+
+/// How far the norm of an answer may be from 1.
+const NORM_ERROR: f64 = 1e-6;
+
+/// A state, what is to be done with it, and where the answer goes.
+pub struct EvolveJob {
+    /// The caller's own mark, unlike that of any other job in the pool.
+    pub ticket: u64,
+    pub job_id: JobId,
+    /// At most what [`Executor::hooks`] says.
+    pub num_qubits: u16,
+    /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
+    pub amplitudes: Vec<Amplitude>,
+    pub operations: Arc<[Operation]>,
+    pub context: Arc<JobContext>,
+    pub answer: oneshot::Sender<EvolveDone>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct EvolveDone {
+    pub answer: Result<Vec<Amplitude>, Error>,
+    pub run_time: Duration,
+}
+
+impl Executor {
+    /// Gives a free slot a state to evolve. The caller keeps count of free slots, as for [`Executor::run`].
+    pub fn evolve_state(&self, slot: usize, job: EvolveJob) {
+        lock(&self.turns).insert(job.ticket, Arc::new(Turn::new(job.job_id.clone())));
+        if self.slots.get(slot).is_none_or(|s| s.send(Work::Evolve(Box::new(job))).is_err()) {
+            tracing::error!(slot, "a slot thread is gone; please report this as a bug");
+        }
+    }
+}
+
+impl Slot {
+    /// Runs one call and answers it.
+    pub(super) fn evolve(&self, job: EvolveJob) {
+        let turn = lock(&self.turns).get(&job.ticket).cloned();
+        let start = Instant::now();
+        let answer = match turn.filter(|t| t.enter(&job.context)) {
+            None => Err(cancelled()),
+            Some(turn) => {
+                let answer = self.instance.evolve_state(&CallEvolve {
+                    job_id: &job.job_id,
+                    num_qubits: job.num_qubits,
+                    amplitudes: &job.amplitudes,
+                    operations: &job.operations,
+                    context: &job.context,
+                });
+                turn.leave(self.control_timeout);
+                report_changes(&self.dispositions, &self.plugin, "evolve_state");
+                answer.and_then(|state| check(state, job.amplitudes.len()))
+            }
+        };
+        lock(&self.turns).remove(&job.ticket);
+        let done = EvolveDone { answer, run_time: start.elapsed() };
+        if job.answer.send(done).is_err() {
+            tracing::debug!(job_id = &*job.job_id, "nobody waits for this state any more");
+        }
+    }
+
+    pub(super) fn report_free(&self) -> bool {
+        self.done.send(RunDone::SlotFree { slot: self.index }).is_ok()
+    }
+}
+
+fn check(state: Vec<Amplitude>, len: usize) -> Result<Vec<Amplitude>, Error> {
+    let contract = |text: String| Err(Error::new(ErrorCode::Contract, text).at(Stage::Run));
+    if state.len() != len {
+        return contract(format!("the executor returned {} amplitudes for {len}", state.len()));
+    }
+    let norm: f64 = state.iter().map(|a| a.re * a.re + a.im * a.im).sum();
+    // Also when it is no number.
+    if (norm - 1.0).abs() <= NORM_ERROR {
+        return Ok(state);
+    }
+    contract(format!("the executor returned a state of norm {norm}, expected 1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_state_is_refused() {
+        let half = Amplitude { re: std::f64::consts::FRAC_1_SQRT_2, im: 0.0 };
+        assert!(check(vec![half; 2], 2).is_ok());
+        let says = |state, len| check(state, len).unwrap_err().text;
+        assert_eq!(says(vec![half; 2], 4), "the executor returned 2 amplitudes for 4");
+        assert!(says(vec![half; 4], 4).contains("norm 2"), "{}", says(vec![half; 4], 4));
+        assert!(says(vec![Amplitude { re: f64::NAN, im: 0.0 }; 2], 2).contains("norm NaN"));
+    }
+}
