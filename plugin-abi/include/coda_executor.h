@@ -279,6 +279,17 @@ typedef struct coda_reply {
     void (*schema)(void *ctx, coda_str json);
 } coda_reply;
 
+/* Replies an error, for a job's index or CODA_WHOLE_CALL. */
+static inline void coda_fail(const coda_reply *reply, size_t index, uint32_t code, uint32_t stage, const char *text) {
+    coda_error error;
+    memset(&error, 0, sizeof error);
+    error.size = sizeof error;
+    error.code = code;
+    error.stage = stage;
+    error.text = coda_str_of(text);
+    reply->error(reply->ctx, index, &error);
+}
+
 /* What create is given. Lent for the length of create, except host. */
 typedef struct coda_create {
     size_t size;

@@ -495,7 +495,7 @@ macro_rules! export_executor {
                 ];
 
                 #[allow(unused_mut, unused_assignments)]
-                pub fn schema(entry: &str) -> ::std::option::Option<::std::string::String> {
+                pub fn __coda_config_schema(entry: &str) -> ::std::option::Option<::std::string::String> {
                     let mut of_entry: fn(&str) -> ::std::option::Option<::std::string::String> = |_| None;
                     $(of_entry = $schema;)?
                     of_entry(entry)
@@ -534,7 +534,7 @@ macro_rules! export_executor {
                 $crate::glue::evolve_state(this, state.as_ptr(), reply.as_ptr())
             }
             extern "C" fn config_schema(entry: TextArg, reply: ReplyArg) {
-                $crate::glue::config_schema(entries::schema, entry.as_ptr(), reply.as_ptr())
+                $crate::glue::config_schema(entries::__coda_config_schema, entry.as_ptr(), reply.as_ptr())
             }
 
             const MODULE: &WithMetadata<$crate::ExecutorModule> = &WithMetadata::new($crate::ExecutorModule {
