@@ -7,6 +7,7 @@
 //! loader  checks, private copy, dlopen        -> Library
 //! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
 //! turn    when the cancel hook may be called
+//! schema  the device config against the plugin's JSON schema
 //! ffi     the calls into the library, and the copies of what it lends
 //! gauges  quantities that the plugin reports of its device
 //! ```
@@ -17,6 +18,7 @@ pub mod gauges;
 pub mod loader;
 pub mod locate;
 pub mod pool;
+pub mod schema;
 mod turn;
 
 pub use ffi::JobContext;
