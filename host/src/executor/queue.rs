@@ -100,3 +100,101 @@ impl Queue {
         drop(self.changed.wait_while(state, |s| s.threads > 1));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use coda_plugin_abi::Program;
+
+    use super::super::JobContext;
+    use super::*;
+
+    fn job(ticket: u64) -> RunJob {
+        let ir = br#"{"version":"1.0","target":"cz","num_qubits":1,"gates":[],"measurements":[0],
+            "metadata":{"source_hash":"h","compiled_at":"2026-01-01T00:00:00Z"}}"#;
+        RunJob {
+            ticket,
+            message_id: None,
+            job_id: "J".into(),
+            program: Arc::new(Program::parse(ir).unwrap()),
+            shots: 1,
+            context: Arc::new(JobContext::new("p".into(), "J".into())),
+        }
+    }
+
+    fn jobs(tickets: impl IntoIterator<Item = u64>) -> Vec<RunJob> {
+        tickets.into_iter().map(job).collect()
+    }
+
+    fn tickets(jobs: &[RunJob]) -> Vec<u64> {
+        jobs.iter().map(|j| j.ticket).collect()
+    }
+
+    #[test]
+    fn jobs_are_taken_in_order_so_many_at_once_and_withdrawn_ones_never() {
+        let queue = Queue::default();
+        queue.open(2);
+        // Whichever check came back first.
+        queue.add(jobs([4, 2]));
+        queue.add(jobs([1, 3]));
+        assert!(queue.withdraw(2));
+        assert!(!queue.withdraw(2), "only once");
+        let take = || tickets(&queue.take(|_| {}).unwrap());
+        assert_eq!([take(), take()], [vec![1, 3], vec![4]]);
+        assert!(!queue.withdraw(1), "a slot has it");
+    }
+
+    #[test]
+    fn what_can_not_be_withdrawn_has_been_announced() {
+        let queue = Arc::new(Queue::default());
+        queue.open(1);
+        let (announced, seen) = channel();
+        let slots: Vec<_> = (0..2)
+            .map(|_| {
+                let (queue, announced) = (queue.clone(), announced.clone());
+                std::thread::spawn(move || {
+                    while queue.take(|jobs| announced.send(jobs[0].ticket).unwrap()).is_some() {}
+                })
+            })
+            .collect();
+        let mut taken = Vec::new();
+        let mut withdrawn = Vec::new();
+        for ticket in 0..2000 {
+            queue.add(jobs([ticket]));
+            if ticket % 3 == 0 {
+                std::thread::yield_now();
+            }
+            if queue.withdraw(ticket) {
+                withdrawn.push(ticket);
+            } else {
+                taken.extend(seen.try_iter());
+                assert!(taken.contains(&ticket), "{ticket} is neither here nor announced");
+            }
+        }
+        queue.stop();
+        slots.into_iter().for_each(|s| s.join().unwrap());
+        taken.extend(withdrawn);
+        taken.sort_unstable();
+        assert!(taken.into_iter().eq(0..2000), "each exactly once");
+    }
+
+    #[test]
+    fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
+        let queue = Arc::new(Queue::default());
+        queue.open(1);
+        let (taken, seen) = channel();
+        let slots: Vec<_> = (0..3)
+            .map(|_| {
+                let (queue, taken) = (queue.clone(), taken.clone());
+                std::thread::spawn(move || taken.send(queue.take(|_| {}).map(|j| j[0].ticket)).unwrap())
+            })
+            .collect();
+        queue.add(jobs([1, 2, 3]));
+        let mut got: Vec<_> = (0..3).map(|_| seen.recv().unwrap()).collect();
+        got.sort_unstable();
+        assert_eq!(got, [Some(1), Some(2), Some(3)]);
+        slots.into_iter().for_each(|s| s.join().unwrap());
+    }
+}
