@@ -6,6 +6,8 @@
 //! elf     what the file says of itself        -> Descriptor, before any of its code runs
 //! loader  checks, private copy, dlopen        -> Library
 //! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
+//! queue   what waits for a slot
+//! slot    one slot's thread
 //! turn    when the cancel hook may be called
 //! schema  the device config against the plugin's JSON schema
 //! ffi     the calls into the library, and the copies of what it lends
@@ -18,8 +20,11 @@ pub mod gauges;
 pub mod loader;
 pub mod locate;
 pub mod pool;
+mod queue;
 pub mod schema;
+mod slot;
 mod turn;
 
 pub use ffi::JobContext;
-pub use pool::{EvolveDone, EvolveJob, Executor, Keep, PluginInfo, RunDone, RunJob, StartRequest};
+pub use pool::{Answer, EvolveDone, EvolveJob, Executor, PluginInfo, RunDone, RunJob, StartRequest};
+pub use slot::Witness;

@@ -33,6 +33,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         native_gate_set: "cz".into(),
         num_qubits: qubits,
         control_timeout: LIMIT,
+        batch_max: 1,
         dispositions: Arc::new(Dispositions::capture()),
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
@@ -46,17 +47,21 @@ impl Loaded {
     async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
         let program = Program::parse(circuit.json().to_string().as_bytes()).unwrap();
         let context = Arc::new(JobContext::new("plugin".into(), "J".into()));
-        let job =
-            RunJob { ticket: 1, job_id: "J".into(), program: Arc::new(program), shots, context, keep: None };
-        self.executor.run(0, vec![job]);
-        let (mut answer, mut free) = (None, false);
-        while answer.is_none() || !free {
+        let job = RunJob {
+            ticket: 1,
+            message_id: None,
+            job_id: "J".into(),
+            program: Arc::new(program),
+            shots,
+            context,
+        };
+        self.executor.submit(vec![job]);
+        loop {
             match self.answers.recv().await.expect("the slot thread lives") {
-                RunDone::Job { answer: a, .. } => answer = Some(a),
-                RunDone::SlotFree { .. } => free = true,
+                RunDone::Job { answer, .. } => return answer.unwrap(),
+                RunDone::Started { .. } => {}
             }
         }
-        answer.unwrap().unwrap()
     }
 }
 
@@ -91,20 +96,15 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     }
     let (answer, answered) = oneshot::channel();
     let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
-    loaded.executor.evolve_state(
-        0,
-        EvolveJob {
-            ticket: 7,
-            job_id: "J".into(),
-            num_qubits: 2,
-            amplitudes: vec![one, zero, zero, zero],
-            operations: [turn].into(),
-            context,
-            answer,
-        },
-    );
+    loaded.executor.evolve_state(EvolveJob {
+        job_id: "J".into(),
+        num_qubits: 2,
+        amplitudes: vec![one, zero, zero, zero],
+        operations: [turn].into(),
+        context,
+        answer,
+    });
     let done = answered.await.expect("an answer");
-    assert!(matches!(loaded.answers.recv().await, Some(RunDone::SlotFree { slot: 0 })));
     done.answer
 }
 

@@ -1,35 +1,39 @@
 //! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
 //!
-//! It takes a slot as a run does, can be cancelled by its ticket as a run can, and answers on a channel of its own;
-//! the free slot is reported where all are. What comes back is checked for being a state of the same size; that it
-//! is the right one is the caller's matter.
+//! It takes a slot as a run does, before the jobs that wait, and is cancelled by a ticket as they are; it answers on a
+//! channel of its own. What comes back is checked for being a state of the same size; that it is the right one is the
+//! caller's matter.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
 use tokio::sync::oneshot;
 
-use super::{Executor, RunDone, Slot, Work, cancelled, report_changes};
+use super::{Executor, report_changes};
 use crate::executor::JobContext;
 use crate::executor::ffi::CallEvolve;
+use crate::executor::slot::{Slot, cancelled};
 use crate::executor::turn::{Turn, lock};
 use crate::model::JobId;
 
 /// How far the norm of an answer may be from 1.
 const NORM_ERROR: f64 = 1e-6;
+/// Tickets of states, apart from those of jobs.
+static NEXT_TICKET: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// A state, what is to be done with it, and where the answer goes.
 pub struct EvolveJob {
-    /// The caller's own mark, unlike that of any other job in the pool.
-    pub ticket: u64,
     pub job_id: JobId,
     /// At most what [`Executor::hooks`] says.
     pub num_qubits: u16,
     /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
     pub amplitudes: Vec<Amplitude>,
     pub operations: Arc<[Operation]>,
+    /// Set it to cancelled and call [`Executor::cancel`] to end it early.
     pub context: Arc<JobContext>,
+    /// Dropped without an answer when the executor stops first.
     pub answer: oneshot::Sender<EvolveDone>,
 }
 
@@ -37,23 +41,28 @@ pub struct EvolveJob {
 #[derive(Debug)]
 pub struct EvolveDone {
     pub answer: Result<Vec<Amplitude>, Error>,
+    /// In the plugin.
     pub run_time: Duration,
 }
 
 impl Executor {
-    /// Gives a free slot a state to evolve. The caller keeps count of free slots, as for [`Executor::run`].
-    pub fn evolve_state(&self, slot: usize, job: EvolveJob) {
-        lock(&self.turns).insert(job.ticket, Arc::new(Turn::new(job.job_id.clone())));
-        if self.slots.get(slot).is_none_or(|s| s.send(Work::Evolve(Box::new(job))).is_err()) {
-            tracing::error!(slot, "a slot thread is gone; please report this as a bug");
-        }
+    /// Lets a state wait for a slot, before the jobs that wait. Returns the ticket that cancels it.
+    pub fn evolve_state(&self, job: EvolveJob) -> u64 {
+        let ticket = NEXT_TICKET.fetch_add(1, Ordering::Relaxed);
+        self.shared.queue.add_state(ticket, job);
+        ticket
     }
 }
 
 impl Slot {
+    pub(in crate::executor) fn enter_state(&self, ticket: u64, job: &EvolveJob) {
+        lock(&self.shared.turns).insert(ticket, Arc::new(Turn::new(job.job_id.clone())));
+    }
+
     /// Runs one call and answers it.
-    pub(super) fn evolve(&self, job: EvolveJob) {
-        let turn = lock(&self.turns).get(&job.ticket).cloned();
+    pub(in crate::executor) fn evolve(&self, ticket: u64, job: EvolveJob) {
+        let shared = &*self.shared;
+        let turn = lock(&shared.turns).get(&ticket).cloned();
         let start = Instant::now();
         let answer = match turn.filter(|t| t.enter(&job.context)) {
             None => Err(cancelled()),
@@ -65,20 +74,16 @@ impl Slot {
                     operations: &job.operations,
                     context: &job.context,
                 });
-                turn.leave(self.control_timeout);
-                report_changes(&self.dispositions, &self.plugin, "evolve_state");
+                turn.leave(shared.control_timeout);
+                report_changes(&shared.dispositions, &self.plugin, "evolve_state");
                 answer.and_then(|state| check(state, job.amplitudes.len()))
             }
         };
-        lock(&self.turns).remove(&job.ticket);
+        lock(&shared.turns).remove(&ticket);
         let done = EvolveDone { answer, run_time: start.elapsed() };
         if job.answer.send(done).is_err() {
             tracing::debug!(job_id = &*job.job_id, "nobody waits for this state any more");
         }
-    }
-
-    pub(super) fn report_free(&self) -> bool {
-        self.done.send(RunDone::SlotFree { slot: self.index }).is_ok()
     }
 }
 
