@@ -15,7 +15,7 @@
 //! ```
 
 pub mod elf;
-mod ffi;
+pub(crate) mod ffi;
 pub mod gauges;
 pub mod loader;
 pub mod locate;

@@ -191,6 +191,41 @@ pub fn spawn_detached(mut command: Command) -> io::Result<Child> {
     command.spawn()
 }
 
+/// A signal's usual name.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL (illegal instruction)",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT (abort)",
+        libc::SIGBUS => "SIGBUS (bus error)",
+        libc::SIGFPE => "SIGFPE (arithmetic error)",
+        libc::SIGKILL => "SIGKILL (killed, perhaps for want of memory)",
+        libc::SIGSEGV => "SIGSEGV (segmentation fault)",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU (CPU time limit)",
+        libc::SIGSYS => "SIGSYS (forbidden system call)",
+        other => return format!("signal {other}"),
+    };
+    name.to_string()
+}
+
+/// The C library's locale for all categories.
+pub fn locale() -> String {
+    // SAFETY: with a null locale the call only reads; the text is copied before anyone could set another.
+    unsafe {
+        let text = libc::setlocale(libc::LC_ALL, std::ptr::null());
+        match text.is_null() {
+            true => String::new(),
+            false => std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned(),
+        }
+    }
+}
+
 /// Sends a signal to one process; never to a group, as the numbers 0 and below would.
 ///
 /// # Errors

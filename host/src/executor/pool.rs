@@ -368,7 +368,7 @@ pub(super) fn report_changes(dispositions: &Dispositions, plugin: &str, call: &s
     }
 }
 
-fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
+pub(crate) fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
     let DeviceReply { device, hooks, unknown_targets, num_qubits, slots } = reply;
     if num_qubits == 0 || num_qubits > MAX_QUBITS {
         return Err(format!("it has {num_qubits} qubits, allowed are 1 to {MAX_QUBITS}"));
