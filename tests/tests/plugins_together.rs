@@ -107,7 +107,7 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     let hold = loaded.executor.hold().expect("nothing runs");
     assert!(loaded.executor.hold().is_none(), "there is one slot");
     loaded.executor.evolve_state(
-        hold,
+        &hold,
         EvolveJob {
             ticket: 7,
             job_id: "J".into(),
@@ -119,6 +119,8 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
         },
     );
     let done = answered.await.expect("an answer");
+    assert_eq!(loaded.executor.load(), Load { slots: 1, held: 1, ..Load::default() });
+    drop(hold);
     assert_eq!(loaded.executor.load(), Load { slots: 1, ..Load::default() });
     done.answer
 }

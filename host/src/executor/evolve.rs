@@ -43,9 +43,9 @@ pub struct EvolveDone {
 }
 
 impl Executor {
-    /// Has the slot that is held evolve a state.
-    pub fn evolve_state(&self, hold: Hold, job: EvolveJob) {
-        hold.spend(Box::new(job));
+    /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
+    pub fn evolve_state(&self, hold: &Hold, job: EvolveJob) {
+        hold.enter(Box::new(job));
     }
 }
 

@@ -61,10 +61,10 @@ impl Slot {
                     witness.inspect(|w| w.ends(self.index));
                     shared.queue.give_back();
                 }
-                Call::Evolve(job) => {
+                Call::Evolve(hold, job) => {
                     let done = self.evolve(&job);
-                    // Before the answer: who has it may ask for a slot at once.
-                    shared.queue.give_back();
+                    // Before the answer: who has it may give the slot back and ask for it again at once.
+                    drop(hold);
                     job.reply(done);
                 }
             }
@@ -75,7 +75,7 @@ impl Slot {
         let mut turns = lock(&self.shared.turns);
         let mut enter = |ticket, job_id: &JobId| turns.insert(ticket, Arc::new(Turn::new(job_id.clone())));
         match call {
-            Call::Evolve(job) => drop(enter(job.ticket, &job.job_id)),
+            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id)),
             Call::Jobs(jobs) => {
                 for job in jobs {
                     enter(job.ticket, &job.job_id);
