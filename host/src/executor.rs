@@ -6,8 +6,9 @@
 //! elf     what the file says of itself        -> Descriptor, before any of its code runs
 //! loader  checks, private copy, dlopen        -> Library
 //! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
-//! queue   what waits for a slot
+//! queue   what waits for a slot, and who holds one
 //! slot    one slot's thread
+//! evolve  a state in, operations, a state out
 //! turn    when the cancel hook may be called
 //! schema  the device config against the plugin's JSON schema
 //! ffi     the calls into the library, and the copies of what it lends
@@ -15,6 +16,7 @@
 //! ```
 
 pub mod elf;
+mod evolve;
 pub(crate) mod ffi;
 pub mod gauges;
 pub mod loader;
@@ -25,6 +27,8 @@ pub mod schema;
 mod slot;
 mod turn;
 
+pub use evolve::{EvolveDone, EvolveJob};
 pub use ffi::JobContext;
-pub use pool::{Answer, EvolveDone, EvolveJob, Executor, PluginInfo, RunDone, RunJob, StartRequest};
+pub use pool::{Answer, Executor, PluginInfo, RunDone, RunJob, StartRequest};
+pub use queue::{Hold, Load};
 pub use slot::Witness;

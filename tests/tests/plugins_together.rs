@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coda_host::error::Explain as _;
 use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
 use coda_host::executor::pool::StartError;
-use coda_host::executor::{EvolveJob, Executor, JobContext, RunDone, RunJob, StartRequest};
+use coda_host::executor::{EvolveJob, Executor, JobContext, Load, RunDone, RunJob, StartRequest};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Circuit, LIMIT, example};
@@ -44,7 +44,7 @@ impl Loaded {
         &self.executor.device().name
     }
 
-    async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
+    fn submit(&self, circuit: &Circuit, shots: u32) {
         let program = Program::parse(circuit.json().to_string().as_bytes()).unwrap();
         let context = Arc::new(JobContext::new("plugin".into(), "J".into()));
         let job = RunJob {
@@ -56,6 +56,14 @@ impl Loaded {
             context,
         };
         self.executor.submit(vec![job]);
+    }
+
+    async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
+        self.submit(circuit, shots);
+        self.answer().await
+    }
+
+    async fn answer(&mut self) -> Outcome {
         loop {
             match self.answers.recv().await.expect("the slot thread lives") {
                 RunDone::Job { answer, .. } => return answer.unwrap(),
@@ -96,15 +104,24 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     }
     let (answer, answered) = oneshot::channel();
     let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
-    loaded.executor.evolve_state(EvolveJob {
-        job_id: "J".into(),
-        num_qubits: 2,
-        amplitudes: vec![one, zero, zero, zero],
-        operations: [turn].into(),
-        context,
-        answer,
-    });
+    let hold = loaded.executor.hold().expect("nothing runs");
+    assert!(loaded.executor.hold().is_none(), "there is one slot");
+    loaded.executor.evolve_state(
+        &hold,
+        EvolveJob {
+            ticket: 7,
+            job_id: "J".into(),
+            num_qubits: 2,
+            amplitudes: vec![one, zero, zero, zero],
+            operations: [turn].into(),
+            context,
+            answer,
+        },
+    );
     let done = answered.await.expect("an answer");
+    assert_eq!(loaded.executor.load(), Load { slots: 1, held: 1, ..Load::default() });
+    drop(hold);
+    assert_eq!(loaded.executor.load(), Load { slots: 1, ..Load::default() });
     done.answer
 }
 
@@ -162,4 +179,16 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
     for (l, key) in loaded.iter_mut().zip(["00", "10", "10"]) {
         assert_eq!(l.run(&example(), 5).await.counts, [(key.to_string(), 5)]);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_held_slot_is_nobody_elses_and_none_is_held_while_jobs_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut simulator = load(&library("coda_simulator"), dir.path(), "seed: 1", 3).await.unwrap();
+    let hold = simulator.executor.hold().expect("nothing runs");
+    simulator.submit(&example(), 5);
+    assert!(simulator.executor.hold().is_none());
+    assert_eq!(simulator.executor.load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
+    drop(hold);
+    assert_eq!(simulator.answer().await.counts.len(), 1);
 }

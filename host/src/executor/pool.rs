@@ -9,8 +9,6 @@
 //! Starts and answers come on one channel, in order. The cancel hook is called at most once per job and only
 //! between entry and return of its run: `turn` decides that under a lock.
 
-mod evolve;
-
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -26,14 +24,12 @@ use super::JobContext;
 use super::ffi::{CreateRequest, DeviceReply, Instance};
 use super::loader::{self, LoadError, Loaded};
 use super::locate::{Located, Source};
-use super::queue::Queue;
+use super::queue::{Hold, Load, Queue};
 use super::slot::{Shared, Slot, Turns, Witness};
 use super::turn::lock;
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId};
 use crate::sys::Dispositions;
-
-pub use evolve::{EvolveDone, EvolveJob};
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
 /// More slots than this is a mistake in the plugin, not a device.
@@ -211,7 +207,7 @@ impl Executor {
                 slot.shared.queue.leave();
             })?);
         }
-        shared.queue.open(if hooks.batch_run { batch_max } else { 1 });
+        shared.queue.open(usize::from(device.slots), if hooks.batch_run { batch_max } else { 1 });
         let d = &loaded.descriptor;
         let info = PluginInfo {
             vendor: d.vendor.clone(),
@@ -258,6 +254,16 @@ impl Executor {
     /// Takes back every job that waits.
     pub fn withdraw_all(&self) {
         self.shared.queue.withdraw_all();
+    }
+
+    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
+    pub fn hold(&self) -> Option<Hold> {
+        Queue::hold(&self.shared)
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during

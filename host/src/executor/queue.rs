@@ -1,14 +1,37 @@
-//! What waits for a slot, and the one count of slots.
+//! What waits for a slot, who holds one, and the one count of slots.
 //!
 //! The driver adds jobs, the slot threads take them in ticket order the moment they are free: between two runs
 //! nobody is asked. A start is announced while the queue is locked, so that a job which can't be withdrawn any
 //! more has its announcement in the channel already.
+//!
+//! A slot can be held for somebody else, but never while jobs wait. What is held and what is busy never exceeds the
+//! slots: all three change under this one lock.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use super::pool::{EvolveJob, RunJob};
+use super::evolve::EvolveJob;
+use super::pool::RunJob;
 use super::turn::lock;
+
+/// What a slot does next.
+pub(super) enum Call {
+    Jobs(Vec<RunJob>),
+    /// In a slot that is held.
+    Evolve(Hold, Box<EvolveJob>),
+}
+
+/// How the slots are used at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    pub slots: usize,
+    /// With jobs in the plugin.
+    pub busy: usize,
+    /// Kept for somebody, who may be in the plugin.
+    pub held: usize,
+    /// Jobs without a slot.
+    pub waiting: usize,
+}
 
 /// The jobs that wait, shared by the handle and the slot threads.
 #[derive(Default)]
@@ -17,17 +40,14 @@ pub(super) struct Queue {
     changed: Condvar,
 }
 
-/// What one call of the plugin is for.
-pub(super) enum Call {
-    Jobs(Vec<RunJob>),
-    Evolve(u64, Box<EvolveJob>),
-}
-
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, RunJob>,
-    /// States to evolve, with their tickets. They go first: somebody else's circuit waits for each.
-    states: VecDeque<(u64, Box<EvolveJob>)>,
+    /// What has a hold and takes no slot besides.
+    guests: VecDeque<(Hold, Box<EvolveJob>)>,
+    slots: usize,
+    busy: usize,
+    held: usize,
     /// Most jobs of one call.
     batch_max: usize,
     /// Threads that wait for a change.
@@ -38,21 +58,51 @@ struct State {
 }
 
 impl State {
-    fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.states.is_empty()
+    fn has_room(&self) -> bool {
+        self.busy + self.held < self.slots
+    }
+
+    fn next(&mut self) -> Option<Call> {
+        if let Some((hold, guest)) = self.guests.pop_front() {
+            return Some(Call::Evolve(hold, guest));
+        }
+        if self.waiting.is_empty() || !self.has_room() {
+            return None;
+        }
+        let mut jobs = Vec::with_capacity(self.batch_max.min(self.waiting.len()));
+        while jobs.len() < self.batch_max
+            && let Some((_, job)) = self.waiting.pop_first()
+        {
+            jobs.push(job);
+        }
+        self.busy += 1;
+        Some(Call::Jobs(jobs))
     }
 }
 
-/// What is about to be taken.
-pub(super) enum Announced<'a> {
-    Jobs(&'a [RunJob]),
-    State(u64, &'a EvolveJob),
+/// A slot kept for somebody, until the last clone is dropped; a call in it has one.
+#[derive(Clone)]
+pub struct Hold(Arc<Held>);
+
+struct Held(Arc<super::slot::Shared>);
+
+impl Hold {
+    /// Gives the slot something to do.
+    pub(super) fn enter(&self, guest: Box<EvolveJob>) {
+        self.0.0.queue.change(|state| state.guests.push_back((self.clone(), guest)));
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.queue.change(|state| state.held -= 1);
+    }
 }
 
 impl Queue {
-    /// Lets jobs be taken, so many in one call.
-    pub fn open(&self, batch_max: usize) {
-        lock(&self.state).batch_max = batch_max;
+    /// Lets so many slots take jobs, so many in one call.
+    pub fn open(&self, slots: usize, batch_max: usize) {
+        self.change(|state| (state.slots, state.batch_max) = (slots, batch_max.max(1)));
     }
 
     /// A slot thread will take from here until [`Queue::leave`].
@@ -61,19 +111,7 @@ impl Queue {
     }
 
     pub fn add(&self, jobs: Vec<RunJob>) {
-        let mut state = lock(&self.state);
-        state.waiting.extend(jobs.into_iter().map(|job| (job.ticket, job)));
-        if state.idle > 0 {
-            self.changed.notify_one();
-        }
-    }
-
-    pub fn add_state(&self, ticket: u64, job: EvolveJob) {
-        let mut state = lock(&self.state);
-        state.states.push_back((ticket, Box::new(job)));
-        if state.idle > 0 {
-            self.changed.notify_one();
-        }
+        self.change(|state| state.waiting.extend(jobs.into_iter().map(|job| (job.ticket, job))));
     }
 
     /// Takes a job back; false when a slot has it or it never was here.
@@ -85,47 +123,57 @@ impl Queue {
         lock(&self.state).waiting.clear();
     }
 
-    /// Waits for the next call's jobs; `announce` sees them before anyone can miss them here. `None` when the
-    /// executor stops.
-    pub fn take(&self, announce: impl FnOnce(Announced<'_>)) -> Option<Call> {
+    pub fn load(&self) -> Load {
+        let state = lock(&self.state);
+        Load { slots: state.slots, busy: state.busy, held: state.held, waiting: state.waiting.len() }
+    }
+
+    /// Keeps a slot of `shared`, whose queue this is, unless every slot is taken or jobs wait for one.
+    pub fn hold(shared: &Arc<super::slot::Shared>) -> Option<Hold> {
+        let mut state = lock(&shared.queue.state);
+        if state.stopping || !state.waiting.is_empty() || !state.has_room() {
+            return None;
+        }
+        state.held += 1;
+        Some(Hold(Arc::new(Held(shared.clone()))))
+    }
+
+    /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.
+    pub fn take(&self, announce: impl FnOnce(&Call)) -> Option<Call> {
         let mut state = lock(&self.state);
-        while !state.stopping && (state.is_empty() || state.batch_max == 0) {
+        let call = loop {
+            if state.stopping {
+                return None;
+            }
+            if let Some(call) = state.next() {
+                break call;
+            }
             state.idle += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
-        }
-        if state.stopping {
-            return None;
-        }
-        if let Some((ticket, job)) = state.states.pop_front() {
-            announce(Announced::State(ticket, &job));
-            self.wake_next(&state);
-            return Some(Call::Evolve(ticket, job));
-        }
-        let mut jobs = Vec::with_capacity(state.batch_max.min(state.waiting.len()));
-        while jobs.len() < state.batch_max
-            && let Some((_, job)) = state.waiting.pop_first()
-        {
-            jobs.push(job);
-        }
-        announce(Announced::Jobs(&jobs));
-        self.wake_next(&state);
-        Some(Call::Jobs(jobs))
-    }
-
-    fn wake_next(&self, state: &State) {
-        if state.idle > 0 && !state.is_empty() {
+        };
+        announce(&call);
+        if state.idle > 0 && (!state.guests.is_empty() || !state.waiting.is_empty() && state.has_room()) {
             self.changed.notify_one();
         }
+        Some(call)
+    }
+
+    /// The call has come back.
+    pub fn give_back(&self) {
+        // The caller takes the next call itself.
+        lock(&self.state).busy -= 1;
     }
 
     /// No job is taken any more; threads end when their call has come back.
     pub fn stop(&self) {
-        let mut state = lock(&self.state);
-        state.stopping = true;
-        // Whoever waits for a state is told by the end of its channel.
-        state.states.clear();
-        drop(state);
+        let guests = {
+            let mut state = lock(&self.state);
+            state.stopping = true;
+            std::mem::take(&mut state.guests)
+        };
+        // Whose holds need the lock to go.
+        drop(guests);
         self.changed.notify_all();
     }
 
@@ -139,6 +187,14 @@ impl Queue {
     pub fn wait_alone(&self) {
         let state = lock(&self.state);
         drop(self.changed.wait_while(state, |s| s.threads > 1));
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut State) -> T) {
+        let mut state = lock(&self.state);
+        how(&mut state);
+        if state.idle > 0 {
+            self.changed.notify_one();
+        }
     }
 }
 
@@ -169,45 +225,27 @@ mod tests {
         tickets.into_iter().map(job).collect()
     }
 
-    fn tickets(call: Call) -> Vec<u64> {
+    fn tickets(call: &Call) -> Vec<u64> {
         match call {
             Call::Jobs(jobs) => jobs.iter().map(|j| j.ticket).collect(),
-            Call::Evolve(..) => Vec::new(),
+            Call::Evolve(_, job) => vec![job.ticket],
         }
-    }
-
-    fn state() -> EvolveJob {
-        EvolveJob {
-            job_id: "E".into(),
-            num_qubits: 0,
-            amplitudes: Vec::new(),
-            operations: [].into(),
-            context: Arc::new(JobContext::new("p".into(), "E".into())),
-            answer: tokio::sync::oneshot::channel().0,
-        }
-    }
-
-    #[test]
-    fn states_go_first_and_alone() {
-        let queue = Queue::default();
-        queue.open(3);
-        queue.add(jobs([1, 2]));
-        queue.add_state(9, state());
-        let taken = queue.take(|a| assert!(matches!(a, Announced::State(9, _))));
-        assert!(matches!(taken, Some(Call::Evolve(9, _))));
-        assert_eq!(tickets(queue.take(|_| {}).unwrap()), [1, 2]);
     }
 
     #[test]
     fn jobs_are_taken_in_order_so_many_at_once_and_withdrawn_ones_never() {
         let queue = Queue::default();
-        queue.open(2);
+        queue.open(1, 2);
         // Whichever check came back first.
         queue.add(jobs([4, 2]));
         queue.add(jobs([1, 3]));
         assert!(queue.withdraw(2));
         assert!(!queue.withdraw(2), "only once");
-        let take = || tickets(queue.take(|_| {}).unwrap());
+        let take = || {
+            let call = queue.take(|_| {}).unwrap();
+            queue.give_back();
+            tickets(&call)
+        };
         assert_eq!([take(), take()], [vec![1, 3], vec![4]]);
         assert!(!queue.withdraw(1), "a slot has it");
     }
@@ -215,18 +253,15 @@ mod tests {
     #[test]
     fn what_can_not_be_withdrawn_has_been_announced() {
         let queue = Arc::new(Queue::default());
-        queue.open(1);
+        queue.open(2, 1);
         let (announced, seen) = channel();
         let slots: Vec<_> = (0..2)
             .map(|_| {
                 let (queue, announced) = (queue.clone(), announced.clone());
                 std::thread::spawn(move || {
-                    let announce = |a: Announced<'_>| {
-                        if let Announced::Jobs(jobs) = a {
-                            announced.send(jobs[0].ticket).unwrap();
-                        }
-                    };
-                    while queue.take(announce).is_some() {}
+                    while queue.take(|call| announced.send(tickets(call)[0]).unwrap()).is_some() {
+                        queue.give_back();
+                    }
                 })
             })
             .collect();
@@ -254,18 +289,18 @@ mod tests {
     #[test]
     fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
         let queue = Arc::new(Queue::default());
-        queue.open(1);
+        queue.open(3, 1);
         let (taken, seen) = channel();
         let slots: Vec<_> = (0..3)
             .map(|_| {
                 let (queue, taken) = (queue.clone(), taken.clone());
-                std::thread::spawn(move || taken.send(queue.take(|_| {}).map(|c| tickets(c)[0])).unwrap())
+                std::thread::spawn(move || taken.send(queue.take(|_| {}).map(|c| tickets(&c))).unwrap())
             })
             .collect();
         queue.add(jobs([1, 2, 3]));
         let mut got: Vec<_> = (0..3).map(|_| seen.recv().unwrap()).collect();
         got.sort_unstable();
-        assert_eq!(got, [Some(1), Some(2), Some(3)]);
+        assert_eq!(got, [Some(vec![1]), Some(vec![2]), Some(vec![3])]);
         slots.into_iter().for_each(|s| s.join().unwrap());
     }
 }

@@ -12,8 +12,9 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::ffi::{CallJob, Instance};
 use super::pool::{Answer, RunDone, RunJob, report_changes};
-use super::queue::{Announced, Call, Queue};
+use super::queue::{Call, Queue};
 use super::turn::{Turn, lock};
+use crate::model::JobId;
 use crate::sys::Dispositions;
 
 /// Sees a slot's calls on the slot's own thread, before anything else happens with them.
@@ -51,29 +52,38 @@ impl Slot {
     /// Serves calls until told to stop.
     pub fn serve(&self) {
         let shared = &*self.shared;
-        while let Some(call) = shared.queue.take(|taken| self.announce(taken)) {
-            let witness = shared.witness.get();
+        while let Some(call) = shared.queue.take(|call| self.announce(call)) {
             match call {
                 Call::Jobs(jobs) => {
+                    let witness = shared.witness.get();
                     witness.inspect(|w| w.begins(self.index, &jobs));
                     self.call(&jobs);
+                    witness.inspect(|w| w.ends(self.index));
+                    shared.queue.give_back();
                 }
-                Call::Evolve(ticket, job) => self.evolve(ticket, *job),
+                Call::Evolve(hold, job) => {
+                    let done = self.evolve(&job);
+                    // Before the answer: who has it may give the slot back and ask for it again at once.
+                    drop(hold);
+                    job.reply(done);
+                }
             }
-            witness.inspect(|w| w.ends(self.index));
         }
     }
 
-    fn announce(&self, taken: Announced<'_>) {
-        let jobs = match taken {
-            Announced::Jobs(jobs) => jobs,
-            Announced::State(ticket, job) => return self.enter_state(ticket, job),
-        };
+    fn announce(&self, call: &Call) {
         let mut turns = lock(&self.shared.turns);
-        turns.extend(jobs.iter().map(|job| (job.ticket, Arc::new(Turn::new(job.job_id.clone())))));
-        drop(turns);
-        let tickets = jobs.iter().map(|job| job.ticket).collect();
-        self.report(RunDone::Started { slot: self.index, tickets });
+        let mut enter = |ticket, job_id: &JobId| turns.insert(ticket, Arc::new(Turn::new(job_id.clone())));
+        match call {
+            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id)),
+            Call::Jobs(jobs) => {
+                for job in jobs {
+                    enter(job.ticket, &job.job_id);
+                }
+                let tickets = jobs.iter().map(|job| job.ticket).collect();
+                self.report(RunDone::Started { slot: self.index, tickets });
+            }
+        }
     }
 
     fn call(&self, jobs: &[RunJob]) {

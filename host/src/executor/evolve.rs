@@ -1,39 +1,37 @@
 //! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
 //!
-//! It takes a slot as a run does, before the jobs that wait, and is cancelled by a ticket as they are; it answers on a
-//! channel of its own. What comes back is checked for being a state of the same size; that it is the right one is the
-//! caller's matter.
+//! It uses a slot that is held for it, can be cancelled by its ticket as a run can, and answers on a channel of its
+//! own. What comes back is checked for being a state of the same size; that it
+//! is the right one is the caller's matter.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
 use tokio::sync::oneshot;
 
-use super::{Executor, report_changes};
-use crate::executor::JobContext;
-use crate::executor::ffi::CallEvolve;
-use crate::executor::slot::{Slot, cancelled};
-use crate::executor::turn::{Turn, lock};
+use super::JobContext;
+use super::ffi::CallEvolve;
+use super::pool::{Executor, report_changes};
+use super::queue::Hold;
+use super::slot::{Slot, cancelled};
+use super::turn::lock;
 use crate::model::JobId;
 
 /// How far the norm of an answer may be from 1.
 const NORM_ERROR: f64 = 1e-6;
-/// Tickets of states, apart from those of jobs.
-static NEXT_TICKET: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// A state, what is to be done with it, and where the answer goes.
 pub struct EvolveJob {
+    /// The caller's own mark, unlike that of any other job in the pool.
+    pub ticket: u64,
     pub job_id: JobId,
     /// At most what [`Executor::hooks`] says.
     pub num_qubits: u16,
     /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
     pub amplitudes: Vec<Amplitude>,
     pub operations: Arc<[Operation]>,
-    /// Set it to cancelled and call [`Executor::cancel`] to end it early.
     pub context: Arc<JobContext>,
-    /// Dropped without an answer when the executor stops first.
     pub answer: oneshot::Sender<EvolveDone>,
 }
 
@@ -41,28 +39,20 @@ pub struct EvolveJob {
 #[derive(Debug)]
 pub struct EvolveDone {
     pub answer: Result<Vec<Amplitude>, Error>,
-    /// In the plugin.
     pub run_time: Duration,
 }
 
 impl Executor {
-    /// Lets a state wait for a slot, before the jobs that wait. Returns the ticket that cancels it.
-    pub fn evolve_state(&self, job: EvolveJob) -> u64 {
-        let ticket = NEXT_TICKET.fetch_add(1, Ordering::Relaxed);
-        self.shared.queue.add_state(ticket, job);
-        ticket
+    /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
+    pub fn evolve_state(&self, hold: &Hold, job: EvolveJob) {
+        hold.enter(Box::new(job));
     }
 }
 
 impl Slot {
-    pub(in crate::executor) fn enter_state(&self, ticket: u64, job: &EvolveJob) {
-        lock(&self.shared.turns).insert(ticket, Arc::new(Turn::new(job.job_id.clone())));
-    }
-
-    /// Runs one call and answers it.
-    pub(in crate::executor) fn evolve(&self, ticket: u64, job: EvolveJob) {
-        let shared = &*self.shared;
-        let turn = lock(&shared.turns).get(&ticket).cloned();
+    /// Runs one call.
+    pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
+        let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
         let start = Instant::now();
         let answer = match turn.filter(|t| t.enter(&job.context)) {
             None => Err(cancelled()),
@@ -74,15 +64,20 @@ impl Slot {
                     operations: &job.operations,
                     context: &job.context,
                 });
-                turn.leave(shared.control_timeout);
-                report_changes(&shared.dispositions, &self.plugin, "evolve_state");
+                turn.leave(self.shared.control_timeout);
+                report_changes(&self.shared.dispositions, &self.plugin, "evolve_state");
                 answer.and_then(|state| check(state, job.amplitudes.len()))
             }
         };
-        lock(&shared.turns).remove(&ticket);
-        let done = EvolveDone { answer, run_time: start.elapsed() };
-        if job.answer.send(done).is_err() {
-            tracing::debug!(job_id = &*job.job_id, "nobody waits for this state any more");
+        lock(&self.shared.turns).remove(&job.ticket);
+        EvolveDone { answer, run_time: start.elapsed() }
+    }
+}
+
+impl EvolveJob {
+    pub(super) fn reply(self, done: EvolveDone) {
+        if self.answer.send(done).is_err() {
+            tracing::debug!(job_id = &*self.job_id, "nobody waits for this state any more");
         }
     }
 }
