@@ -176,6 +176,55 @@ fn spawner() -> io::Result<Sender<SpawnOrder>> {
     Ok(known.insert(orders).clone())
 }
 
+/// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors as its numbers 3, 4 and so on. It gains
+/// no privileges by what it executes, and is the first that the kernel ends when memory runs out.
+///
+/// # Errors
+/// When it can't be started.
+pub fn spawn_worker(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Result<Child> {
+    // SAFETY: between fork and exec the closure makes async-signal-safe system calls on descriptors that it owns, and
+    // allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            const HIGH: i32 = 512;
+            // Out of the way first: one of them may have a number that another is to get.
+            for (i, fd) in descriptors.iter().enumerate() {
+                if libc::dup2(fd.as_raw_fd(), HIGH + i as i32) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            for i in 0..descriptors.len() as i32 {
+                if libc::dup2(HIGH + i, FIRST_INHERITED + i) < 0 || libc::close(HIGH + i) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+    }
+    spawn_dying_with_parent(command)
+}
+
+const FIRST_INHERITED: i32 = 3;
+
+/// The descriptors that [`spawn_worker`] gave to this process, `count` of them. Call it once.
+///
+/// # Errors
+/// When one of them isn't there.
+pub fn inherited(count: usize) -> io::Result<Vec<OwnedFd>> {
+    let own = |fd: i32| {
+        // SAFETY: a plain system call; nothing that the plugin starts shall inherit it.
+        match unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } {
+            // SAFETY: the descriptor is open, and nobody else in this process knows of it.
+            0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    (FIRST_INHERITED..).take(count).map(own).collect()
+}
+
 /// Starts a process in a session of its own, which neither the caller's terminal nor its end touches.
 ///
 /// # Errors

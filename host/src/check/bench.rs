@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use super::{Options, Stop, failed};
 use crate::error::Failure as Shown;
 use crate::executor::JobContext;
-use crate::executor::ffi::{CallJob, CreateRequest, Instance};
+use crate::executor::ffi::{CallJob, Common, CreateRequest, Instance};
 use crate::executor::loader::{self, Loaded};
 use crate::executor::locate::{Located, Source};
 use crate::executor::pool::check_device;
@@ -41,6 +41,7 @@ impl Bench {
             path: self.options.library.clone(),
             entry: self.options.entry.clone(),
             source: Source::Environment,
+            pinned: None,
         };
         loader::load(&located, &self.options.state_dir).or_else(|e| {
             let shown = Shown::from(e);
@@ -72,7 +73,7 @@ impl Bench {
 
     pub fn create(&self, loaded: &Loaded, config: &str) -> Result<Instance, Error> {
         loaded.library.create(&CreateRequest {
-            plugin: loaded.descriptor.name.as_str().into(),
+            common: Arc::new(Common::new(loaded.descriptor.name.as_str().into())),
             entry: self.options.entry.clone(),
             config_path: match self.options.config_path.as_os_str().is_empty() {
                 true => PathBuf::new(),
@@ -81,7 +82,6 @@ impl Bench {
             config_text: config.into(),
             native_gate_set: self.options.native_gate_set.clone(),
             num_qubits: self.options.num_qubits,
-            gauges: Arc::default(),
         })
     }
 

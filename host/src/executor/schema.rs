@@ -1,12 +1,14 @@
 //! The device config against the JSON schema that a plugin exports for it.
 //!
-//! Pure: text in, faults out. A fault names line and key and gives the schema's own description of the key. Keys with
+//! Text in, faults out. A fault names line and key and gives the schema's own description of the key. Keys with
 //! `"writeOnly": true` are secrets: their values are returned, so that they can be masked, and never shown here.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+
+use super::ffi::Library;
 
 /// The host's own key of a device config.
 const OURS: &str = "executor_factory";
@@ -62,6 +64,18 @@ pub fn check(schema: &str, yaml: &str) -> Result<Vec<String>, SchemaError> {
     }
     faults.sort_by_key(|f| f.line);
     Err(SchemaError::Config(faults))
+}
+
+/// Checks a config against the schema that the plugin exports for the entry, when it does; returns its secrets.
+///
+/// # Errors
+/// In words for a person: what is wrong, and where.
+pub fn of_plugin(library: &Library, entry: &str, yaml: &str) -> Result<Vec<String>, String> {
+    match library.config_schema(entry) {
+        Ok(None) => Ok(Vec::new()),
+        Ok(Some(schema)) => check(&schema, yaml).map_err(|e| e.to_string()),
+        Err(e) => Err(format!("the plugin could not tell the schema of its device config: {}", e.text)),
+    }
 }
 
 /// The config as JSON, without the host's own key.
