@@ -29,6 +29,7 @@ use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
+use crate::executor::worker::Restart;
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
@@ -158,7 +159,7 @@ pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> 
         dirs: &dirs,
         cwd,
     };
-    Ok(locate::locate(&request)?)
+    Ok(Located { pinned: settings.executor.sha256.clone(), ..locate::locate(&request)? })
 }
 
 /// Loads the plugin and makes its executor.
@@ -182,6 +183,10 @@ pub async fn start_executor(
         control_timeout: settings.executor.control_timeout,
         batch_max: settings.jobs.batch_max,
         dispositions,
+        isolation: settings.executor.isolated.then_some(Restart {
+            backoff: settings.executor.restart_backoff,
+            backoff_max: settings.executor.restart_backoff_max,
+        }),
     };
     Ok((Executor::start(request, done).await?, answers))
 }

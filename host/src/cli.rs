@@ -95,6 +95,9 @@ enum Command {
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
+    /// The process of an isolated plugin
+    #[command(hide = true)]
+    ExecutorWorker { plugin: String },
     /// Print tab completions for a shell
     Completions(completions::Args),
     /// Print the manual page, or write those of all commands
@@ -134,6 +137,8 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Reset(args)) => reset::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
+        Some(Command::ExecutorWorker { .. }) => crate::executor::worker::child::run()
+            .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e)),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
     }

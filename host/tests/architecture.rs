@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cloud", &["config", "error", "model", "state"]),
     ("vpn", &["cloud", "config", "error", "model", "state", "sys"]),
     ("executor", &["error", "model", "sys"]),
+    ("check", &["error", "executor", "model", "sys"]),
     ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
     ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
     ("api", &["cloud", "config", "error", "executor", "jobs", "telemetry", "vpn"]),
@@ -44,6 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "cli",
         &[
             "app",
+            "check",
             "cloud",
             "config",
             "daemon",

@@ -23,8 +23,12 @@ struct Loaded {
 
 async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Result<Loaded, StartError> {
     let (done, answers) = unbounded_channel();
-    let located =
-        Located { path: path.to_path_buf(), entry: DEFAULT_ENTRY.into(), source: Source::Environment };
+    let located = Located {
+        path: path.to_path_buf(),
+        entry: DEFAULT_ENTRY.into(),
+        source: Source::Environment,
+        pinned: None,
+    };
     let request = StartRequest {
         located,
         state_dir: state_dir.to_path_buf(),
@@ -35,6 +39,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         control_timeout: LIMIT,
         batch_max: 1,
         dispositions: Arc::new(Dispositions::capture()),
+        isolation: None,
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }

@@ -1,5 +1,7 @@
 //! `coda-host plugin`: what a library says of itself, without running any of it; and the device behind it.
 
+mod check;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,6 +31,10 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Check a plugin: every case in a process of its own
+    Check(check::Args),
+    #[command(hide = true)]
+    CheckCase(check::CaseArgs),
     /// Start the plugin as a device config says and show what it tells of its device
     #[command(after_help = "\
 Examples:
@@ -113,6 +119,8 @@ fn line(name: &str, value: &str) -> String {
 pub fn run(command: Command, around: Surroundings) -> Result<ExitCode, Failure> {
     let mut out = Out::new(&around);
     match command {
+        Command::Check(args) => return check::run(args, &around),
+        Command::CheckCase(args) => return check::run_case(&args),
         Command::Inspect { file, json } => out.text(&inspect(file, json)?)?,
         Command::Device { device, json } => {
             let runtime = super::runtime()?;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::ffi::{CallJob, Instance};
+use super::ffi::{CallJob, Common};
+use super::plugin::Plugin;
 use super::pool::{Answer, RunDone, RunJob, report_changes};
 use super::queue::{Call, Queue};
 use super::turn::{Turn, lock};
@@ -43,8 +44,8 @@ pub(super) struct Shared {
 /// What a slot thread needs.
 pub(super) struct Slot {
     pub index: usize,
-    pub instance: Instance,
-    pub plugin: Arc<str>,
+    pub plugin: Plugin,
+    pub common: Arc<Common>,
     pub shared: Arc<Shared>,
 }
 
@@ -52,7 +53,9 @@ impl Slot {
     /// Serves calls until told to stop.
     pub fn serve(&self) {
         let shared = &*self.shared;
-        while let Some(call) = shared.queue.take(|call| self.announce(call)) {
+        while self.plugin.wait_up()
+            && let Some(call) = shared.queue.take(|call| self.announce(call))
+        {
             match call {
                 Call::Jobs(jobs) => {
                     let witness = shared.witness.get();
@@ -107,23 +110,24 @@ impl Slot {
 
     fn single(&self, job: &RunJob, turn: &Turn) {
         let start = Instant::now();
-        let answer = self.instance.run(&call_job(job)).unwrap_or_else(|| Err(no_answer()));
+        let answer = self.plugin.run(self.index, &call_job(job)).unwrap_or_else(|| Err(no_answer()));
+        let answer = self.masked(answer);
         let run_time = start.elapsed();
         self.keep(job, &answer);
         turn.leave(self.shared.control_timeout);
-        report_changes(&self.shared.dispositions, &self.plugin, "run");
+        report_changes(&self.shared.dispositions, &self.common.plugin, "run");
         self.finish(job, answer, run_time);
     }
 
     fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
         let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
         let start = Instant::now();
-        let batch = self.instance.batch_run(&calls);
+        let batch = self.plugin.batch_run(self.index, &calls);
         let run_time = start.elapsed();
-        report_changes(&self.shared.dispositions, &self.plugin, "batch_run");
+        report_changes(&self.shared.dispositions, &self.common.plugin, "batch_run");
         if let Some(error) = batch.whole {
             tracing::warn!(
-                plugin = &*self.plugin,
+                plugin = &*self.common.plugin,
                 jobs = jobs.len(),
                 error = error.text,
                 "batch_run failed as a whole; running its jobs one by one"
@@ -143,12 +147,17 @@ impl Slot {
         let complete = batch.surplus == 0 && given == jobs.len();
         let answer =
             |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
-        let answers: Vec<_> = batch.answers.into_iter().map(answer).collect();
+        let answers: Vec<_> = batch.answers.into_iter().map(|a| self.masked(answer(a))).collect();
         jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.keep(job, answer));
         for ((job, turn), answer) in jobs.iter().zip(answers) {
             turn.leave(self.shared.control_timeout);
             self.finish(job, answer, run_time);
         }
+    }
+
+    /// Without the secrets of the device config.
+    fn masked(&self, answer: Answer) -> Answer {
+        answer.map_err(|e| Error { text: self.common.masked(e.text), ..e })
     }
 
     fn keep(&self, job: &RunJob, answer: &Answer) {

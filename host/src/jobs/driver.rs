@@ -463,7 +463,7 @@ impl Driver {
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.envelope = Some(envelope);
             entry.work = Some(work);
-            entry.context = Some(Arc::new(JobContext::new(self.plugin.clone(), job_id)));
+            entry.context = Some(Arc::new(self.p.executor.context(job_id)));
             self.admitted.insert(ticket);
             self.waiting.insert(ticket);
         }
