@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
-use crate::executor::PluginInfo;
+use crate::executor::view::{Reloaded, View};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
@@ -61,7 +61,8 @@ pub struct Sources {
     pub heartbeat: watch::Receiver<HeartbeatOutcome>,
     pub vpn: watch::Receiver<VpnStatus>,
     pub metrics: Arc<Metrics>,
-    pub plugin: PluginInfo,
+    pub executor: View,
+    pub reloads: watch::Receiver<Reloaded>,
     pub qpu_id: String,
 }
 
@@ -145,6 +146,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
     if let Some(call) = &snapshot.stuck {
         reasons.push(format!("the executor is stuck in its {call}: restart coda-host"));
     }
+    reasons.extend(s.executor.trouble());
     if s.gate.disk_full() {
         reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
     }
@@ -155,12 +157,16 @@ fn readiness(s: &Sources) -> (bool, Value) {
     }
     let ready = reasons.is_empty();
     let heartbeat = s.heartbeat.borrow().clone();
-    let p = &s.plugin;
+    let described = s.executor.described();
+    let p = &described.info;
+    let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
+    let reloads = s.reloads.borrow().clone();
     let body = json!({
         "ready": ready,
         "vpn_state": vpn.state.name(),
         "redis_healthy": redis_healthy,
         "current_job": snapshot.current_job.as_deref(),
+        "progress": progress.map(|(done, total)| json!({ "done": done, "total": total })),
         "reasons": reasons,
         "vpn_interface": vpn.interface,
         "qpu_id": s.qpu_id,
@@ -178,6 +184,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
             "path": p.path, "sha256": p.sha256,
         },
+        "reloads": { "count": reloads.count, "ok": reloads.ok, "message": reloads.message },
         "version": env!("CARGO_PKG_VERSION"),
     });
     (ready, body)
@@ -188,7 +195,11 @@ async fn metrics(State(up): State<Up>) -> Response {
     match sources {
         Some(s) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], s.metrics.render()).into_response()
+            (
+                [(header::CONTENT_TYPE, kind)],
+                s.metrics.render_with(&s.executor.described().info.name, &s.executor.gauges()),
+            )
+                .into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }

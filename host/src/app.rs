@@ -3,6 +3,7 @@
 //! Whatever can fail without the cloud is checked before it is asked, so that a one-time token is spent only
 //! by a host that can run: device config, plugin, state directory, port.
 
+mod reload;
 mod site;
 
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
+use crate::executor::view::Reloaded;
+use crate::executor::watchdog::Limits;
 use crate::executor::worker::Restart;
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
@@ -83,10 +86,18 @@ impl Explain for AppError {
 
 /// Stops: the first signal asks, the second ends.
 pub fn watch_signals(stop: CancellationToken) {
+    watch_signals_and_reloads(stop, None);
+}
+
+/// The same; a SIGHUP asks for a reload, except at a terminal, whose end it tells.
+fn watch_signals_and_reloads(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>) {
+    use std::io::IsTerminal as _;
+    let reloads = reloads.filter(|_| !std::io::stdin().is_terminal());
     let waiter = move || {
         let mut asked = false;
         loop {
             match sys::wait_stop_signal() {
+                Ok(libc::SIGHUP) if reloads.as_ref().is_some_and(|r| r.send(()).is_ok()) => {}
                 Ok(signal) if asked || stop.is_cancelled() => {
                     tracing::warn!("a second signal: ending at once");
                     std::process::exit(128 + signal);
@@ -173,7 +184,17 @@ pub async fn start_executor(
     dispositions: Arc<Dispositions>,
 ) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
     let (done, answers) = mpsc::unbounded_channel();
-    let request = StartRequest {
+    let request = executor_request(settings, device, located, dispositions);
+    Ok((Executor::start(request, done).await?, answers))
+}
+
+fn executor_request(
+    settings: &Settings,
+    device: &DeviceConfig,
+    located: Located,
+    dispositions: Arc<Dispositions>,
+) -> StartRequest {
+    StartRequest {
         located,
         state_dir: settings.dirs.state.clone(),
         config_path: device.path.clone(),
@@ -187,8 +208,12 @@ pub async fn start_executor(
             backoff: settings.executor.restart_backoff,
             backoff_max: settings.executor.restart_backoff_max,
         }),
-    };
-    Ok((Executor::start(request, done).await?, answers))
+        limits: Limits {
+            run: settings.executor.job_timeout,
+            grace: settings.executor.cancel_grace,
+            exit: settings.executor.stuck_exit,
+        },
+    }
 }
 
 /// Runs the host until it is stopped.
@@ -198,14 +223,15 @@ pub async fn start_executor(
 pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     let dispositions = Arc::new(Dispositions::capture());
-    watch_signals(stop.clone());
+    let (reloads, wanted) = mpsc::unbounded_channel();
+    watch_signals_and_reloads(stop.clone(), Some(reloads));
     let prepared = prepare(&around, flags)?;
     let dirs = prepared.settings.dirs.clone();
     let place = Place::take(&dirs.state, &dirs.credentials)?;
     neighbours::no_python_node(&dirs.credentials, prepared.qpu_id())?;
     let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
-    let ended = host(&around, prepared, place, &openvpn, dispositions, stop).await;
+    let ended = host(&around, prepared, place, &openvpn, dispositions, (stop, wanted)).await;
     // However it ended, and also the one that a killed host has left.
     site::leave(&openvpn).await;
     ended
@@ -218,7 +244,7 @@ async fn host(
     mut place: Place,
     openvpn: &Openvpn,
     dispositions: Arc<Dispositions>,
-    stop: CancellationToken,
+    (stop, wanted): (CancellationToken, mpsc::UnboundedReceiver<()>),
 ) -> Result<ExitCode, Failure> {
     let Prepared { settings, device, stored, .. } = prepared;
     let state_dir = settings.dirs.state.clone();
@@ -324,14 +350,16 @@ async fn host(
         gate: gate.clone(),
         state_dir: state_dir.clone(),
         metrics: metrics.clone(),
+        executor: executor.view(),
     };
-    let plugin = executor.info().clone();
+    let view = executor.view();
     let callback = {
         let sender = sender.clone();
         Arc::new(move |url: &str| {
             sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line())
         })
     };
+    let reload_dispositions = dispositions.clone();
     let mut driver = Driver::new(DriverParts {
         settings: settings.jobs.clone(),
         redis: redis.clone(),
@@ -377,6 +405,17 @@ async fn host(
             }
         }
     });
+    let (report, reloaded_seen) = watch::channel(Reloaded::default());
+    let settings = Arc::new(settings);
+    let reloads = reload::Reloads {
+        settings: settings.clone(),
+        cwd: around.cwd.clone(),
+        view: view.clone(),
+        dispositions: reload_dispositions,
+        wanted,
+        report,
+    };
+    tasks.spawn("reloads", reloads.serve());
     up.send_replace(Some(Arc::new(Sources {
         snapshot: snapshot_seen,
         redis: redis.clone(),
@@ -384,7 +423,8 @@ async fn host(
         heartbeat: beats,
         vpn,
         metrics,
-        plugin,
+        executor: view.clone(),
+        reloads: reloaded_seen,
         qpu_id: site.identity.qpu_id.clone(),
     })));
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");

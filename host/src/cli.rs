@@ -10,6 +10,7 @@ mod jobs;
 mod logs;
 mod note;
 mod plugin;
+mod reload;
 mod reset;
 mod results;
 mod run;
@@ -95,6 +96,8 @@ enum Command {
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
+    /// Have the running host take a new plugin or device config without a stop
+    Reload(reload::Args),
     /// The process of an isolated plugin
     #[command(hide = true)]
     ExecutorWorker { plugin: String },
@@ -136,6 +139,7 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Jobs(command)) => jobs::run(command, &around),
         Some(Command::Reset(args)) => reset::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
+        Some(Command::Reload(args)) => reload::run(args, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::ExecutorWorker { .. }) => crate::executor::worker::child::run()
             .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e)),

@@ -12,6 +12,8 @@
 //! plugin  the executor in this process, or in one of its own
 //! worker  that process: start, end, and start again
 //! wire    what is said to it
+//! watchdog runs that take too long
+//! view    what others see of the executor, and the swap
 //! turn    when the cancel hook may be called
 //! schema  the device config against the plugin's JSON schema
 //! ffi     the calls into the library, and the copies of what it lends
@@ -30,6 +32,8 @@ mod queue;
 pub mod schema;
 mod slot;
 mod turn;
+pub mod view;
+pub mod watchdog;
 mod wire;
 pub mod worker;
 

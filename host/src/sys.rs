@@ -13,8 +13,8 @@ use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What ends the host.
-pub const STOP_SIGNALS: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
+/// What is waited for: what ends the host, and SIGHUP, which makes it reload.
+pub const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 /// Dispositions that the host depends on.
 const WATCHED: [(i32, &str); 5] = [
     (libc::SIGTERM, "SIGTERM"),

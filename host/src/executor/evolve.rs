@@ -54,7 +54,7 @@ impl Slot {
     pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
         let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
         let start = Instant::now();
-        let answer = match turn.filter(|t| t.enter(&job.context)) {
+        let answer = match turn.filter(|t| t.enter()) {
             None => Err(cancelled()),
             Some(turn) => {
                 let answer = self.plugin.evolve_state(

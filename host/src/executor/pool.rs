@@ -11,7 +11,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,12 +29,15 @@ use super::queue::{Hold, Load, Queue};
 use super::schema;
 use super::slot::{Shared, Slot, Turns, Witness};
 use super::turn::lock;
+use super::view::{Described, View};
+use super::watchdog::{self, Limits};
 use super::worker::{MakeError, Remote, Restart, Spec};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId};
 use crate::sys::Dispositions;
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
+const WATCHDOG_STACK_BYTES: usize = 256 << 10;
 /// More slots than this is a mistake in the plugin, not a device.
 const MAX_SLOTS: u32 = 64;
 const MAX_QUBITS: u32 = 50;
@@ -55,6 +58,7 @@ pub struct StartRequest {
     pub dispositions: Arc<Dispositions>,
     /// Run the plugin in a process of its own, and when to start it again.
     pub isolation: Option<Restart>,
+    pub limits: Limits,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +133,22 @@ pub struct PluginInfo {
     pub source: Source,
 }
 
+impl PluginInfo {
+    pub(super) fn of(prepared: &Prepared) -> PluginInfo {
+        let d = &prepared.descriptor;
+        PluginInfo {
+            vendor: d.vendor.clone(),
+            name: d.name.clone(),
+            version: d.version.clone(),
+            kind: d.kind,
+            api: (d.api_major, d.api_minor),
+            path: prepared.path.clone(),
+            sha256: prepared.sha256.clone(),
+            source: prepared.source.clone(),
+        }
+    }
+}
+
 /// The plugin's answer to one job.
 pub type Answer = Result<Outcome, Error>;
 
@@ -171,9 +191,10 @@ pub struct Executor {
     info: PluginInfo,
     plugin: Plugin,
     common: Arc<Common>,
+    view: View,
 }
 
-enum Control {
+pub(super) enum Control {
     Cancel { ticket: u64 },
     Shutdown(oneshot::Sender<Option<Error>>),
 }
@@ -189,7 +210,7 @@ impl Executor {
         done: UnboundedSender<RunDone>,
     ) -> Result<Executor, StartError> {
         let (ready, created) = oneshot::channel();
-        let (path, batch_max) = (request.located.path.clone(), request.batch_max);
+        let (path, batch_max, limits) = (request.located.path.clone(), request.batch_max, request.limits);
         let shared = Arc::new(Shared {
             queue: Queue::default(),
             turns: Turns::default(),
@@ -197,6 +218,8 @@ impl Executor {
             done,
             dispositions: request.dispositions.clone(),
             control_timeout: request.control_timeout,
+            stuck_run: Mutex::default(),
+            limits: request.limits,
         });
         let first = {
             let shared = shared.clone();
@@ -231,18 +254,24 @@ impl Executor {
             })?);
         }
         shared.queue.open(usize::from(device.slots), if hooks.batch_run { batch_max } else { 1 });
-        let d = &prepared.descriptor;
-        let info = PluginInfo {
-            vendor: d.vendor.clone(),
-            name: d.name.clone(),
-            version: d.version.clone(),
-            kind: d.kind,
-            api: (d.api_major, d.api_minor),
-            path: prepared.path.clone(),
-            sha256: prepared.sha256.clone(),
-            source: prepared.source.clone(),
+        let info = PluginInfo::of(&prepared);
+        {
+            let (weak, plugin, control) = (Arc::downgrade(&shared), plugin.clone(), control.clone());
+            // It ends by itself.
+            spawn("watchdog", WATCHDOG_STACK_BYTES, move || {
+                watchdog::watch(&weak, &plugin, &control, limits)
+            })?;
+        }
+        let described = Described { device: device.clone(), hooks, info: info.clone() };
+        let described = Arc::new(RwLock::new(Arc::new(described)));
+        let view = View {
+            shared: shared.clone(),
+            plugin: plugin.clone(),
+            common: common.clone(),
+            described,
+            batch_max,
         };
-        Ok(Executor { shared, control, threads, busy_control, device, hooks, info, plugin, common })
+        Ok(Executor { shared, control, threads, busy_control, device, hooks, info, plugin, common, view })
     }
 
     pub fn device(&self) -> &Device {
@@ -262,18 +291,9 @@ impl Executor {
         JobContext::of(self.common.clone(), job_id)
     }
 
-    /// Quantities that the plugin reports, by name.
-    pub fn gauges(&self) -> Arc<Common> {
-        self.common.clone()
-    }
-
-    /// What is wrong with the plugin's process, in words for an operator.
-    pub fn trouble(&self) -> Option<String> {
-        let trouble = self.plugin.trouble()?;
-        Some(match trouble.in_a_row {
-            1 => format!("the plugin's process {}; it is started again", trouble.last),
-            n => format!("the plugin's process has died {n} times in a row, the last one {}", trouble.last),
-        })
+    /// For those who look on.
+    pub fn view(&self) -> View {
+        self.view.clone()
     }
 
     /// Whom the slot threads tell of their calls. Set once, before the first job.
@@ -311,6 +331,9 @@ impl Executor {
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
     /// the call the plugin's hook is told, afterwards nothing happens.
     pub fn cancel(&self, ticket: u64) {
+        if let Some(turn) = lock(&self.shared.turns).get(&ticket) {
+            turn.ask();
+        }
         let told = self.hooks.cancel || self.plugin.remote().is_some();
         if told && self.control.send(Control::Cancel { ticket }).is_err() {
             tracing::error!("the executor's control thread is gone; please report this as a bug");

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::JobContext;
 use super::ffi::{CallJob, Common};
 use super::plugin::Plugin;
 use super::pool::{Answer, RunDone, RunJob, report_changes};
 use super::queue::{Call, Queue};
 use super::turn::{Turn, lock};
+use super::watchdog::{Limits, StuckRun};
 use crate::model::JobId;
 use crate::sys::Dispositions;
 
@@ -39,6 +41,8 @@ pub(super) struct Shared {
     pub done: UnboundedSender<RunDone>,
     pub dispositions: Arc<Dispositions>,
     pub control_timeout: Duration,
+    pub stuck_run: Mutex<Option<StuckRun>>,
+    pub limits: Limits,
 }
 
 /// What a slot thread needs.
@@ -71,17 +75,20 @@ impl Slot {
                     job.reply(done);
                 }
             }
+            shared.queue.come_back();
         }
     }
 
     fn announce(&self, call: &Call) {
         let mut turns = lock(&self.shared.turns);
-        let mut enter = |ticket, job_id: &JobId| turns.insert(ticket, Arc::new(Turn::new(job_id.clone())));
+        let mut enter = |ticket, job_id: &JobId, context: &Arc<JobContext>| {
+            turns.insert(ticket, Arc::new(Turn::new(job_id.clone(), context.clone())))
+        };
         match call {
-            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id)),
+            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id, &job.context)),
             Call::Jobs(jobs) => {
                 for job in jobs {
-                    enter(job.ticket, &job.job_id);
+                    enter(job.ticket, &job.job_id, &job.context);
                 }
                 let tickets = jobs.iter().map(|job| job.ticket).collect();
                 self.report(RunDone::Started { slot: self.index, tickets });
@@ -96,7 +103,7 @@ impl Slot {
         };
         let mut entering = Vec::with_capacity(jobs.len());
         for (job, turn) in jobs.iter().zip(turns) {
-            match turn.filter(|t| t.enter(&job.context)) {
+            match turn.filter(|t| t.enter()) {
                 Some(turn) => entering.push((job, turn)),
                 None => self.finish(job, Err(cancelled()), Duration::ZERO),
             }
@@ -111,7 +118,7 @@ impl Slot {
     fn single(&self, job: &RunJob, turn: &Turn) {
         let start = Instant::now();
         let answer = self.plugin.run(self.index, &call_job(job)).unwrap_or_else(|| Err(no_answer()));
-        let answer = self.masked(answer);
+        let answer = self.told(self.masked(answer), turn);
         let run_time = start.elapsed();
         self.keep(job, &answer);
         turn.leave(self.shared.control_timeout);
@@ -151,13 +158,23 @@ impl Slot {
         jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.keep(job, answer));
         for ((job, turn), answer) in jobs.iter().zip(answers) {
             turn.leave(self.shared.control_timeout);
-            self.finish(job, answer, run_time);
+            self.finish(job, self.told(answer, turn), run_time);
         }
     }
 
     /// Without the secrets of the device config.
     fn masked(&self, answer: Answer) -> Answer {
         answer.map_err(|e| Error { text: self.common.masked(e.text), ..e })
+    }
+
+    /// A failure after a time limit is that of the limit.
+    fn told(&self, answer: Answer, turn: &Turn) -> Answer {
+        let Some(limit) = self.shared.limits.run.filter(|_| turn.is_timed_out()) else { return answer };
+        answer.map_err(|e| {
+            let text =
+                format!("the run took longer than {} s and was ended: {}", limit.as_secs_f64(), e.text);
+            Error::new(ErrorCode::Timeout, text).at(Stage::Run)
+        })
     }
 
     fn keep(&self, job: &RunJob, answer: &Answer) {

@@ -439,12 +439,17 @@ impl Remote {
         }
     }
 
-    /// Replaces the executor. Call it while no call is in the plugin. When the new one can't be made the old one is
-    /// made again.
+    /// Replaces the executor. Call it while no call is in the plugin. When the new one can't be made, or `accept` doesn't
+    /// want its device, the old one is made again.
     ///
     /// # Errors
     /// Why the new one could not be made; whether the old one could, its keeper's log tells.
-    pub fn swap(this: &Arc<Remote>, spec: Spec) -> Result<DeviceReply, MakeError> {
+    pub fn swap<E>(
+        this: &Arc<Remote>,
+        spec: Spec,
+        accept: &dyn Fn(&DeviceReply) -> Result<(), E>,
+        failed: &dyn Fn(MakeError) -> E,
+    ) -> Result<DeviceReply, E> {
         let (old, before) = {
             let mut state = lock(&this.state);
             (state.spec.clone(), std::mem::replace(&mut state.phase, Phase::Swapping))
@@ -462,7 +467,12 @@ impl Remote {
                 );
             }
         }
-        let made = Remote::make(this, &spec);
+        let made = Remote::make(this, &spec).map_err(failed).and_then(|process| {
+            accept(&this.described()).map(|()| process.clone()).inspect_err(|_| {
+                process.control(&child::Order::Shutdown).ok();
+                process.destroy();
+            })
+        });
         let mut state = lock(&this.state);
         let answer = match made {
             Ok(process) => {

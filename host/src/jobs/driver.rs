@@ -53,6 +53,23 @@ pub struct Snapshot {
     pub waiting: usize,
     /// A control call of the plugin that doesn't come back.
     pub stuck: Option<String>,
+    pub running: Running,
+}
+
+/// The first job's context, for its progress; equal to itself alone.
+#[derive(Clone, Default)]
+pub struct Running(pub Option<Arc<JobContext>>);
+
+impl PartialEq for Running {
+    fn eq(&self, other: &Running) -> bool {
+        self.0.as_ref().map(Arc::as_ptr) == other.0.as_ref().map(Arc::as_ptr)
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Running").field(&self.0.as_ref().map(|c| c.progress())).finish()
+    }
 }
 
 /// What the driver is built from.
@@ -175,7 +192,7 @@ impl Driver {
         let checker = Checker {
             redis: parts.redis.clone(),
             store: parts.store.clone(),
-            device: Arc::new(parts.executor.device().clone()),
+            executor: parts.executor.view(),
             callback: parts.callback.clone(),
             max_deaths: parts.settings.max_deaths,
         };
@@ -473,8 +490,8 @@ impl Driver {
         let (slots, busy) = (self.in_slot.len(), self.in_slot.iter().filter(|n| **n > 0).count());
         self.p.metrics.slots_busy.set(busy as i64);
         self.p.metrics.waiting.set(self.waiting.len() as i64);
-        let current =
-            self.running.first().and_then(|t| self.entries.get(t)).and_then(|e| e.envelope.as_ref());
+        let first = self.running.first().and_then(|t| self.entries.get(t));
+        let current = first.and_then(|e| e.envelope.as_ref());
         let next = Snapshot {
             current_job: current.map(|e| e.job_id.clone()),
             last_job_at: self.last_job_at.clone(),
@@ -482,6 +499,7 @@ impl Driver {
             slots_busy: busy,
             waiting: self.waiting.len(),
             stuck: self.p.executor.stuck().map(|s| s.call),
+            running: Running(first.and_then(|e| e.context.clone())),
         };
         self.p.snapshot.send_if_modified(|now| {
             let changed = *now != next;
