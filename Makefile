@@ -16,12 +16,13 @@ ROOT := $(DESTDIR)$(PREFIX)
 .DEFAULT_GOAL := help
 INPUTS ?= 12000000
 KILLS ?= 200
+SECONDS ?= 3600
 PYTHON ?= python3
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 
-.PHONY: cxx sdk help run test fuzz crash bench bench-python check build plugins deps vpn-deps deny cargo-deny advisories install deb clean
+.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -32,12 +33,18 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps fault-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(CARGO) test --release -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
 fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
 	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
+
+faults: deps fault-deps build plugins ## A table of what is lost or run twice under each fault (about four minutes)
+	CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults
+
+soak: deps build plugins ## 20 jobs/s with random faults: nothing lost, memory and open files flat (SECONDS=3600)
+	CODA_SOAK_SECONDS=$(SECONDS) $(CARGO) test --release -p coda-host-tests --test soak
 
 crash: deps build plugins ## SIGKILL at random moments under 50 jobs/s (KILLS=200)
 	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
@@ -105,6 +112,13 @@ vpn-deps: ## Installs openvpn for the tests against a real server, which are ski
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends openvpn iproute2; } \
 	  || echo 'openvpn could not be installed; the tests against a real server are skipped'
+
+# Without it the rows about the clock are skipped with a message.
+fault-deps: ## Installs libfaketime for tests with a clock that is wrong
+	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends faketime; } \
+	  || echo 'libfaketime could not be installed; tests with a wrong clock are skipped'
 
 deny: cargo-deny ## Dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources

@@ -8,8 +8,10 @@ pub mod artifacts;
 mod bed;
 mod circuits;
 mod host;
+pub mod load;
 pub mod process;
 pub mod proxy;
+pub mod random;
 mod state;
 mod wait;
 

@@ -22,4 +22,5 @@ mod redis_tls;
 mod secrets;
 mod stopping;
 mod stored_plugins;
+mod vpn;
 mod webhooks;

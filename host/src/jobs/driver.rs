@@ -152,8 +152,10 @@ pub struct Driver {
     /// The ticket that a job id is in flight under, until its terminal state is written.
     by_job: HashMap<JobId, u64>,
     parked: HashMap<JobId, Vec<u64>>,
+    /// Being checked: what came later waits for them, so that jobs run in the stream's order.
+    checking: BTreeSet<u64>,
     /// Admitted, to be handed to the executor.
-    admitted: Vec<u64>,
+    admitted: BTreeSet<u64>,
     /// With the executor, in no slot yet.
     waiting: BTreeSet<u64>,
     running: Vec<u64>,
@@ -210,7 +212,8 @@ impl Driver {
             by_message: HashMap::new(),
             by_job: HashMap::new(),
             parked: HashMap::new(),
-            admitted: Vec::new(),
+            checking: BTreeSet::new(),
+            admitted: BTreeSet::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
             in_slot: vec![0; slots],
@@ -313,7 +316,8 @@ impl Driver {
                         self.p.room.add_permits(1);
                         continue;
                     }
-                    self.enter(m.id, Life::new(), true);
+                    let ticket = self.enter(m.id, Life::new(), true);
+                    self.checking.insert(ticket);
                     fresh.push(m);
                 }
                 self.check(fresh);
@@ -359,6 +363,9 @@ impl Driver {
             Report::Checked(ids, Ok(verdicts)) => {
                 debug_assert_eq!(ids.len(), verdicts.len());
                 for (id, verdict) in verdicts {
+                    if let Some(ticket) = self.by_message.get(&id) {
+                        self.checking.remove(ticket);
+                    }
                     self.verdict(id, verdict);
                 }
             }
@@ -370,8 +377,9 @@ impl Driver {
                     "claimed messages can't be checked now; they stay pending"
                 );
                 for id in ids {
-                    if let Some(ticket) = self.by_message.get(&id) {
-                        self.forget(*ticket);
+                    if let Some(&ticket) = self.by_message.get(&id) {
+                        self.checking.remove(&ticket);
+                        self.forget(ticket);
                     }
                 }
             }
@@ -473,7 +481,7 @@ impl Driver {
             entry.envelope = Some(envelope);
             entry.work = Some(work);
             entry.context = Some(Arc::new(self.p.executor.context(job_id)));
-            self.admitted.push(ticket);
+            self.admitted.insert(ticket);
             self.waiting.insert(ticket);
         }
     }
