@@ -12,6 +12,7 @@ pub mod error;
 pub mod executor;
 pub mod jobs;
 pub mod model;
+pub mod peers;
 pub mod reservation;
 pub mod results;
 pub mod state;
