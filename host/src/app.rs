@@ -29,7 +29,7 @@ use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{self, Located};
 use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
-use crate::jobs::driver::{Driver, DriverParts, Ended, Recovered, Snapshot};
+use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
 use crate::model::Secret;
@@ -172,6 +172,7 @@ pub async fn start_executor(
         native_gate_set: settings.identity.native_gate_set.clone(),
         num_qubits: settings.identity.num_qubits,
         control_timeout: settings.executor.control_timeout,
+        batch_max: settings.jobs.batch_max,
         dispositions,
     };
     Ok((Executor::start(request, done).await?, answers))
@@ -313,8 +314,7 @@ async fn host(
         settings: settings.jobs.clone(),
         redis: redis.clone(),
         store: store.clone(),
-        marks,
-        answers: Arc::new(answers),
+        notes: Notes::new(marks, answers),
         answered,
         executor,
         outbox,

@@ -6,6 +6,8 @@
 //! elf     what the file says of itself        -> Descriptor, before any of its code runs
 //! loader  checks, private copy, dlopen        -> Library
 //! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
+//! queue   what waits for a slot
+//! slot    one slot's thread
 //! turn    when the cancel hook may be called
 //! ffi     the calls into the library, and the copies of what it lends
 //! ```
@@ -15,7 +17,10 @@ mod ffi;
 pub mod loader;
 pub mod locate;
 pub mod pool;
+mod queue;
+mod slot;
 mod turn;
 
 pub use ffi::JobContext;
-pub use pool::{Executor, Keep, PluginInfo, RunDone, RunJob, StartRequest};
+pub use pool::{Answer, Executor, PluginInfo, RunDone, RunJob, StartRequest};
+pub use slot::Witness;

@@ -32,6 +32,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         native_gate_set: "cz".into(),
         num_qubits: qubits,
         control_timeout: LIMIT,
+        batch_max: 1,
         dispositions: Arc::new(Dispositions::capture()),
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
@@ -45,17 +46,21 @@ impl Loaded {
     async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
         let program = Program::parse(circuit.json().to_string().as_bytes()).unwrap();
         let context = Arc::new(JobContext::new("plugin".into(), "J".into()));
-        let job =
-            RunJob { ticket: 1, job_id: "J".into(), program: Arc::new(program), shots, context, keep: None };
-        self.executor.run(0, vec![job]);
-        let (mut answer, mut free) = (None, false);
-        while answer.is_none() || !free {
+        let job = RunJob {
+            ticket: 1,
+            message_id: None,
+            job_id: "J".into(),
+            program: Arc::new(program),
+            shots,
+            context,
+        };
+        self.executor.submit(vec![job]);
+        loop {
             match self.answers.recv().await.expect("the slot thread lives") {
-                RunDone::Job { answer: a, .. } => answer = Some(a),
-                RunDone::SlotFree { .. } => free = true,
+                RunDone::Job { answer, .. } => return answer.unwrap(),
+                RunDone::Started { .. } => {}
             }
         }
-        answer.unwrap().unwrap()
     }
 }
 

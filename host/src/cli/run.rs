@@ -137,13 +137,13 @@ async fn one_run(
     let context = Arc::new(JobContext::new(executor.info().name.as_str().into(), "run".into()));
     let job = RunJob {
         ticket: 0,
+        message_id: None,
         job_id: "run".into(),
         program: Arc::new(program),
         shots: args.shots,
         context: context.clone(),
-        keep: None,
     };
-    executor.run(0, vec![job]);
+    executor.submit(vec![job]);
     let bar = progress_bar();
     let mut tick = tokio::time::interval(Duration::from_millis(100));
     loop {
@@ -153,7 +153,7 @@ async fn one_run(
                     bar.finish_and_clear();
                     return judge(answer, measured, args.shots);
                 }
-                Some(RunDone::SlotFree { .. }) => {}
+                Some(RunDone::Started { .. }) => {}
                 None => return Err("the executor's thread ended".into()),
             },
             _ = tick.tick() => {

@@ -1,34 +1,34 @@
-//! Drives one executor on threads of its own; the async side only sends and receives.
+//! Drives one executor on threads of its own; the async side only adds jobs and receives reports.
 //!
 //! ```text
-//! slot 0   load, create, run ..., destroy     \  each slot's calls come from one OS thread, so a control
-//! slot k   run ...                            /  stack bound to a thread works
+//! slot 0   load, create, run ..., destroy     \  each takes its next jobs from one queue, which
+//! slot k   run ...                            /  also keeps count (`queue`, `slot`)
 //! control  device, cancel, shutdown              beside the runs
 //! ```
 //!
-//! A slot thread waits for work, enters the plugin, and reports each job's answer and then the free slot on
-//! one channel. The cancel hook is called at most once per job and only between entry and return of its run:
-//! `turn` decides that under a lock. Nothing here judges counts.
+//! Starts and answers come on one channel, in order. The cancel hook is called at most once per job and only
+//! between entry and return of its run: `turn` decides that under a lock.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::descriptor::Kind;
-use coda_plugin_abi::{Device, Error, ErrorCode, Hooks, Program, Stage};
+use coda_plugin_abi::{Device, Error, ErrorCode, Hooks, Outcome, Program};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
-use super::ffi::{CallJob, CreateRequest, DeviceReply, Instance};
+use super::ffi::{CreateRequest, DeviceReply, Instance};
 use super::loader::{self, LoadError, Loaded};
 use super::locate::{Located, Source};
-use super::turn::{Turn, lock};
+use super::queue::Queue;
+use super::slot::{Shared, Slot, Turns, Witness};
+use super::turn::lock;
 use crate::error::{Explain, exit};
-use crate::model::JobId;
+use crate::model::{JobId, MessageId};
 use crate::sys::Dispositions;
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
@@ -46,6 +46,8 @@ pub struct StartRequest {
     pub native_gate_set: String,
     pub num_qubits: u16,
     pub control_timeout: Duration,
+    /// Most jobs of one `batch_run`.
+    pub batch_max: usize,
     /// What to put back after the plugin was called.
     pub dispositions: Arc<Dispositions>,
 }
@@ -108,28 +110,28 @@ pub struct PluginInfo {
     pub source: Source,
 }
 
+/// The plugin's answer to one job.
+pub type Answer = Result<Outcome, Error>;
+
 /// One job for a slot.
 pub struct RunJob {
-    /// The caller's own mark, given back with the answer.
+    /// The caller's own mark, given back with the reports; lower ones run first.
     pub ticket: u64,
+    /// The stream's message, when there is one.
+    pub message_id: Option<MessageId>,
     pub job_id: JobId,
     pub program: Arc<Program>,
     pub shots: u32,
     pub context: Arc<JobContext>,
-    /// Called on the slot's thread with the answer of a run, before anything else happens with it.
-    pub keep: Option<Keep>,
 }
-
-/// Sees an answer first.
-pub type Keep = Box<dyn Fn(&Result<coda_plugin_abi::Outcome, Error>) + Send>;
 
 /// What the slot threads report.
 #[derive(Debug)]
 pub enum RunDone {
+    /// A slot has taken these jobs: from here on only a cancel ends them.
+    Started { slot: usize, tickets: Vec<u64> },
     /// One job's answer; always there, a missing one is an error.
-    Job { ticket: u64, answer: Result<coda_plugin_abi::Outcome, Error>, run_time: Duration },
-    /// The slot can take the next call.
-    SlotFree { slot: usize },
+    Job { slot: usize, ticket: u64, answer: Answer, run_time: Duration },
 }
 
 /// A control call that has not come back in time.
@@ -141,39 +143,18 @@ pub struct Stuck {
 
 /// The handle to a running executor. Dropping it leaves the threads to end with the process.
 pub struct Executor {
-    slots: Vec<Sender<Work>>,
+    shared: Arc<Shared>,
     control: Sender<Control>,
     threads: Vec<JoinHandle<()>>,
-    turns: Arc<Turns>,
     busy_control: Arc<Mutex<Option<Stuck>>>,
-    control_timeout: Duration,
     device: Device,
     hooks: Hooks,
     info: PluginInfo,
 }
 
-enum Work {
-    Run(Vec<RunJob>),
-    /// Destroy the executor and end (slot 0), or end.
-    Stop,
-}
-
 enum Control {
     Cancel { ticket: u64 },
     Shutdown(oneshot::Sender<Option<Error>>),
-}
-
-type Turns = Mutex<HashMap<u64, Arc<Turn>>>;
-
-/// What a slot thread needs.
-struct Slot {
-    index: usize,
-    instance: Instance,
-    turns: Arc<Turns>,
-    done: UnboundedSender<RunDone>,
-    dispositions: Arc<Dispositions>,
-    plugin: Arc<str>,
-    control_timeout: Duration,
 }
 
 impl Executor {
@@ -186,14 +167,19 @@ impl Executor {
         request: StartRequest,
         done: UnboundedSender<RunDone>,
     ) -> Result<Executor, StartError> {
-        let (work, inbox) = channel();
         let (ready, created) = oneshot::channel();
-        let path = request.located.path.clone();
-        let (control_timeout, dispositions) = (request.control_timeout, request.dispositions.clone());
-        let turns: Arc<Turns> = Arc::default();
+        let (path, batch_max) = (request.located.path.clone(), request.batch_max);
+        let shared = Arc::new(Shared {
+            queue: Queue::default(),
+            turns: Turns::default(),
+            witness: OnceLock::new(),
+            done,
+            dispositions: request.dispositions.clone(),
+            control_timeout: request.control_timeout,
+        });
         let first = {
-            let (turns, done) = (turns.clone(), done.clone());
-            spawn("slot-0", SLOT_STACK_BYTES, move || first_slot(request, ready, inbox, turns, done))?
+            let shared = shared.clone();
+            spawn("slot-0", SLOT_STACK_BYTES, move || first_slot(request, ready, shared))?
         };
         let (loaded, instance) = created.await.map_err(|_| StartError::Died { path: path.clone() })??;
         let plugin: Arc<str> = loaded.descriptor.name.as_str().into();
@@ -201,35 +187,27 @@ impl Executor {
         let busy_control: Arc<Mutex<Option<Stuck>>> = Arc::default();
         let (control, orders) = channel();
         let controller = {
-            let (turns, busy, dispositions) = (turns.clone(), busy_control.clone(), dispositions.clone());
-            let plugin = plugin.clone();
+            let (shared, busy, plugin) = (shared.clone(), busy_control.clone(), plugin.clone());
             spawn("control", SLOT_STACK_BYTES, move || {
                 if described.send(instance.device()).is_ok() {
-                    report_changes(&dispositions, &plugin, "device");
-                    controller(instance, &orders, &turns, &busy, &dispositions, &plugin);
+                    report_changes(&shared.dispositions, &plugin, "device");
+                    controller(instance, &orders, &shared, &busy, &plugin);
                 }
             })?
         };
         let reply = answer.await.map_err(|_| StartError::Died { path: path.clone() })?;
         let reply = reply.map_err(|error| StartError::Describe { path: path.clone(), error })?;
         let (device, hooks) = check_device(reply).map_err(|what| StartError::BadDevice { path, what })?;
-        let (mut slots, mut threads) = (vec![work], vec![first, controller]);
+        let mut threads = vec![first, controller];
         for index in 1..usize::from(device.slots) {
-            let (work, inbox) = channel();
-            let slot = Slot {
-                index,
-                instance,
-                turns: turns.clone(),
-                done: done.clone(),
-                dispositions: dispositions.clone(),
-                plugin: plugin.clone(),
-                control_timeout,
-            };
+            let slot = Slot { index, instance, plugin: plugin.clone(), shared: shared.clone() };
             threads.push(spawn(&format!("slot-{index}"), SLOT_STACK_BYTES, move || {
-                slot.serve(&inbox);
+                slot.shared.queue.enter();
+                slot.serve();
+                slot.shared.queue.leave();
             })?);
-            slots.push(work);
         }
+        shared.queue.open(if hooks.batch_run { batch_max } else { 1 });
         let d = &loaded.descriptor;
         let info = PluginInfo {
             vendor: d.vendor.clone(),
@@ -241,7 +219,7 @@ impl Executor {
             sha256: loaded.sha256.clone(),
             source: loaded.source.clone(),
         };
-        Ok(Executor { slots, control, threads, turns, busy_control, control_timeout, device, hooks, info })
+        Ok(Executor { shared, control, threads, busy_control, device, hooks, info })
     }
 
     pub fn device(&self) -> &Device {
@@ -256,15 +234,26 @@ impl Executor {
         &self.info
     }
 
-    /// Gives a free slot its next call: one job is run, several are a batch. The caller keeps count of
-    /// free slots.
-    pub fn run(&self, slot: usize, jobs: Vec<RunJob>) {
-        for job in &jobs {
-            lock(&self.turns).insert(job.ticket, Arc::new(Turn::new(job.job_id.clone())));
+    /// Whom the slot threads tell of their calls. Set once, before the first job.
+    pub fn watch(&self, witness: Arc<dyn Witness>) {
+        if self.shared.witness.set(witness).is_err() {
+            tracing::error!("the executor has a witness already; please report this as a bug");
         }
-        if self.slots.get(slot).is_none_or(|s| s.send(Work::Run(jobs)).is_err()) {
-            tracing::error!(slot, "the executor's slot thread is gone; please report this as a bug");
-        }
+    }
+
+    /// Lets jobs wait for a slot. Slots take them in the order of their tickets: one is run, several are a batch.
+    pub fn submit(&self, jobs: Vec<RunJob>) {
+        self.shared.queue.add(jobs);
+    }
+
+    /// Takes back a job that waits; false when a slot has taken it, and then its start is already reported.
+    pub fn withdraw(&self, ticket: u64) -> bool {
+        self.shared.queue.withdraw(ticket)
+    }
+
+    /// Takes back every job that waits.
+    pub fn withdraw_all(&self) {
+        self.shared.queue.withdraw_all();
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
@@ -277,11 +266,11 @@ impl Executor {
 
     /// A control call that takes longer than it may.
     pub fn stuck(&self) -> Option<Stuck> {
-        lock(&self.busy_control).clone().filter(|s| s.since.elapsed() > self.control_timeout)
+        lock(&self.busy_control).clone().filter(|s| s.since.elapsed() > self.shared.control_timeout)
     }
 
-    /// Brings the device to rest and drops the executor. Call it when every slot is free; waits at most
-    /// `limit` for the plugin.
+    /// Brings the device to rest and drops the executor, once every run has come back; waits at most `limit` for
+    /// the plugin.
     pub async fn shutdown(self, limit: Duration) {
         let (ended, answer) = oneshot::channel();
         let name = self.info.name.clone();
@@ -291,12 +280,7 @@ impl Executor {
             {
                 tracing::warn!(plugin = name, error = error.text, "the plugin's shutdown failed");
             }
-            // Slot 0 destroys the executor, so the others must have ended.
-            for slot in self.slots.into_iter().rev() {
-                if slot.send(Work::Stop).is_err() {
-                    tracing::debug!("a slot thread had ended before");
-                }
-            }
+            self.shared.queue.stop();
             drop(self.control);
             let joined = tokio::task::spawn_blocking(move || {
                 self.threads.into_iter().for_each(|t| drop(t.join()));
@@ -325,25 +309,23 @@ fn spawn(
 fn first_slot(
     request: StartRequest,
     ready: oneshot::Sender<Result<(Loaded, Instance), StartError>>,
-    inbox: Receiver<Work>,
-    turns: Arc<Turns>,
-    done: UnboundedSender<RunDone>,
+    shared: Arc<Shared>,
 ) {
-    let (dispositions, control_timeout) = (request.dispositions.clone(), request.control_timeout);
     let started = create(request);
     let (instance, plugin) = match &started {
         Ok((loaded, instance)) => (*instance, Arc::from(loaded.descriptor.name.as_str())),
         Err(_) => return drop(ready.send(started)),
     };
+    shared.queue.enter();
     if ready.send(started).is_err() {
         return;
     }
-    let slot = Slot { index: 0, instance, turns, done, dispositions, plugin, control_timeout };
-    if slot.serve(&inbox) {
-        // The others end before slot 0 is told to stop; a run that hasn't come back keeps its executor.
-        if let Some(error) = instance.destroy() {
-            tracing::warn!(plugin = &*slot.plugin, error = error.text, "dropping the executor failed");
-        }
+    let slot = Slot { index: 0, instance, plugin, shared };
+    slot.serve();
+    // A run that hasn't come back keeps its executor.
+    slot.shared.queue.wait_alone();
+    if let Some(error) = instance.destroy() {
+        tracing::warn!(plugin = &*slot.plugin, error = error.text, "dropping the executor failed");
     }
 }
 
@@ -369,7 +351,7 @@ fn create(request: StartRequest) -> Result<(Loaded, Instance), StartError> {
 }
 
 /// Puts back signal dispositions that the plugin changed, and says so.
-fn report_changes(dispositions: &Dispositions, plugin: &str, call: &str) {
+pub(super) fn report_changes(dispositions: &Dispositions, plugin: &str, call: &str) {
     let changed = dispositions.restore();
     if !changed.is_empty() {
         tracing::warn!(
@@ -407,22 +389,21 @@ fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
 fn controller(
     instance: Instance,
     orders: &Receiver<Control>,
-    turns: &Turns,
+    shared: &Shared,
     busy: &Mutex<Option<Stuck>>,
-    dispositions: &Dispositions,
     plugin: &str,
 ) {
     let watched = |call: String, body: &mut dyn FnMut() -> Option<Error>| {
         *lock(busy) = Some(Stuck { call: call.clone(), since: Instant::now() });
         let error = body();
         *lock(busy) = None;
-        report_changes(dispositions, plugin, &call);
+        report_changes(&shared.dispositions, plugin, &call);
         error
     };
     while let Ok(order) = orders.recv() {
         match order {
             Control::Cancel { ticket } => {
-                let Some(turn) = lock(turns).get(&ticket).cloned() else { continue };
+                let Some(turn) = lock(&shared.turns).get(&ticket).cloned() else { continue };
                 let call = format!("cancel of job {}", turn.job_id());
                 let error = watched(call, &mut || turn.cancel(|id| instance.cancel(id)));
                 if let Some(error) = error {
@@ -436,115 +417,4 @@ fn controller(
             }
         }
     }
-}
-
-impl Slot {
-    /// Serves calls until told to stop (true) or forgotten (false).
-    fn serve(&self, inbox: &Receiver<Work>) -> bool {
-        loop {
-            match inbox.recv() {
-                Ok(Work::Run(jobs)) => {
-                    self.call(jobs);
-                    if self.done.send(RunDone::SlotFree { slot: self.index }).is_err() {
-                        return false;
-                    }
-                }
-                Ok(Work::Stop) => return true,
-                Err(_) => return false,
-            }
-        }
-    }
-
-    fn call(&self, jobs: Vec<RunJob>) {
-        let turns: Vec<Option<Arc<Turn>>> =
-            jobs.iter().map(|j| lock(&self.turns).get(&j.ticket).cloned()).collect();
-        let mut entering = Vec::with_capacity(jobs.len());
-        for (job, turn) in jobs.iter().zip(turns) {
-            match turn.filter(|t| t.enter(&job.context)) {
-                Some(turn) => entering.push((job, turn)),
-                None => self.finish(job, Err(cancelled()), Duration::ZERO),
-            }
-        }
-        match entering.as_slice() {
-            [] => {}
-            [(job, turn)] => self.single(job, turn),
-            several => self.batch(several),
-        }
-    }
-
-    fn single(&self, job: &RunJob, turn: &Turn) {
-        let start = Instant::now();
-        let answer = self.instance.run(&call_job(job)).unwrap_or_else(|| Err(no_answer()));
-        let run_time = start.elapsed();
-        keep(job, &answer);
-        turn.leave(self.control_timeout);
-        report_changes(&self.dispositions, &self.plugin, "run");
-        self.finish(job, answer, run_time);
-    }
-
-    fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
-        let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
-        let start = Instant::now();
-        let batch = self.instance.batch_run(&calls);
-        let run_time = start.elapsed();
-        report_changes(&self.dispositions, &self.plugin, "batch_run");
-        if let Some(error) = batch.whole {
-            tracing::warn!(
-                plugin = &*self.plugin,
-                jobs = jobs.len(),
-                error = error.text,
-                "batch_run failed as a whole; running its jobs one by one"
-            );
-            for (job, turn) in jobs {
-                // The hook may have been called during the batch; it is not called twice.
-                if job.context.is_cancelled() {
-                    turn.leave(self.control_timeout);
-                    self.finish(job, Err(cancelled()), run_time);
-                } else {
-                    self.single(job, turn);
-                }
-            }
-            return;
-        }
-        let given = batch.answers.iter().flatten().count() + batch.surplus;
-        let complete = batch.surplus == 0 && given == jobs.len();
-        let answer =
-            |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
-        let answers: Vec<_> = batch.answers.into_iter().map(answer).collect();
-        jobs.iter().zip(&answers).for_each(|((job, _), answer)| keep(job, answer));
-        for ((job, turn), answer) in jobs.iter().zip(answers) {
-            turn.leave(self.control_timeout);
-            self.finish(job, answer, run_time);
-        }
-    }
-
-    fn finish(&self, job: &RunJob, answer: Result<coda_plugin_abi::Outcome, Error>, run_time: Duration) {
-        lock(&self.turns).remove(&job.ticket);
-        if self.done.send(RunDone::Job { ticket: job.ticket, answer, run_time }).is_err() {
-            tracing::warn!(job_id = &*job.job_id, "a job ended after the host had stopped listening");
-        }
-    }
-}
-
-fn keep(job: &RunJob, answer: &Result<coda_plugin_abi::Outcome, Error>) {
-    if let Some(keep) = &job.keep {
-        keep(answer);
-    }
-}
-
-fn call_job(job: &RunJob) -> CallJob<'_> {
-    CallJob { job_id: &job.job_id, program: &job.program, shots: job.shots, context: &job.context }
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorCode::Cancelled, "cancelled before it ran").at(Stage::Run)
-}
-
-fn no_answer() -> Error {
-    Error::new(ErrorCode::Contract, "the executor returned neither a result nor an error").at(Stage::Run)
-}
-
-fn wrong_number(given: usize, jobs: usize) -> Error {
-    let text = format!("the executor's batch_run returned {given} results for {jobs} jobs");
-    Error::new(ErrorCode::Contract, text).at(Stage::Run)
 }

@@ -11,7 +11,7 @@ mod drain;
 mod ends;
 mod slots;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,14 +32,14 @@ use crate::executor::{Executor, JobContext, RunDone};
 use crate::model::{JobId, MessageId};
 use crate::results::outbox::{Outbox, Sent};
 use crate::results::outcome::fail;
-use crate::state::answers::{Answers, Kept};
+use crate::state::answers::Kept;
 use crate::state::db::{ResultRow, Store};
-use crate::state::marks::RunMarks;
 use crate::sys::Dispositions;
 use crate::telemetry::{JobOutcome, Metrics};
 
 pub use super::check::CallbackRule;
 pub use super::hold::HoldAt;
+pub use slots::Notes;
 
 /// What the rest of the host may know of the jobs.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -60,8 +60,7 @@ pub struct DriverParts {
     pub settings: JobSettings,
     pub redis: Redis,
     pub store: Store,
-    pub marks: RunMarks,
-    pub answers: Arc<Answers>,
+    pub notes: Notes,
     /// What a former process got from the plugin and had not stored.
     pub answered: Kept,
     pub executor: Executor,
@@ -136,16 +135,19 @@ pub struct Driver {
     /// The ticket that a job id is in flight under, until its terminal state is written.
     by_job: HashMap<JobId, u64>,
     parked: HashMap<JobId, Vec<u64>>,
-    ready: VecDeque<u64>,
-    free: Vec<usize>,
+    /// Admitted, to be handed to the executor.
+    admitted: Vec<u64>,
+    /// With the executor, in no slot yet.
+    waiting: BTreeSet<u64>,
     running: Vec<u64>,
+    /// How many jobs each slot has.
+    in_slot: Vec<usize>,
     next_ticket: u64,
     polling: bool,
     last_job_at: Option<String>,
     reports: mpsc::UnboundedSender<Report>,
     inbox: mpsc::UnboundedReceiver<Report>,
     tasks: TaskTracker,
-    batch_max: usize,
     plugin: Arc<str>,
     /// Acknowledgements that Redis has not confirmed.
     acking: usize,
@@ -165,6 +167,7 @@ enum Drain {
 
 impl Driver {
     pub fn new(parts: DriverParts) -> Driver {
+        parts.executor.watch(Arc::new(parts.notes.clone()));
         let (reports, inbox) = mpsc::unbounded_channel();
         let slots = usize::from(parts.executor.device().slots);
         let checker = Checker {
@@ -182,7 +185,6 @@ impl Driver {
             hold: Arc::new(HoldAt::from_env()),
         };
         parts.metrics.slots.set(slots as i64);
-        let batch_max = if parts.executor.hooks().batch_run { parts.settings.batch_max } else { 1 };
         let plugin = parts.executor.info().name.as_str().into();
         Driver {
             checker,
@@ -191,16 +193,16 @@ impl Driver {
             by_message: HashMap::new(),
             by_job: HashMap::new(),
             parked: HashMap::new(),
-            ready: VecDeque::new(),
-            free: (0..slots).rev().collect(),
+            admitted: Vec::new(),
+            waiting: BTreeSet::new(),
             running: Vec::new(),
+            in_slot: vec![0; slots],
             next_ticket: 0,
             polling: false,
             last_job_at: None,
             reports,
             inbox,
             tasks: TaskTracker::new(),
-            batch_max,
             plugin,
             acking: 0,
             drain: Drain::No,
@@ -258,7 +260,7 @@ impl Driver {
                 () = sleep_until(deadline.unwrap_or(far)), if deadline.is_some() => break,
             }
             if deadline.is_none() {
-                self.fill_slots();
+                self.hand_over();
             }
             self.publish();
             if deadline.is_some() && self.is_drained() {
@@ -454,17 +456,15 @@ impl Driver {
             entry.envelope = Some(envelope);
             entry.work = Some(work);
             entry.context = Some(Arc::new(JobContext::new(self.plugin.clone(), job_id)));
-            // In the stream's order, whichever check came back first.
-            let place = self.ready.partition_point(|t| *t < ticket);
-            self.ready.insert(place, ticket);
+            self.admitted.push(ticket);
+            self.waiting.insert(ticket);
         }
     }
 
     fn publish(&self) {
-        let (slots, busy) = (usize::from(self.p.executor.device().slots), self.free.len());
-        let busy = slots.saturating_sub(busy);
+        let (slots, busy) = (self.in_slot.len(), self.in_slot.iter().filter(|n| **n > 0).count());
         self.p.metrics.slots_busy.set(busy as i64);
-        self.p.metrics.waiting.set(self.ready.len() as i64);
+        self.p.metrics.waiting.set(self.waiting.len() as i64);
         let current =
             self.running.first().and_then(|t| self.entries.get(t)).and_then(|e| e.envelope.as_ref());
         let next = Snapshot {
@@ -472,7 +472,7 @@ impl Driver {
             last_job_at: self.last_job_at.clone(),
             slots,
             slots_busy: busy,
-            waiting: self.ready.len(),
+            waiting: self.waiting.len(),
             stuck: self.p.executor.stuck().map(|s| s.call),
         };
         self.p.snapshot.send_if_modified(|now| {

@@ -24,8 +24,14 @@ impl HoldAt {
         }
     }
 
-    /// Whether this is the step, which is then shown; for places that can't wait.
-    pub fn reached(&self, step: &str) -> bool {
+    /// Blocks the thread for ever when this is the step.
+    pub fn block_at(&self, step: &str) {
+        while self.reached(step) {
+            std::thread::park();
+        }
+    }
+
+    fn reached(&self, step: &str) -> bool {
         let Some((_, file)) = self.0.as_ref().filter(|(wanted, _)| wanted == step) else { return false };
         tracing::warn!(step, "holding here, as CODA_TEST_HOLD asks");
         if let Err(error) = std::fs::write(file, step) {

@@ -15,7 +15,6 @@ mod sql;
 mod view;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -36,6 +35,10 @@ const FILE: &str = "coda-host.db";
 const GROUP_MAX: usize = 256;
 /// How long a lazy write may wait for company.
 const LAZY_WAIT: Duration = Duration::from_millis(100);
+/// Under load a transaction waits so long for company: fewer fsyncs, and fewer wake-ups of this thread.
+const GATHER: Duration = Duration::from_micros(500);
+/// A transaction of so many writes is a sign of load.
+const BUSY: usize = 4;
 /// History kept: the younger of a number of rows and an age.
 const HISTORY_ROWS: i64 = 1_000_000;
 const HISTORY_SECONDS: i64 = 30 * 86_400;
@@ -95,29 +98,21 @@ enum Request {
 pub struct Store {
     requests: Sender<Request>,
     /// The newest message in history, so that fresh ones need no look-up.
-    newest: Arc<AtomicNewest>,
+    newest: Arc<Newest>,
     thread: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
 }
 
-/// A `MessageId` that only grows.
-#[derive(Default)]
-struct AtomicNewest {
-    ms: AtomicU64,
-    seq: AtomicU64,
-}
+/// The newest message in history; it only grows. Exact, since a backlog has many messages of one millisecond.
+struct Newest(Mutex<MessageId>);
 
-impl AtomicNewest {
+impl Newest {
     fn raise(&self, id: MessageId) {
-        // Readers may see a new `ms` with an old `seq`: `covers` compares by `ms` alone then, which at worst
-        // asks the database once more.
-        if id.ms > self.ms.load(Ordering::Acquire) {
-            self.seq.store(u64::MAX, Ordering::Release);
-            self.ms.store(id.ms, Ordering::Release);
-        }
+        let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *newest = id.max(*newest);
     }
 
     fn covers(&self, id: MessageId) -> bool {
-        id.ms <= self.ms.load(Ordering::Acquire)
+        id <= *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -156,11 +151,12 @@ impl Database {
         let Database { conn, path } = self;
         let fail = |e: &dyn std::fmt::Display| StoreError::Open { path: path.clone(), text: e.to_string() };
         let opened = read_all(&conn, qpu_id).map_err(|e| fail(&e))?;
-        let newest = Arc::new(AtomicNewest::default());
+        let newest = Arc::new(Newest(Mutex::new(MessageId::ZERO)));
         let last: Option<String> = conn
             .query_row(
                 "SELECT message_id FROM history WHERE qpu_id = ?1
-                 ORDER BY CAST(substr(message_id, 1, instr(message_id, '-') - 1) AS INTEGER) DESC LIMIT 1",
+                 ORDER BY CAST(substr(message_id, 1, instr(message_id, '-') - 1) AS INTEGER) DESC,
+                          CAST(substr(message_id, instr(message_id, '-') + 1) AS INTEGER) DESC LIMIT 1",
                 [qpu_id],
                 |r| r.get(0),
             )
@@ -300,7 +296,7 @@ impl Store {
 struct Writer {
     conn: Connection,
     qpu_id: String,
-    newest: Arc<AtomicNewest>,
+    newest: Arc<Newest>,
     transactions: u64,
 }
 
@@ -309,6 +305,7 @@ type Waiting = Vec<(Op, Option<oneshot::Sender<Result<(), StoreError>>>)>;
 impl Writer {
     fn run(mut self, inbox: &Receiver<Request>) {
         let mut group: Waiting = Vec::new();
+        let mut busy = false;
         loop {
             // Lazy writes alone wait a little for a durable one to share its fsync with.
             let lazy_only = !group.is_empty();
@@ -323,6 +320,9 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => durable = true,
                 Err(RecvTimeoutError::Disconnected) => stop = true,
             }
+            if durable && busy && !stop {
+                std::thread::sleep(GATHER);
+            }
             while durable && !stop && group.len() < GROUP_MAX {
                 match inbox.try_recv() {
                     Ok(request) => stop = self.take(request, &mut group, &mut durable),
@@ -330,6 +330,7 @@ impl Writer {
                 }
             }
             if durable || stop || group.len() >= GROUP_MAX {
+                busy = group.len() >= BUSY;
                 self.commit(std::mem::take(&mut group));
             }
             if stop {

@@ -56,7 +56,8 @@ impl RunMarks {
             room.copy_from_slice(text.as_bytes());
             used += text.len();
         }
-        self.put(slot, &record);
+        // With the NUL that ends it.
+        self.put(slot, &record[..RECORD_BYTES.min(used + 1)]);
     }
 
     /// Notes that the slot's call has come back.

@@ -10,6 +10,8 @@ use coda_host_tests::artifacts::{binary, project_file};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::bare::{self, Traffic};
+
 /// Which program.
 #[derive(Debug, Clone)]
 pub enum Kind {
@@ -89,6 +91,14 @@ impl Node {
         let started = Instant::now();
         let child = command.spawn().unwrap_or_else(|e| panic!("{} can't be started: {e}", kind.name()));
         Node { child, port, started }
+    }
+
+    /// This very program as a node that only has the traffic of one.
+    pub fn start_bare(traffic: &Traffic) -> Node {
+        let program = std::env::current_exe().expect("this program's path");
+        let started = Instant::now();
+        let child = Command::new(program).env(bare::ENV, traffic.to_text()).stdin(Stdio::null()).spawn();
+        Node { child: child.expect("this program can be started again"), port: 0, started }
     }
 
     pub fn pid(&self) -> i32 {

@@ -11,6 +11,7 @@ use redis::aio::MultiplexedConnection;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::bare::Traffic;
 use crate::node::{Executor, Kind, Node};
 
 const QPU: &str = "bench";
@@ -57,6 +58,17 @@ impl Site {
 
     pub fn start(&self, kind: &Kind, executor: Executor, first: bool) -> Node {
         Node::start(kind, executor, self.cloud.url(), first.then_some(TOKEN), self.dir())
+    }
+
+    /// A node that only has the traffic of one.
+    pub fn start_bare(&self, read_ahead: usize) -> Node {
+        let token = KEYS.token(QPU).expect("a token");
+        Node::start_bare(&Traffic {
+            redis_url: self.url.clone(),
+            webhook_url: self.cloud.webhook_url(),
+            bearer: format!("Bearer {}", token.expose()),
+            read_ahead,
+        })
     }
 
     /// Adds jobs to the stream and returns the first one's number.

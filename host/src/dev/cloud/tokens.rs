@@ -57,6 +57,18 @@ impl Keys {
         })
     }
 
+    /// A token as a node with this key signs it, for measurements of this cloud alone.
+    pub fn token(&self, qpu_id: &str) -> Result<Secret, DevCloudError> {
+        let failed = || DevCloudError::Keys;
+        let iat = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| failed())?.as_secs();
+        let mut header = jsonwebtoken::Header::new(Algorithm::RS256);
+        header.kid = Some(self.kid.clone());
+        let claims = serde_json::json!({ "sub": qpu_id, "iss": "coda", "iat": iat, "exp": iat + 3600 });
+        let key = jsonwebtoken::EncodingKey::from_rsa_pem(self.private_pem.expose().as_bytes());
+        let token = jsonwebtoken::encode(&header, &claims, &key.map_err(|_| failed())?);
+        token.map(Secret::new).map_err(|_| failed())
+    }
+
     /// Checks signature, algorithm, `kid`, `sub`, `iss`, `iat` and `exp`; the reason is for the answer.
     pub(super) fn check(&self, token: &str, qpu_id: &str) -> Result<(), &'static str> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());

@@ -7,6 +7,9 @@ impl Driver {
     /// Waiting messages stay pending, never marked executing; what runs goes on.
     pub(super) fn begin_drain(&mut self) {
         self.drain = Drain::Running;
+        self.p.executor.withdraw_all();
+        // What a slot took just before is running.
+        self.catch_up();
         let waiting: Vec<u64> = self
             .entries
             .iter()
@@ -23,7 +26,8 @@ impl Driver {
                 self.by_message.remove(&entry.message_id);
             }
         }
-        self.ready.clear();
+        self.admitted.clear();
+        self.waiting.clear();
         self.parked.clear();
     }
 
@@ -49,8 +53,7 @@ impl Driver {
         let left = left.filter_map(|e| Some(e.envelope.as_ref()?.job_id.clone())).collect();
         let open = |e: &&Entry| matches!(e.life.phase, Phase::Storing | Phase::Sending);
         let undelivered = self.entries.values().filter(open).count();
-        // An orderly stop is no death of the executor.
-        (0..usize::from(self.p.executor.device().slots)).for_each(|slot| self.p.marks.end(slot));
+        self.p.notes.all_end(self.in_slot.len());
         Ended { executor: self.p.executor, left, undelivered }
     }
 }

@@ -1,82 +1,118 @@
-//! The driver's part around the plugin: fill free slots, take answers, pass on cancels.
+//! The driver's part around the plugin: hand jobs to the executor, take its reports, pass on cancels.
+
+use std::sync::Arc;
 
 use coda_plugin_abi::{Error, Outcome};
 
 use super::super::finish::executing;
+use super::super::hold::HoldAt;
 use super::super::lifecycle::{Event, Phase, Step};
 use super::super::message::{Envelope, Work};
 use super::super::writes::Write;
 use super::{Driver, Report};
-use crate::executor::{Keep, RunDone, RunJob};
+use crate::executor::{Answer, RunDone, RunJob, Witness};
 use crate::model::{JobId, MessageId};
 use crate::results::outcome::{conclude, judge};
+use crate::state::answers::Answers;
+use crate::state::marks::RunMarks;
 
-impl Driver {
-    pub(super) fn fill_slots(&mut self) {
-        while !self.free.is_empty() {
-            let mut tickets = Vec::new();
-            while tickets.len() < self.batch_max {
-                let Some(ticket) = self.ready.pop_front() else { break };
-                // Cancelled ones are left in the queue and passed over here.
-                if self.entries.get(&ticket).is_some_and(|e| e.life.phase == Phase::Waiting) {
-                    tickets.push(ticket);
-                }
-            }
-            if tickets.is_empty() {
-                return;
-            }
-            if let Some(slot) = self.free.pop() {
-                self.start(slot, &tickets);
-            }
+/// Notes what slots do where a SIGKILL can't take it.
+#[derive(Clone)]
+pub struct Notes {
+    marks: Arc<RunMarks>,
+    answers: Arc<Answers>,
+    hold: Arc<HoldAt>,
+}
+
+impl Notes {
+    pub fn new(marks: RunMarks, answers: Answers) -> Notes {
+        Notes { marks: Arc::new(marks), answers: Arc::new(answers), hold: Arc::new(HoldAt::from_env()) }
+    }
+
+    /// An orderly stop is no death of the executor.
+    pub(super) fn all_end(&self, slots: usize) {
+        (0..slots).for_each(|slot| self.marks.end(slot));
+    }
+}
+
+impl Witness for Notes {
+    fn begins(&self, slot: usize, jobs: &[RunJob]) {
+        self.marks.begin(slot, jobs.iter().filter_map(|job| job.message_id));
+        self.hold.block_at("executing");
+    }
+
+    fn answered(&self, job: &RunJob, answer: &Answer) {
+        if let Some(id) = job.message_id {
+            self.answers.keep(id, &job.job_id, answer);
         }
     }
 
-    pub(super) fn start(&mut self, slot: usize, tickets: &[u64]) {
-        let ids = tickets.iter().filter_map(|t| self.entries.get(t)).map(|e| e.message_id);
-        self.p.marks.begin(slot, ids);
-        let mut jobs = Vec::with_capacity(tickets.len());
-        for &ticket in tickets {
-            self.step(ticket, Event::Started);
-            self.release_room(ticket);
-            let Some(entry) = self.entries.get(&ticket) else { continue };
+    fn ends(&self, slot: usize) {
+        self.marks.end(slot);
+    }
+}
+
+impl Driver {
+    /// Lets the jobs that were just admitted wait for a slot.
+    pub(super) fn hand_over(&mut self) {
+        if self.admitted.is_empty() {
+            return;
+        }
+        let mut jobs = Vec::with_capacity(self.admitted.len());
+        for ticket in self.admitted.drain(..) {
+            // Cancelled ones are passed over.
+            let entry = self.entries.get(&ticket).filter(|e| e.life.phase == Phase::Waiting);
+            let Some(entry) = entry else { continue };
             let (Some(envelope), Some(work), Some(context)) = (&entry.envelope, &entry.work, &entry.context)
             else {
                 continue;
             };
+            jobs.push(RunJob {
+                ticket,
+                message_id: Some(entry.message_id),
+                job_id: envelope.job_id.clone(),
+                program: work.program.clone(),
+                shots: work.shots,
+                context: context.clone(),
+            });
+        }
+        self.p.executor.submit(jobs);
+    }
+
+    /// A slot has taken these jobs.
+    fn started(&mut self, slot: usize, tickets: &[u64]) {
+        for &ticket in tickets {
+            self.waiting.remove(&ticket);
+            self.step(ticket, Event::Started);
+            self.release_room(ticket);
+            let Some(entry) = self.entries.get(&ticket) else { continue };
+            let (Some(envelope), Some(work)) = (&entry.envelope, &entry.work) else { continue };
             self.p.metrics.queue_wait_seconds.observe(entry.claimed.elapsed().as_secs_f64());
             tracing::debug!(job_id = &*envelope.job_id, slot, shots = work.shots, "running");
             let fields = executing(entry.message_id, &self.p.redis.names().qpu_id);
             self.p.redis.write_soon(Write::status(&envelope.job_id, fields));
             self.running.push(ticket);
-            jobs.push(RunJob {
-                ticket,
-                job_id: envelope.job_id.clone(),
-                program: work.program.clone(),
-                shots: work.shots,
-                context: context.clone(),
-                keep: Some(self.keep(entry.message_id, envelope.job_id.clone())),
-            });
-        }
-        if !self.finisher.hold.reached("executing") {
-            self.p.executor.run(slot, jobs);
+            if let Some(jobs) = self.in_slot.get_mut(slot) {
+                *jobs += 1;
+            }
         }
     }
 
-    /// Keeps an answer where a SIGKILL can't take it.
-    fn keep(&self, id: MessageId, job_id: JobId) -> Keep {
-        let answers = self.p.answers.clone();
-        Box::new(move |answer| answers.keep(id, &job_id, answer))
+    /// Takes what the slots have reported so far.
+    pub(super) fn catch_up(&mut self) {
+        while let Ok(done) = self.p.done.try_recv() {
+            self.done(done);
+        }
     }
 
     pub(super) fn done(&mut self, done: RunDone) {
-        let (ticket, answer, run_time) = match done {
-            RunDone::SlotFree { slot } => {
-                self.p.marks.end(slot);
-                self.free.push(slot);
-                return;
-            }
-            RunDone::Job { ticket, answer, run_time } => (ticket, answer, run_time),
+        let (slot, ticket, answer, run_time) = match done {
+            RunDone::Started { slot, tickets } => return self.started(slot, &tickets),
+            RunDone::Job { slot, ticket, answer, run_time } => (slot, ticket, answer, run_time),
         };
+        if let Some(jobs) = self.in_slot.get_mut(slot) {
+            *jobs = jobs.saturating_sub(1);
+        }
         self.running.retain(|t| *t != ticket);
         self.p.metrics.run_seconds.observe(run_time.as_secs_f64());
         let step = self.step(ticket, Event::Returned);
@@ -129,7 +165,7 @@ impl Driver {
         if self.polling {
             return;
         }
-        let live = self.running.iter().chain(&self.ready);
+        let live = self.running.iter().chain(&self.waiting);
         let live = live.filter_map(|t| Some((*t, self.entries.get(t).filter(|e| e.life.heeds_cancel())?)));
         let live: Vec<(u64, JobId)> =
             live.filter_map(|(t, e)| Some((t, e.envelope.as_ref()?.job_id.clone()))).collect();
@@ -152,6 +188,10 @@ impl Driver {
     }
 
     pub(super) fn cancel(&mut self, ticket: u64) {
+        if self.waiting.remove(&ticket) && !self.p.executor.withdraw(ticket) {
+            // A slot was quicker, and has reported it.
+            self.catch_up();
+        }
         let Some(step) = self.step(ticket, Event::Cancel) else { return };
         let Some(entry) = self.entries.get(&ticket) else { return };
         let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();

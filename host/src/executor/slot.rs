@@ -1,0 +1,166 @@
+//! One slot's thread: takes the next call's jobs, enters the plugin, reports each answer.
+//!
+//! Each slot's calls come from one OS thread, so a control stack bound to a thread works. Nothing here judges
+//! counts.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use coda_plugin_abi::{Error, ErrorCode, Stage};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::ffi::{CallJob, Instance};
+use super::pool::{Answer, RunDone, RunJob, report_changes};
+use super::queue::Queue;
+use super::turn::{Turn, lock};
+use crate::sys::Dispositions;
+
+/// Sees a slot's calls on the slot's own thread, before anything else happens with them.
+pub trait Witness: Send + Sync {
+    /// The jobs are about to enter the plugin.
+    fn begins(&self, slot: usize, jobs: &[RunJob]);
+    /// The plugin has answered.
+    fn answered(&self, job: &RunJob, answer: &Answer);
+    /// The call is over.
+    fn ends(&self, slot: usize);
+}
+
+/// The jobs that are in a call, for the control thread.
+pub(super) type Turns = Mutex<HashMap<u64, Arc<Turn>>>;
+
+/// What the slot threads and the handle share.
+pub(super) struct Shared {
+    pub queue: Queue,
+    pub turns: Turns,
+    pub witness: OnceLock<Arc<dyn Witness>>,
+    pub done: UnboundedSender<RunDone>,
+    pub dispositions: Arc<Dispositions>,
+    pub control_timeout: Duration,
+}
+
+/// What a slot thread needs.
+pub(super) struct Slot {
+    pub index: usize,
+    pub instance: Instance,
+    pub plugin: Arc<str>,
+    pub shared: Arc<Shared>,
+}
+
+impl Slot {
+    /// Serves calls until told to stop.
+    pub fn serve(&self) {
+        let shared = &*self.shared;
+        while let Some(jobs) = shared.queue.take(|jobs| self.announce(jobs)) {
+            let witness = shared.witness.get();
+            witness.inspect(|w| w.begins(self.index, &jobs));
+            self.call(&jobs);
+            witness.inspect(|w| w.ends(self.index));
+        }
+    }
+
+    fn announce(&self, jobs: &[RunJob]) {
+        let mut turns = lock(&self.shared.turns);
+        turns.extend(jobs.iter().map(|job| (job.ticket, Arc::new(Turn::new(job.job_id.clone())))));
+        drop(turns);
+        let tickets = jobs.iter().map(|job| job.ticket).collect();
+        self.report(RunDone::Started { slot: self.index, tickets });
+    }
+
+    fn call(&self, jobs: &[RunJob]) {
+        let turns: Vec<Option<Arc<Turn>>> = {
+            let turns = lock(&self.shared.turns);
+            jobs.iter().map(|job| turns.get(&job.ticket).cloned()).collect()
+        };
+        let mut entering = Vec::with_capacity(jobs.len());
+        for (job, turn) in jobs.iter().zip(turns) {
+            match turn.filter(|t| t.enter(&job.context)) {
+                Some(turn) => entering.push((job, turn)),
+                None => self.finish(job, Err(cancelled()), Duration::ZERO),
+            }
+        }
+        match entering.as_slice() {
+            [] => {}
+            [(job, turn)] => self.single(job, turn),
+            several => self.batch(several),
+        }
+    }
+
+    fn single(&self, job: &RunJob, turn: &Turn) {
+        let start = Instant::now();
+        let answer = self.instance.run(&call_job(job)).unwrap_or_else(|| Err(no_answer()));
+        let run_time = start.elapsed();
+        self.keep(job, &answer);
+        turn.leave(self.shared.control_timeout);
+        report_changes(&self.shared.dispositions, &self.plugin, "run");
+        self.finish(job, answer, run_time);
+    }
+
+    fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
+        let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
+        let start = Instant::now();
+        let batch = self.instance.batch_run(&calls);
+        let run_time = start.elapsed();
+        report_changes(&self.shared.dispositions, &self.plugin, "batch_run");
+        if let Some(error) = batch.whole {
+            tracing::warn!(
+                plugin = &*self.plugin,
+                jobs = jobs.len(),
+                error = error.text,
+                "batch_run failed as a whole; running its jobs one by one"
+            );
+            for (job, turn) in jobs {
+                // The hook may have been called during the batch; it is not called twice.
+                if job.context.is_cancelled() {
+                    turn.leave(self.shared.control_timeout);
+                    self.finish(job, Err(cancelled()), run_time);
+                } else {
+                    self.single(job, turn);
+                }
+            }
+            return;
+        }
+        let given = batch.answers.iter().flatten().count() + batch.surplus;
+        let complete = batch.surplus == 0 && given == jobs.len();
+        let answer =
+            |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
+        let answers: Vec<_> = batch.answers.into_iter().map(answer).collect();
+        jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.keep(job, answer));
+        for ((job, turn), answer) in jobs.iter().zip(answers) {
+            turn.leave(self.shared.control_timeout);
+            self.finish(job, answer, run_time);
+        }
+    }
+
+    fn keep(&self, job: &RunJob, answer: &Answer) {
+        self.shared.witness.get().inspect(|w| w.answered(job, answer));
+    }
+
+    fn finish(&self, job: &RunJob, answer: Answer, run_time: Duration) {
+        lock(&self.shared.turns).remove(&job.ticket);
+        self.report(RunDone::Job { slot: self.index, ticket: job.ticket, answer, run_time });
+    }
+
+    fn report(&self, done: RunDone) {
+        if self.shared.done.send(done).is_err() {
+            tracing::warn!(slot = self.index, "a slot went on after the host had stopped listening");
+        }
+    }
+}
+
+fn call_job(job: &RunJob) -> CallJob<'_> {
+    CallJob { job_id: &job.job_id, program: &job.program, shots: job.shots, context: &job.context }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorCode::Cancelled, "cancelled before it ran").at(Stage::Run)
+}
+
+fn no_answer() -> Error {
+    Error::new(ErrorCode::Contract, "the executor returned neither a result nor an error").at(Stage::Run)
+}
+
+fn wrong_number(given: usize, jobs: usize) -> Error {
+    let text = format!("the executor's batch_run returned {given} results for {jobs} jobs");
+    Error::new(ErrorCode::Contract, text).at(Stage::Run)
+}
