@@ -6,6 +6,7 @@ pub mod app;
 pub mod cli;
 pub mod cloud;
 pub mod config;
+pub mod coordinator;
 pub mod daemon;
 pub mod dev;
 pub mod error;

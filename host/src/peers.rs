@@ -15,13 +15,13 @@
 //! ```
 
 pub mod amplitude;
-//pub mod executing;
-//pub mod identity;
+pub mod executing;
+pub mod identity;
 pub mod operation;
-//pub mod peer;
+pub mod peer;
 pub mod protocol;
 pub mod registry;
 pub mod scan;
 pub mod statement;
-//pub mod swarm;
+pub mod swarm;
 pub mod wire;

@@ -86,13 +86,13 @@ pub enum NoSlot {
 
 /// The executor's slots, shared with cloud jobs.
 pub trait Slots {
-    /// Takes a free slot.
+    /// Holds a free slot.
     ///
     /// # Errors
     /// When there is none for a reservation.
-    fn take(&mut self) -> Result<usize, NoSlot>;
+    fn take(&mut self) -> Result<(), NoSlot>;
 
-    fn give(&mut self, slot: usize);
+    fn give(&mut self);
 }
 
 /// A reservation that is not over.
@@ -102,7 +102,6 @@ struct Held {
     state: State,
     /// Its name in the log: the reservation's id and a number of ours, since ids come again.
     name: String,
-    slot: usize,
     ends_ms: u64,
     /// The execution that uses it.
     running: Option<String>,
@@ -138,10 +137,8 @@ pub enum Dispatch {
     Answer(Arc<[u8]>),
     /// The execution is running: its answer is this one's too.
     Wait,
-    /// It is to be run on this slot, and `finished` is to be told.
-    Run {
-        slot: usize,
-    },
+    /// It is to be run on the slot that is held for it, and `finished` is to be told.
+    Run,
 }
 
 /// What was done, in numbers.
@@ -212,7 +209,7 @@ impl Table {
     fn end(&mut self, id: &str, command: &Command, now: Now, slots: &mut dyn Slots) {
         let Some(mut held) = self.held.remove(id) else { return };
         self.record(&mut held, command, now);
-        slots.give(held.slot);
+        slots.give();
     }
 
     fn record(&mut self, held: &mut Held, command: &Command, now: Now) {
@@ -268,23 +265,20 @@ impl Table {
             idempotency_key: Some(request.idempotency_key.clone()),
         };
         let name = format!("{}/{}", request.reservation_id, self.next);
-        let slot = match taken {
-            Ok(slot) => slot,
-            Err(reason) => {
-                let answer = answer(Transition::Rejected, Some(&reason));
-                self.next += 1;
-                let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-                self.notes.push(Noted { hold: name, at: now.at, facts });
-                return answer;
-            }
-        };
+        if let Err(reason) = taken {
+            let answer = answer(Transition::Rejected, Some(&reason));
+            self.next += 1;
+            let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
+            self.notes.push(Noted { hold: name, at: now.at, facts });
+            return answer;
+        }
         let accepted = answer(Transition::Accepted, None);
         let facts = vec![
             Fact::Requested(asked),
             Fact::Accepted { accepting_peer_id: self.limits.peer_id.clone(), held: true },
         ];
         let Ok(Some(state)) = ledger::replay(facts.iter().map(|f| (now.at, f))) else {
-            slots.give(slot);
+            slots.give();
             return accepted;
         };
         self.next += 1;
@@ -294,7 +288,6 @@ impl Table {
             owner: owner.into(),
             state,
             name,
-            slot,
             ends_ms,
             running: None,
             work: work(request.estimated_qubits, request.estimated_depth),
@@ -417,13 +410,12 @@ impl Table {
         let Some(mut held) = self.held.remove(&request.reservation_id) else {
             return Dispatch::Wait;
         };
-        let slot = held.slot;
         let execution_id = request.execution_id.clone();
         self.record(&mut held, &Command::Dispatch { execution_id: execution_id.clone() }, now);
         held.running = Some(execution_id.clone());
         self.held.insert(request.reservation_id.clone(), held);
         self.keep(owner, &execution_id, Execution::Running);
-        Dispatch::Run { slot }
+        Dispatch::Run
     }
 
     /// Takes note of an execution's end: its answer is kept, and its slot free.

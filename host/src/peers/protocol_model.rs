@@ -51,20 +51,12 @@ struct World {
     bed: Bed,
     model: Model,
     log: BTreeMap<String, (Option<crate::reservation::ledger::State>, usize)>,
-    /// Cloud jobs that hold a slot.
-    job_slots: Vec<usize>,
     generation: u64,
 }
 
 impl World {
     fn new() -> World {
-        World {
-            bed: Bed::new(SLOTS),
-            model: Model::default(),
-            log: BTreeMap::new(),
-            job_slots: Vec::new(),
-            generation: 0,
-        }
+        World { bed: Bed::new(SLOTS), model: Model::default(), log: BTreeMap::new(), generation: 0 }
     }
 
     /// One random step; an error names the invariant.
@@ -146,12 +138,9 @@ impl World {
             93..96 => {
                 // A cloud job comes, or one ends.
                 if random.below(2) == 0 {
-                    if let Ok(slot) = self.bed.slots.take() {
-                        self.job_slots.push(slot);
-                        self.model.jobs += 1;
-                    }
-                } else if let Some(slot) = self.job_slots.pop() {
-                    self.bed.slots.give(slot);
+                    self.model.jobs += usize::from(self.bed.slots.take().is_ok());
+                } else if self.model.jobs > 0 {
+                    self.bed.slots.give();
                     self.model.jobs -= 1;
                 }
             }
@@ -187,7 +176,7 @@ impl World {
                     .get_mut(id)
                     .filter(|r| r.owner == who && r.committed && r.running.is_none());
                 match (own, found) {
-                    (Some(r), Dispatch::Run { .. }) => {
+                    (Some(r), Dispatch::Run) => {
                         r.running = Some(execution.into());
                         self.model.answers.insert(key.clone(), None);
                         match self.model.runs.insert(key) {
@@ -213,7 +202,6 @@ impl World {
         self.log.clear();
         self.bed.table = Table::new(limits(), self.generation * 10_000_000);
         self.bed.slots = Counter::new(SLOTS);
-        self.job_slots.clear();
         self.model = Model::default();
         Ok(())
     }
@@ -234,9 +222,9 @@ impl World {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        let taken = self.bed.slots.taken.len();
+        let taken = self.bed.slots.taken;
         let load = self.bed.table.load();
-        if taken > SLOTS || taken != load.reservations + load.executions + self.job_slots.len() {
+        if taken > SLOTS || taken != load.reservations + load.executions + self.model.jobs {
             return Err(format!(
                 "no_over_admission: {taken} of {SLOTS} slots are taken, the load is {load:?}"
             ));

@@ -4,29 +4,30 @@ const ME: &str = "12D3KooWthispeer";
 
 struct Counter {
     total: usize,
-    taken: Vec<usize>,
+    taken: usize,
     jobs_wait: bool,
 }
 
 impl Counter {
     fn new(total: usize) -> Counter {
-        Counter { total, taken: Vec::new(), jobs_wait: false }
+        Counter { total, taken: 0, jobs_wait: false }
     }
 }
 
 impl Slots for Counter {
-    fn take(&mut self) -> Result<usize, NoSlot> {
+    fn take(&mut self) -> Result<(), NoSlot> {
         if self.jobs_wait {
             return Err(NoSlot::JobsWait);
         }
-        let slot = (0..self.total).find(|s| !self.taken.contains(s)).ok_or(NoSlot::Full)?;
-        self.taken.push(slot);
-        Ok(slot)
+        if self.taken == self.total {
+            return Err(NoSlot::Full);
+        }
+        self.taken += 1;
+        Ok(())
     }
 
-    fn give(&mut self, slot: usize) {
-        let at = self.taken.iter().position(|s| *s == slot).expect("a slot is given back once");
-        self.taken.remove(at);
+    fn give(&mut self) {
+        self.taken = self.taken.checked_sub(1).expect("a slot is given back once");
     }
 }
 
@@ -197,7 +198,7 @@ fn a_running_dispatch_keeps_its_slot_until_it_ends() {
     let mut bed = Bed::new(1);
     bed.prepare_for("a", ask("1", 5));
     bed.commit("a", "1");
-    assert!(matches!(bed.dispatch("a", "1", "1"), Dispatch::Run { slot: 0 }));
+    assert!(matches!(bed.dispatch("a", "1", "1"), Dispatch::Run));
     assert!(matches!(bed.dispatch("a", "1", "1"), Dispatch::Wait));
     assert!(text(bed.dispatch("a", "1", "2")).contains(NOT_COMMITTED), "it is used up");
     bed.now = 60_000;
