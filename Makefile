@@ -6,7 +6,11 @@ CARGO ?= cargo
 DEVICE ?= device-configs/simulator.yaml
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 HOST := $(RELEASE)/coda-host
-PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-faulty
+PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
+# Plugins in C and C++, each from one file.
+C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
+HEADERS := $(wildcard plugin-abi/include/*)
+FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so)
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
@@ -17,7 +21,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 
-.PHONY: help run test fuzz crash bench bench-python check build plugins deps vpn-deps deny cargo-deny advisories install deb clean
+.PHONY: cxx help run test fuzz crash bench bench-python check build plugins deps vpn-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -56,8 +60,31 @@ check: ## Format and lints
 build: ## The host, in release
 	$(CARGO) build --release -p coda-host
 
-plugins: ## The plugins of this repository, in release
+plugins: cxx $(FOREIGN) ## The plugins of this repository, in release: Rust, C and C++
 	$(CARGO) build --release $(addprefix -p ,$(PLUGINS))
+
+$(RELEASE)/libcoda_example_c.so: plugins/example-c/acme.c plugins/example-c/toy_device.h $(HEADERS)
+	@mkdir -p $(RELEASE)
+	$(CC) -std=c99 $(C_FLAGS) -o $@.new $< -lm -lpthread && mv $@.new $@
+
+$(RELEASE)/libcoda_example_cpp.so: plugins/example-cpp/acme.cpp plugins/example-c/toy_device.h $(HEADERS)
+	@mkdir -p $(RELEASE)
+	$(CXX) -std=c++17 $(C_FLAGS) -o $@.new $< && mv $@.new $@
+
+$(RELEASE)/libcoda_faulty_cpp.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
+	@mkdir -p $(RELEASE)
+	$(CXX) -std=c++17 $(C_FLAGS) -o $@.new $< && mv $@.new $@
+
+cxx:
+	@command -v $(CXX) > /dev/null || { \
+	  as_root=; \
+	  if [ "$$(id -u)" != 0 ]; then as_root='sudo -n'; fi; \
+	  echo 'a C++ compiler is missing; trying to install it with apt-get'; \
+	  { command -v apt-get > /dev/null \
+	    && $$as_root apt-get update -q \
+	    && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends g++; } \
+	  || { echo 'error: no C++ compiler could be installed' >&2; \
+	       echo '  to do: install it as root (apt-get install g++), or set CXX=' >&2; exit 1; }; }
 
 deps: ## Installs redis-server where it is missing
 	@command -v redis-server > /dev/null || { \

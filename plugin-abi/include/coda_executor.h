@@ -21,10 +21,11 @@
  *
  * Threads, for one executor:
  *   - create and destroy come from one thread, with no other call beside them.
- *   - run and batch_run come from at most coda_device.slots threads at once; each slot always uses the same
- *     thread, with a stack of 8 MiB. They may block for as long as the hardware needs.
+ *   - run, batch_run and evolve_state come from at most coda_device.slots threads at once; each slot always
+ *     uses the same thread, with a stack of 8 MiB. They may block for as long as the hardware needs.
  *   - device, cancel and shutdown come from a control thread of their own, at any time between create and
  *     destroy, beside running jobs, and must return within seconds.
+ *   - config_schema needs no executor and may come from any thread at any time.
  *
  * Leave the process as it is: no signal handlers, no setlocale, no chdir, no umask, no exit.
  *
@@ -52,7 +53,7 @@ CODA_EXTERN_C_BEGIN
 
 /* Version of this interface. The host serves plugins of its own major whose minor is not newer than its own. */
 #define CODA_API_MAJOR 1
-#define CODA_API_MINOR 0
+#define CODA_API_MINOR 1
 
 /* ---- Plain data ---- */
 
@@ -133,6 +134,9 @@ typedef struct coda_host {
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     /* 1 when the job was cancelled and its result will be thrown away. */
     uint32_t (*is_cancelled)(void *ctx);
+    /* Since 1.1. The present value of a quantity of yours, for instance "fridge_kelvin": the host shows the
+     * latest in its metrics, as coda_plugin_<name>. Letters, digits and _; what doesn't fit is dropped. */
+    void (*gauge)(void *ctx, coda_str name, double value);
 } coda_host;
 
 /* One job of run or batch_run. */
@@ -144,6 +148,33 @@ typedef struct coda_job {
     uint32_t reserved;
     const coda_host *host; /* of this job, for the length of the call */
 } coda_job;
+
+/* A complex number. The state of n qubits is 2^n of them; bit k of an index is the value of qubit k. */
+typedef struct coda_amplitude {
+    double re;
+    double im;
+} coda_amplitude;
+
+/* One step of evolve_state: a unitary 2x2 matrix on one qubit, where every qubit of `controls` is 1. */
+typedef struct coda_operation {
+    uint64_t controls; /* bit k set: qubit k controls; 0 for none, never the target */
+    uint32_t target;
+    uint32_t reserved;
+    coda_amplitude matrix[4]; /* row by row: <0|U|0>, <0|U|1>, <1|U|0>, <1|U|1> */
+} coda_operation;
+
+/* What evolve_state is given. */
+typedef struct coda_evolution {
+    size_t size;
+    coda_str job_id;
+    uint32_t num_qubits; /* 1 to coda_device.evolve_qubits */
+    uint32_t reserved;
+    const coda_amplitude *amplitudes; /* 2^num_qubits, finite, of norm 1 */
+    size_t amplitudes_len;
+    const coda_operation *operations; /* in order; qubits are in range and distinct, numbers finite */
+    size_t operations_len;
+    const coda_host *host; /* of this job, for the length of the call */
+} coda_evolution;
 
 /* How often a bit string was observed. */
 typedef struct coda_count {
@@ -208,6 +239,7 @@ typedef struct coda_edge {
 /* Bits of coda_device.hooks: which optional functions the executor offers. */
 #define CODA_HOOK_BATCH_RUN 1
 #define CODA_HOOK_CANCEL 2
+#define CODA_HOOK_EVOLVE_STATE 4 /* since 1.1 */
 
 /* What the executor says of its device. It decides which jobs reach the executor. */
 typedef struct coda_device {
@@ -223,6 +255,8 @@ typedef struct coda_device {
     size_t targets_len;
     const coda_edge *edges;
     size_t edges_len;
+    uint32_t evolve_qubits; /* since 1.1: most qubits of evolve_state, with CODA_HOOK_EVOLVE_STATE */
+    uint32_t reserved2;
 } coda_device;
 
 /* Index of coda_reply.error that concerns the call, not one job of it. */
@@ -239,7 +273,22 @@ typedef struct coda_reply {
     void (*error)(void *ctx, size_t index, const coda_error *error);
     /* The answer to device. */
     void (*device)(void *ctx, const coda_device *device);
+    /* Since 1.1. The answer to evolve_state: as many amplitudes as were given. */
+    void (*amplitudes)(void *ctx, const coda_amplitude *amplitudes, size_t len);
+    /* Since 1.1. The answer to config_schema: a JSON schema. */
+    void (*schema)(void *ctx, coda_str json);
 } coda_reply;
+
+/* Replies an error, for a job's index or CODA_WHOLE_CALL. */
+static inline void coda_fail(const coda_reply *reply, size_t index, uint32_t code, uint32_t stage, const char *text) {
+    coda_error error;
+    memset(&error, 0, sizeof error);
+    error.size = sizeof error;
+    error.code = code;
+    error.stage = stage;
+    error.text = coda_str_of(text);
+    reply->error(reply->ctx, index, &error);
+}
 
 /* What create is given. Lent for the length of create, except host. */
 typedef struct coda_create {
@@ -280,6 +329,13 @@ typedef struct coda_executor_api {
     void (*shutdown)(void *self, const coda_reply *reply);
     /* Frees the executor. Replies only errors. */
     void (*destroy)(void *self, const coda_reply *reply);
+    /* Optional, since 1.1 (null without CODA_HOOK_EVOLVE_STATE). Applies the operations to the state, in one
+     * slot; cancel and is_cancelled work as for run. Replies once: amplitudes, or an error for
+     * CODA_WHOLE_CALL. */
+    void (*evolve_state)(void *self, const coda_evolution *state, const coda_reply *reply);
+    /* Optional, since 1.1. Replies the JSON schema of the entry's device config, or nothing. The host checks
+     * the file against it before create; keys with "writeOnly": true are secrets, shown nowhere. */
+    void (*config_schema)(const coda_str *entry, const coda_reply *reply);
 } coda_executor_api;
 
 /* The one function that a plugin exports. Called once after loading; must not block. */

@@ -14,7 +14,7 @@ use crate::device::{Device, Hooks};
 use crate::host_services::HostServices;
 use crate::ir::{ProgramRef, slice};
 use crate::outcome::{Error, ErrorCode, Outcome, Stage};
-use crate::raw::{RawCreate, RawJob, RawReply, RawStr, WHOLE_CALL};
+use crate::raw::{Amplitude, Operation, RawCreate, RawEvolution, RawJob, RawReply, RawStr, WHOLE_CALL};
 
 /// An executor: what drives one QPU.
 ///
@@ -42,6 +42,11 @@ pub trait Executor: Send + Sync + 'static {
         None
     }
 
+    /// Return `Some(self)` when the executor can apply operations to a given state, as exact simulators can.
+    fn evolver(&self) -> Option<&dyn EvolveState> {
+        None
+    }
+
     /// Brings the device to rest before the process ends. The executor is dropped afterwards.
     fn shutdown(&self) {}
 }
@@ -60,6 +65,72 @@ pub trait Cancel {
     /// Asks the run of this job to return soon. Comes at most once per job, between entry and return of
     /// its `run`, from another thread; an id that isn't running is to be ignored.
     fn cancel(&self, job_id: &str);
+}
+
+/// The optional hook for states that are handed over: a circuit's middle part, as peers run it for one another.
+pub trait EvolveState {
+    /// Most qubits of a state that it takes.
+    fn max_qubits(&self) -> u16;
+
+    /// Applies the operations in order and returns as many amplitudes as were given. One call takes one slot; a
+    /// cancel comes by `is_cancelled` and the cancel hook, as for `run`.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being done; the text is what the person who sent the circuit reads.
+    fn evolve_state(&self, state: &Evolution<'_>) -> Result<Vec<Amplitude>, Error>;
+}
+
+/// A state and what is to be done with it.
+pub struct Evolution<'a> {
+    id: &'a str,
+    num_qubits: u16,
+    amplitudes: &'a [Amplitude],
+    operations: &'a [Operation],
+    host: HostServices<'a>,
+}
+
+impl<'a> Evolution<'a> {
+    /// # Safety
+    /// `raw` must be valid for `'a`, with everything it points to.
+    unsafe fn from_raw(raw: &'a RawEvolution) -> Evolution<'a> {
+        // SAFETY: by this function's contract, for all four.
+        unsafe {
+            Evolution {
+                id: text(raw.job_id),
+                num_qubits: u16::try_from(raw.num_qubits).unwrap_or(u16::MAX),
+                amplitudes: slice(raw.amplitudes, raw.amplitudes_len),
+                operations: slice(raw.operations, raw.operations_len),
+                host: HostServices::from_raw(raw.host),
+            }
+        }
+    }
+
+    /// The job, as `cancel` names it.
+    pub fn id(&self) -> &'a str {
+        self.id
+    }
+
+    pub fn num_qubits(&self) -> u16 {
+        self.num_qubits
+    }
+
+    /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
+    pub fn amplitudes(&self) -> &'a [Amplitude] {
+        self.amplitudes
+    }
+
+    /// In order; qubits are in range and distinct.
+    pub fn operations(&self) -> &'a [Operation] {
+        self.operations
+    }
+
+    pub fn host(&self) -> HostServices<'a> {
+        self.host
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.host.is_cancelled()
+    }
 }
 
 /// One job of a run.
@@ -238,8 +309,11 @@ pub mod glue {
             // SAFETY: the host passes a live executor.
             let executor = unsafe { executor(this) };
             let device = executor.device();
-            let hooks =
-                Hooks { batch_run: executor.batch().is_some(), cancel: executor.canceller().is_some() };
+            let hooks = Hooks {
+                batch_run: executor.batch().is_some(),
+                cancel: executor.canceller().is_some(),
+                evolve_qubits: executor.evolver().map(EvolveState::max_qubits),
+            };
             // SAFETY: the host lends a valid reply for the length of this call.
             let reply = unsafe { &*reply };
             device.lend(hooks, |raw| (reply.device)(reply.ctx, raw));
@@ -271,6 +345,31 @@ pub mod glue {
                     Ok(outcome) => outcome.lend(|raw| (reply.outcome)(reply.ctx, i, raw)),
                     Err(e) => staged(e, Stage::Run).lend(|raw| (reply.error)(reply.ctx, i, raw)),
                 }
+            }
+            Ok(None::<()>)
+        });
+    }
+
+    pub fn evolve_state(this: *mut c_void, state: *const RawEvolution, reply: *const RawReply) {
+        guard(reply, WHOLE_CALL, Stage::Run, || {
+            // SAFETY: the host passes a live executor and lends state and reply for the length of this call.
+            let (executor, state, reply) = unsafe { (executor(this), Evolution::from_raw(&*state), &*reply) };
+            let Some(evolver) = executor.evolver() else {
+                return Err(Error::new(ErrorCode::Contract, "this executor has no evolve_state"));
+            };
+            let amplitudes = evolver.evolve_state(&state)?;
+            (reply.amplitudes)(reply.ctx, amplitudes.as_ptr(), amplitudes.len());
+            Ok(None::<()>)
+        });
+    }
+
+    /// `schema` is the vendor's function from the name of an entry to its JSON schema.
+    pub fn config_schema(schema: fn(&str) -> Option<String>, entry: *const RawStr, reply: *const RawReply) {
+        guard(reply, WHOLE_CALL, Stage::Describe, || {
+            // SAFETY: the host lends entry and reply for the length of this call.
+            let (entry, reply) = unsafe { (text(*entry), &*reply) };
+            if let Some(json) = schema(entry) {
+                (reply.schema)(reply.ctx, RawStr::new(&json));
             }
             Ok(None::<()>)
         });
@@ -350,23 +449,27 @@ pub mod glue {
 /// export_executor! {
 ///     kind: Hardware,                       // Hardware, Simulator or Test
 ///     vendor: "Acme",
-///     entries: { create_executor => create } // name in `executor_factory` => fn(&Context) -> Result<impl Executor, Error>
+///     entries: { create_executor => create }, // name in `executor_factory` => fn(&Context) -> Result<impl Executor, Error>
+///     config_schema: schema,                // optional: fn(entry: &str) -> Option<String>
 /// }
 /// ```
+///
+/// `config_schema` returns the JSON schema of the device config, which the host checks the file against before it
+/// calls the factory. Keys with `"writeOnly": true` are secrets: the host shows their values nowhere.
 ///
 /// Name and version are those of the crate. It writes the descriptor into the library's
 /// `.coda_executor` section and exports the root module; nothing that the factory or the executor does
 /// can unwind out of it.
 #[macro_export]
 macro_rules! export_executor {
-    (kind: $kind:ident, vendor: $vendor:expr, entries: { $first:ident => $first_fn:expr $(, $entry:ident => $factory:expr)* $(,)? } $(,)?) => {
+    (kind: $kind:ident, vendor: $vendor:expr, entries: { $first:ident => $first_fn:expr $(, $entry:ident => $factory:expr)* $(,)? } $(, config_schema: $schema:expr)? $(,)?) => {
         #[doc(hidden)]
         pub mod __coda_export {
             #[allow(unused_imports)]
             use super::*;
             use $crate::abi_stable::prefix_type::WithMetadata;
             use $crate::abi_stable::library::{CheckTypeLayout, LibHeader, RootModuleResult};
-            use $crate::raw::{CreateArg, Gate, JobArg, ReplyArg, TextArg};
+            use $crate::raw::{CreateArg, EvolutionArg, Gate, JobArg, ReplyArg, TextArg};
             use ::std::ffi::c_void;
 
             #[used]
@@ -390,6 +493,13 @@ macro_rules! export_executor {
                     (stringify!($first), |ctx| Ok(::std::boxed::Box::new($first_fn(ctx)?))),
                     $((stringify!($entry), |ctx| Ok(::std::boxed::Box::new($factory(ctx)?))),)*
                 ];
+
+                #[allow(unused_mut, unused_assignments)]
+                pub fn __coda_config_schema(entry: &str) -> ::std::option::Option<::std::string::String> {
+                    let mut of_entry: fn(&str) -> ::std::option::Option<::std::string::String> = |_| None;
+                    $(of_entry = $schema;)?
+                    of_entry(entry)
+                }
             }
 
             extern "C" fn layout(_: Gate) {}
@@ -420,6 +530,13 @@ macro_rules! export_executor {
                 $crate::glue::destroy(this, reply.as_ptr())
             }
 
+            extern "C" fn evolve_state(this: *mut c_void, state: EvolutionArg, reply: ReplyArg) {
+                $crate::glue::evolve_state(this, state.as_ptr(), reply.as_ptr())
+            }
+            extern "C" fn config_schema(entry: TextArg, reply: ReplyArg) {
+                $crate::glue::config_schema(entries::__coda_config_schema, entry.as_ptr(), reply.as_ptr())
+            }
+
             const MODULE: &WithMetadata<$crate::ExecutorModule> = &WithMetadata::new($crate::ExecutorModule {
                 layout,
                 create,
@@ -429,6 +546,8 @@ macro_rules! export_executor {
                 cancel,
                 shutdown,
                 destroy,
+                evolve_state,
+                config_schema,
             });
 
             extern "C" fn load() -> RootModuleResult {

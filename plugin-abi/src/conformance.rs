@@ -39,11 +39,28 @@ impl<F: FnMut(&Program, u32) -> Result<Outcome, Error>> Runner for F {
 #[derive(Debug, Clone)]
 pub struct Case {
     pub name: String,
+    /// What the case is about: `bit order`, `format`, `one-qubit gates`, `two-qubit gates`, or the caller's own.
+    pub group: &'static str,
     /// What an executor that fails it has most likely got wrong.
     pub change: &'static str,
     pub program: Program,
     pub shots: u32,
     want: Want,
+}
+
+impl Case {
+    /// A case of the caller's own: counts near what the gates' definitions say, as far as the circuit uses no more
+    /// qubits than the oracle takes, and well-formed in any case.
+    pub fn exact(
+        group: &'static str,
+        name: impl Into<String>,
+        change: &'static str,
+        program: Program,
+        shots: u32,
+    ) -> Case {
+        let want = oracle::probabilities(&program).map_or(Want::Form, Want::Distribution);
+        Case { name: name.into(), group, change, program, shots, want }
+    }
 }
 
 /// Why a case failed.

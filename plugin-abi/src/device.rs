@@ -39,6 +39,8 @@ impl Connectivity {
 pub struct Hooks {
     pub batch_run: bool,
     pub cancel: bool,
+    /// Most qubits of an `evolve_state`; `None` without that hook.
+    pub evolve_qubits: Option<u16>,
 }
 
 /// A device's description. What it says decides which jobs reach the executor.
@@ -90,6 +92,9 @@ impl Device {
         if hooks.cancel {
             bits |= raw::hook::CANCEL;
         }
+        if hooks.evolve_qubits.is_some() {
+            bits |= raw::hook::EVOLVE_STATE;
+        }
         f(&RawDevice {
             size: size_of::<RawDevice>(),
             name: RawStr::new(&self.name),
@@ -103,6 +108,8 @@ impl Device {
             targets_len: targets.len(),
             edges: edges.as_ptr(),
             edges_len: edges.len(),
+            evolve_qubits: hooks.evolve_qubits.unwrap_or(0).into(),
+            reserved2: 0,
         })
     }
 }

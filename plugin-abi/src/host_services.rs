@@ -1,4 +1,4 @@
-//! What the host lends to a plugin: log, progress, is_cancelled.
+//! What the host lends to a plugin: log, progress, gauges, is_cancelled.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -58,7 +58,7 @@ impl<'a> HostServices<'a> {
     }
 
     fn get(&self) -> Option<&'a RawHost> {
-        // SAFETY: by the contract of `from_raw`. Every field used exists since interface 1.0.
+        // SAFETY: by the contract of `from_raw`. A host takes no plugin of a newer interface, so it knows every field.
         unsafe { self.raw.as_ref() }
     }
 
@@ -75,6 +75,14 @@ impl<'a> HostServices<'a> {
     pub fn progress(&self, done: u64, total: u64) {
         if let Some(host) = self.get() {
             (host.progress)(host.ctx, done, total);
+        }
+    }
+
+    /// Sets a quantity of your own, for instance `("fridge_kelvin", 0.012)`: the host shows the latest value in its
+    /// metrics, as `coda_plugin_<name>`. Letters, digits and `_`; what doesn't fit is dropped with a warning.
+    pub fn gauge(&self, name: &str, value: f64) {
+        if let Some(host) = self.get() {
+            (host.gauge)(host.ctx, RawStr::new(name), value);
         }
     }
 

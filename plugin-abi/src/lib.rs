@@ -43,12 +43,13 @@ mod outcome;
 pub mod raw;
 pub mod version;
 
-pub use author::{BatchRun, Cancel, Context, Executor, Job, glue};
+pub use author::{BatchRun, Cancel, Context, Evolution, EvolveState, Executor, Job, glue};
 pub use device::{Connectivity, Device, Hooks};
 pub use host_services::{HostServices, LogLevel};
 pub use ir::{Gate, GateKind, IrError, Op, Program, ProgramRef, Target};
-pub use module::{ExecutorModule, ExecutorModuleRef, ROOT_MODULE_SYMBOL};
+pub use module::{ExecutorModule, ExecutorModuleRef, ROOT_MODULE_SYMBOL, v1_0};
 pub use outcome::{Error, ErrorCode, Outcome, Stage};
+pub use raw::{Amplitude, Operation};
 
 #[doc(hidden)]
 pub use abi_stable;

@@ -4,9 +4,9 @@
 //! [`RawReply`]; a function that returns without having replied gave no answer. The executor is an opaque
 //! pointer that only its own module may use.
 //!
-//! Threads: `create` and `destroy` on one thread, `run` and `batch_run` on at most `slots` threads at once,
-//! each slot always on the same thread, `device`, `cancel` and `shutdown` on a control thread that may run
-//! beside all others.
+//! Threads: `create` and `destroy` on one thread, `run`, `batch_run` and `evolve_state` on at most `slots` threads
+//! at once, each slot always on the same thread, `device`, `cancel` and `shutdown` on a control thread that may
+//! run beside all others; `config_schema` on any thread, before `create` or beside everything.
 
 use std::ffi::c_void;
 
@@ -15,12 +15,43 @@ use abi_stable::library::RootModule;
 use abi_stable::package_version_strings;
 use abi_stable::sabi_types::VersionStrings;
 
-use crate::raw::{CreateArg, Gate, JobArg, ReplyArg, TextArg};
+use crate::raw::{CreateArg, EvolutionArg, Gate, JobArg, ReplyArg, TextArg};
 
 /// The symbol under which abi_stable looks for the module.
 pub const ROOT_MODULE_SYMBOL: &str = "_1as_0lib_1header_0root_bmodule_bloader";
 
-/// The function table. Functions are only ever appended, behind `last_prefix_field`.
+/// The table as interface 1.0 had it, for libraries whose descriptor says so: abi_stable takes a library with more
+/// functions than the host's type, never one with fewer. The name is compared, so it is the same.
+pub mod v1_0 {
+    use super::*;
+
+    #[repr(C)]
+    #[derive(StableAbi)]
+    #[sabi(kind(Prefix(prefix_ref = ExecutorModuleRef)))]
+    #[sabi(missing_field(panic))]
+    pub struct ExecutorModule {
+        pub layout: extern "C" fn(Gate),
+        pub create: extern "C" fn(CreateArg, ReplyArg) -> *mut c_void,
+        pub device: extern "C" fn(*mut c_void, ReplyArg),
+        pub run: extern "C" fn(*mut c_void, JobArg, ReplyArg),
+        pub batch_run: extern "C" fn(*mut c_void, JobArg, usize, ReplyArg),
+        pub cancel: extern "C" fn(*mut c_void, TextArg, ReplyArg),
+        pub shutdown: extern "C" fn(*mut c_void, ReplyArg),
+        #[sabi(last_prefix_field)]
+        pub destroy: extern "C" fn(*mut c_void, ReplyArg),
+    }
+
+    impl RootModule for ExecutorModuleRef {
+        abi_stable::declare_root_module_statics! {ExecutorModuleRef}
+
+        const BASE_NAME: &'static str = "coda_executor";
+        const NAME: &'static str = "coda_executor";
+        const VERSION_STRINGS: VersionStrings = package_version_strings!();
+    }
+}
+
+/// The function table. Functions are only ever appended, behind `last_prefix_field`; whoever appends some adds a
+/// copy of the table before to the former ones above.
 #[repr(C)]
 #[derive(StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = ExecutorModuleRef)))]
@@ -43,6 +74,10 @@ pub struct ExecutorModule {
     /// Frees the executor.
     #[sabi(last_prefix_field)]
     pub destroy: extern "C" fn(*mut c_void, ReplyArg),
+    /// Since 1.1: applies operations to a state and replies the amplitudes.
+    pub evolve_state: extern "C" fn(*mut c_void, EvolutionArg, ReplyArg),
+    /// Since 1.1: replies the JSON schema of the named entry's config, or nothing. Needs no executor.
+    pub config_schema: extern "C" fn(TextArg, ReplyArg),
 }
 
 impl RootModule for ExecutorModuleRef {

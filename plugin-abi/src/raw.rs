@@ -115,6 +115,44 @@ pub struct RawHost {
     pub progress: extern "C" fn(ctx: *mut c_void, done: u64, total: u64),
     /// 1 when the job was cancelled and its result will be thrown away.
     pub is_cancelled: extern "C" fn(ctx: *mut c_void) -> u32,
+    /// Since 1.1: the present value of a quantity of the plugin's own, shown in the host's metrics.
+    pub gauge: extern "C" fn(ctx: *mut c_void, name: RawStr, value: f64),
+}
+
+/// A complex number. The state of `n` qubits is `2^n` of them; bit `k` of an index is the value of qubit `k`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Amplitude {
+    pub re: f64,
+    pub im: f64,
+}
+
+/// One step of `evolve_state`: a unitary 2x2 matrix on one qubit, where every qubit of `controls` is 1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Operation {
+    /// Bit `k` set: qubit `k` controls. 0 for none; never the target.
+    pub controls: u64,
+    pub target: u32,
+    pub reserved: u32,
+    /// Row by row: `<0|U|0>`, `<0|U|1>`, `<1|U|0>`, `<1|U|1>`.
+    pub matrix: [Amplitude; 4],
+}
+
+/// What `evolve_state` is given. Lent by the host for the length of the call.
+#[repr(C)]
+pub struct RawEvolution {
+    pub size: usize,
+    pub job_id: RawStr,
+    pub num_qubits: u32,
+    pub reserved: u32,
+    /// `2^num_qubits` of them, finite, of norm 1.
+    pub amplitudes: *const Amplitude,
+    pub amplitudes_len: usize,
+    /// In order; qubits are in range and distinct, numbers finite.
+    pub operations: *const Operation,
+    pub operations_len: usize,
+    pub host: *const RawHost,
 }
 
 /// How often a bit string was observed.
@@ -171,6 +209,8 @@ pub mod connectivity {
 pub mod hook {
     pub const BATCH_RUN: u32 = 1;
     pub const CANCEL: u32 = 2;
+    /// Since 1.1.
+    pub const EVOLVE_STATE: u32 = 4;
 }
 
 /// What the executor says of its device, lent by the plugin for the length of the reply.
@@ -190,6 +230,9 @@ pub struct RawDevice {
     pub targets_len: usize,
     pub edges: *const RawEdge,
     pub edges_len: usize,
+    /// Since 1.1: most qubits of an `evolve_state`, when that hook is offered.
+    pub evolve_qubits: u32,
+    pub reserved2: u32,
 }
 
 /// Where a call's answers go. The functions copy what they are given before they return.
@@ -203,6 +246,10 @@ pub struct RawReply {
     pub error: extern "C" fn(ctx: *mut c_void, index: usize, error: *const RawError),
     /// The answer to `device`.
     pub device: extern "C" fn(ctx: *mut c_void, device: *const RawDevice),
+    /// Since 1.1: the answer to `evolve_state`, as many as were given.
+    pub amplitudes: extern "C" fn(ctx: *mut c_void, amplitudes: *const Amplitude, len: usize),
+    /// Since 1.1: the answer to `config_schema`, a JSON schema.
+    pub schema: extern "C" fn(ctx: *mut c_void, json: RawStr),
 }
 
 /// Index of a [`RawReply::error`] that concerns the call, not one job of it.
@@ -229,7 +276,8 @@ pub struct RawCreate {
 pub const C_ENTRY_SYMBOL: &str = "coda_executor_entry";
 
 /// The function table of the C door, `coda_executor_api`; static, functions are only ever appended.
-/// What is null is not offered: `batch_run`, `cancel` and `shutdown` may be, the others must be there.
+/// What is null is not offered: `batch_run`, `cancel`, `shutdown`, `evolve_state` and `config_schema` may be, the
+/// others must be there.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawApi {
@@ -244,6 +292,10 @@ pub struct RawApi {
     pub cancel: Option<unsafe extern "C" fn(*mut c_void, *const RawStr, *const RawReply)>,
     pub shutdown: Option<unsafe extern "C" fn(*mut c_void, *const RawReply)>,
     pub destroy: Option<unsafe extern "C" fn(*mut c_void, *const RawReply)>,
+    /// Since 1.1.
+    pub evolve_state: Option<unsafe extern "C" fn(*mut c_void, *const RawEvolution, *const RawReply)>,
+    /// Since 1.1; called without an executor, with the name of an entry.
+    pub config_schema: Option<unsafe extern "C" fn(*const RawStr, *const RawReply)>,
 }
 
 macro_rules! lent {
@@ -273,6 +325,7 @@ lent! {
     JobArg => RawJob,
     ReplyArg => RawReply,
     TextArg => RawStr,
+    EvolutionArg => RawEvolution,
 }
 
 impl JobArg {

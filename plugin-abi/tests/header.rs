@@ -38,7 +38,12 @@ fn facts() -> Vec<Fact> {
             source_hash, compiled_at, compiler_version,
         }
         "coda_job" = RawJob { size, job_id, program, shots, reserved, host }
-        "coda_host" = RawHost { size, ctx, log_enabled, log, progress, is_cancelled }
+        "coda_host" = RawHost { size, ctx, log_enabled, log, progress, is_cancelled, gauge }
+        "coda_amplitude" = Amplitude { re, im }
+        "coda_operation" = Operation { controls, target, reserved, matrix }
+        "coda_evolution" = RawEvolution {
+            size, job_id, num_qubits, reserved, amplitudes, amplitudes_len, operations, operations_len, host,
+        }
         "coda_count" = RawCount { bits, count }
         "coda_outcome" = RawOutcome {
             size, counts, counts_len, execution_time_ms, shots_completed, has_execution_time, has_shots_completed,
@@ -47,14 +52,15 @@ fn facts() -> Vec<Fact> {
         "coda_edge" = RawEdge { a, b }
         "coda_device" = RawDevice {
             size, name, num_qubits, slots, max_shots, connectivity, hooks, reserved, targets, targets_len, edges,
-            edges_len,
+            edges_len, evolve_qubits, reserved2,
         }
-        "coda_reply" = RawReply { size, ctx, outcome, error, device }
+        "coda_reply" = RawReply { size, ctx, outcome, error, device, amplitudes, schema }
         "coda_create" = RawCreate {
             size, entry, config_path, config_text, native_gate_set, num_qubits, reserved, host,
         }
         "coda_executor_api" = RawApi {
             size, api_major, api_minor, reserved, create, device, run, batch_run, cancel, shutdown, destroy,
+            evolve_state, config_schema,
         }
         "coda_descriptor" = RawDescriptor {
             magic, size, api_major, api_minor, door, kind, unwinds, reserved, vendor, name, version, target, entries,
@@ -104,6 +110,7 @@ fn facts() -> Vec<Fact> {
     constant("CODA_CONNECTIVITY_DIRECTED".into(), connectivity::DIRECTED.into());
     constant("CODA_HOOK_BATCH_RUN".into(), hook::BATCH_RUN.into());
     constant("CODA_HOOK_CANCEL".into(), hook::CANCEL.into());
+    constant("CODA_HOOK_EVOLVE_STATE".into(), hook::EVOLVE_STATE.into());
     facts
 }
 
@@ -195,7 +202,7 @@ static void *create(const coda_create *request, const coda_reply *reply) {
 
 static void device(void *self, const coda_reply *reply) {
     const uint16_t targets[] = {CODA_TARGET_CZ};
-    coda_device device = {sizeof(coda_device), {0, 0}, 3, 1, 0, CODA_CONNECTIVITY_UNKNOWN, 0, 0, targets, 1, NULL, 0};
+    coda_device device = {sizeof(coda_device), {0, 0}, 3, 1, 0, CODA_CONNECTIVITY_UNKNOWN, 0, 0, targets, 1, NULL, 0, 0, 0};
     (void)self;
     device.name = coda_str_of("acme-zeros");
     reply->device(reply->ctx, &device);
@@ -220,7 +227,7 @@ static void destroy(void *self, const coda_reply *reply) {
 }
 
 static const coda_executor_api api = {
-    sizeof(coda_executor_api), CODA_API_MAJOR, CODA_API_MINOR, 0, create, device, run, NULL, NULL, NULL, destroy};
+    sizeof(coda_executor_api), CODA_API_MAJOR, CODA_API_MINOR, 0, create, device, run, NULL, NULL, NULL, destroy, NULL, NULL};
 
 const coda_executor_api *coda_executor_entry(void) {
     return &api;

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use coda_host::error::Explain as _;
 use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
 use coda_host::executor::pool::StartError;
-use coda_host::executor::{Executor, JobContext, RunDone, RunJob, StartRequest};
+use coda_host::executor::{EvolveJob, Executor, JobContext, Load, RunDone, RunJob, StartRequest};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Circuit, LIMIT, example};
-use coda_plugin_abi::{Outcome, Program};
+use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Outcome, Program};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
 
 const ACME: &str = "host: control.invalid\nport: 7000\nshot_us: 1000";
 
@@ -43,7 +44,7 @@ impl Loaded {
         &self.executor.device().name
     }
 
-    async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
+    fn submit(&self, circuit: &Circuit, shots: u32) {
         let program = Program::parse(circuit.json().to_string().as_bytes()).unwrap();
         let context = Arc::new(JobContext::new("plugin".into(), "J".into()));
         let job = RunJob {
@@ -55,6 +56,14 @@ impl Loaded {
             context,
         };
         self.executor.submit(vec![job]);
+    }
+
+    async fn run(&mut self, circuit: &Circuit, shots: u32) -> Outcome {
+        self.submit(circuit, shots);
+        self.answer().await
+    }
+
+    async fn answer(&mut self) -> Outcome {
         loop {
             match self.answers.recv().await.expect("the slot thread lives") {
                 RunDone::Job { answer, .. } => return answer.unwrap(),
@@ -84,6 +93,48 @@ async fn different_plugins_are_each_themselves() {
     for loaded in [simulator, acme, faulty] {
         loaded.executor.shutdown(LIMIT).await;
     }
+}
+
+/// Turns qubit 1 of |00> over where `cancelled` doesn't end it before.
+async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, Error> {
+    let [zero, one] = [0.0, 1.0].map(|re| Amplitude { re, im: 0.0 });
+    let context = Arc::new(JobContext::new("plugin".into(), "J".into()));
+    if cancelled {
+        context.set_cancelled();
+    }
+    let (answer, answered) = oneshot::channel();
+    let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
+    let hold = loaded.executor.hold().expect("nothing runs");
+    assert!(loaded.executor.hold().is_none(), "there is one slot");
+    loaded.executor.evolve_state(
+        hold,
+        EvolveJob {
+            ticket: 7,
+            job_id: "J".into(),
+            num_qubits: 2,
+            amplitudes: vec![one, zero, zero, zero],
+            operations: [turn].into(),
+            context,
+            answer,
+        },
+    );
+    let done = answered.await.expect("an answer");
+    assert_eq!(loaded.executor.load(), Load { slots: 1, ..Load::default() });
+    done.answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_is_evolved_in_a_slot() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut simulator = load(&library("coda_simulator"), dir.path(), "", 3).await.unwrap();
+    assert_eq!(simulator.executor.hooks().evolve_qubits, Some(3));
+    let state = evolve(&mut simulator, false).await.unwrap();
+    assert_eq!(state.iter().map(|a| a.re).collect::<Vec<_>>(), [0.0, 0.0, 1.0, 0.0]);
+    assert_eq!(evolve(&mut simulator, true).await.unwrap_err().code, ErrorCode::Cancelled);
+    assert_eq!(simulator.run(&example(), 5).await.counts, [("10".to_string(), 5)]);
+    let mut faulty = load(&library("coda_faulty"), dir.path(), "", 3).await.unwrap();
+    assert_eq!(faulty.executor.hooks().evolve_qubits, None);
+    assert_eq!(evolve(&mut faulty, false).await.unwrap_err().code, ErrorCode::Contract);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,4 +177,16 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
     for (l, key) in loaded.iter_mut().zip(["00", "10", "10"]) {
         assert_eq!(l.run(&example(), 5).await.counts, [(key.to_string(), 5)]);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_held_slot_is_nobody_elses_and_none_is_held_while_jobs_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut simulator = load(&library("coda_simulator"), dir.path(), "seed: 1", 3).await.unwrap();
+    let hold = simulator.executor.hold().expect("nothing runs");
+    simulator.submit(&example(), 5);
+    assert!(simulator.executor.hold().is_none());
+    assert_eq!(simulator.executor.load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
+    drop(hold);
+    assert_eq!(simulator.answer().await.counts.len(), 1);
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use coda_plugin_abi::descriptor::{Descriptor, Door};
+use coda_plugin_abi::descriptor::Descriptor;
 use sha2::{Digest as _, Sha256};
 
 use super::elf::{self, ElfError};
@@ -34,8 +34,8 @@ pub enum LoadError {
     Elf(#[from] ElfError),
     #[error("{} is built with panic=abort, so an error in it would end the whole host", path.display())]
     PanicAborts { path: PathBuf },
-    #[error("{} uses the C interface, which this version does not load yet", path.display())]
-    CDoor { path: PathBuf },
+    #[error("the function table of {} can't be used: {text}", path.display())]
+    Table { path: PathBuf, text: String },
     #[error("{} may be changed by other users ({why}), and the host runs as root", path.display())]
     Writable { path: PathBuf, why: String },
     #[error("the plugin can't be copied to {}", path.display())]
@@ -55,7 +55,7 @@ impl Explain for LoadError {
         match self {
             LoadError::Elf(e) => e.code(),
             LoadError::PanicAborts { .. } => "plugin-panic-aborts",
-            LoadError::CDoor { .. } => "plugin-c-interface",
+            LoadError::Table { .. } => "plugin-table",
             LoadError::Writable { .. } => "plugin-writable",
             LoadError::Copy { .. } => "plugin-copy",
             LoadError::Loader { .. } => "plugin-loader",
@@ -69,13 +69,16 @@ impl Explain for LoadError {
         Some(match self {
             LoadError::Elf(e) => return e.hint(),
             LoadError::PanicAborts { .. } => "the vendor must build it with panic = \"unwind\"".into(),
-            LoadError::CDoor { .. } => "ask the vendor for a build with the Rust SDK".into(),
+            LoadError::Table { .. } => "the vendor must correct what coda_executor_entry returns".into(),
             LoadError::Writable { path, .. } => {
                 format!("chown root:root {0} && chmod go-w {0}", path.display())
             }
             LoadError::Copy { .. } => "check space and permissions of the state directory".into(),
             LoadError::Loader { text, .. } => loader_hint(text),
-            LoadError::NoModule { .. } => "the vendor must export it with export_executor!, once".into(),
+            LoadError::NoModule { .. } => {
+                "the vendor must export it: by export_executor! in Rust, as coda_executor_entry in C and C++"
+                    .into()
+            }
             LoadError::Layout { .. } => "the vendor must rebuild it with this version's SDK".into(),
             LoadError::NoEntry { .. } => "correct the part behind the colon in executor_factory".into(),
         })
@@ -111,9 +114,6 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     let path = &located.path;
     let inspection = elf::inspect(path)?;
     let own = || path.clone();
-    if inspection.descriptor.door == Door::C {
-        return Err(LoadError::CDoor { path: own() });
-    }
     if !inspection.descriptor.unwinds {
         return Err(LoadError::PanicAborts { path: own() });
     }
@@ -134,11 +134,13 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     } else {
         private_copy(&inspection.bytes, &sha256, state_dir)?
     };
-    let library = Library::open(&opened).map_err(|e| match e {
-        OpenError::Loader(text) => LoadError::Loader { path: own(), text },
-        OpenError::NoModule(text) => LoadError::NoModule { path: own(), text },
-        OpenError::Layout(text) => LoadError::Layout { path: own(), text },
-    })?;
+    let library = Library::open(&opened, inspection.descriptor.door, inspection.descriptor.api_minor)
+        .map_err(|e| match e {
+            OpenError::Loader(text) => LoadError::Loader { path: own(), text },
+            OpenError::NoModule(text) => LoadError::NoModule { path: own(), text },
+            OpenError::Layout(text) => LoadError::Layout { path: own(), text },
+            OpenError::Table(text) => LoadError::Table { path: own(), text },
+        })?;
     Ok(Loaded {
         library,
         descriptor: inspection.descriptor,

@@ -24,7 +24,7 @@ use super::JobContext;
 use super::ffi::{CreateRequest, DeviceReply, Instance};
 use super::loader::{self, LoadError, Loaded};
 use super::locate::{Located, Source};
-use super::queue::Queue;
+use super::queue::{Hold, Load, Queue};
 use super::slot::{Shared, Slot, Turns, Witness};
 use super::turn::lock;
 use crate::error::{Explain, exit};
@@ -207,7 +207,7 @@ impl Executor {
                 slot.shared.queue.leave();
             })?);
         }
-        shared.queue.open(if hooks.batch_run { batch_max } else { 1 });
+        shared.queue.open(usize::from(device.slots), if hooks.batch_run { batch_max } else { 1 });
         let d = &loaded.descriptor;
         let info = PluginInfo {
             vendor: d.vendor.clone(),
@@ -254,6 +254,16 @@ impl Executor {
     /// Takes back every job that waits.
     pub fn withdraw_all(&self) {
         self.shared.queue.withdraw_all();
+    }
+
+    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
+    pub fn hold(&self) -> Option<Hold> {
+        Queue::hold(&self.shared)
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
@@ -344,6 +354,7 @@ fn create(request: StartRequest) -> Result<(Loaded, Instance), StartError> {
         config_text: request.config_text,
         native_gate_set: request.native_gate_set,
         num_qubits: request.num_qubits,
+        gauges: Arc::default(),
     });
     report_changes(&request.dispositions, &plugin, "create");
     let instance = made.map_err(|error| StartError::Create { path, error })?;

@@ -1,14 +1,36 @@
-//! What waits for a slot, and the one count of slots.
+//! What waits for a slot, who holds one, and the one count of slots.
 //!
 //! The driver adds jobs, the slot threads take them in ticket order the moment they are free: between two runs
 //! nobody is asked. A start is announced while the queue is locked, so that a job which can't be withdrawn any
 //! more has its announcement in the channel already.
+//!
+//! A slot can be held for somebody else, but never while jobs wait. What is held and what is busy never exceeds the
+//! slots: all three change under this one lock.
 
-use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::evolve::EvolveJob;
 use super::pool::RunJob;
 use super::turn::lock;
+
+/// What a slot does next.
+pub(super) enum Call {
+    Jobs(Vec<RunJob>),
+    Evolve(Box<EvolveJob>),
+}
+
+/// How the slots are used at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    pub slots: usize,
+    /// In the plugin.
+    pub busy: usize,
+    /// Kept for somebody.
+    pub held: usize,
+    /// Jobs without a slot.
+    pub waiting: usize,
+}
 
 /// The jobs that wait, shared by the handle and the slot threads.
 #[derive(Default)]
@@ -20,6 +42,11 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, RunJob>,
+    /// What has a hold and needs no slot of its own.
+    guests: VecDeque<Box<EvolveJob>>,
+    slots: usize,
+    busy: usize,
+    held: usize,
     /// Most jobs of one call.
     batch_max: usize,
     /// Threads that wait for a change.
@@ -29,10 +56,56 @@ struct State {
     stopping: bool,
 }
 
+impl State {
+    fn has_room(&self) -> bool {
+        self.busy + self.held < self.slots
+    }
+
+    fn next(&mut self) -> Option<Call> {
+        if let Some(guest) = self.guests.pop_front() {
+            self.held -= 1;
+            self.busy += 1;
+            return Some(Call::Evolve(guest));
+        }
+        if self.waiting.is_empty() || !self.has_room() {
+            return None;
+        }
+        let mut jobs = Vec::with_capacity(self.batch_max.min(self.waiting.len()));
+        while jobs.len() < self.batch_max
+            && let Some((_, job)) = self.waiting.pop_first()
+        {
+            jobs.push(job);
+        }
+        self.busy += 1;
+        Some(Call::Jobs(jobs))
+    }
+}
+
+/// A slot kept for somebody, until it is spent or dropped.
+pub struct Hold {
+    queue: Option<Arc<super::slot::Shared>>,
+}
+
+impl Hold {
+    pub(super) fn spend(mut self, guest: Box<EvolveJob>) {
+        if let Some(shared) = self.queue.take() {
+            shared.queue.change(|state| state.guests.push_back(guest));
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(shared) = self.queue.take() {
+            shared.queue.change(|state| state.held -= 1);
+        }
+    }
+}
+
 impl Queue {
-    /// Lets jobs be taken, so many in one call.
-    pub fn open(&self, batch_max: usize) {
-        lock(&self.state).batch_max = batch_max;
+    /// Lets so many slots take jobs, so many in one call.
+    pub fn open(&self, slots: usize, batch_max: usize) {
+        self.change(|state| (state.slots, state.batch_max) = (slots, batch_max.max(1)));
     }
 
     /// A slot thread will take from here until [`Queue::leave`].
@@ -41,11 +114,7 @@ impl Queue {
     }
 
     pub fn add(&self, jobs: Vec<RunJob>) {
-        let mut state = lock(&self.state);
-        state.waiting.extend(jobs.into_iter().map(|job| (job.ticket, job)));
-        if state.idle > 0 {
-            self.changed.notify_one();
-        }
+        self.change(|state| state.waiting.extend(jobs.into_iter().map(|job| (job.ticket, job))));
     }
 
     /// Takes a job back; false when a slot has it or it never was here.
@@ -57,29 +126,46 @@ impl Queue {
         lock(&self.state).waiting.clear();
     }
 
-    /// Waits for the next call's jobs; `announce` sees them before anyone can miss them here. `None` when the
-    /// executor stops.
-    pub fn take(&self, announce: impl FnOnce(&[RunJob])) -> Option<Vec<RunJob>> {
+    pub fn load(&self) -> Load {
+        let state = lock(&self.state);
+        Load { slots: state.slots, busy: state.busy, held: state.held, waiting: state.waiting.len() }
+    }
+
+    /// Keeps a slot of `shared`, whose queue this is, unless every slot is taken or jobs wait for one.
+    pub fn hold(shared: &Arc<super::slot::Shared>) -> Option<Hold> {
+        let mut state = lock(&shared.queue.state);
+        if state.stopping || !state.waiting.is_empty() || !state.has_room() {
+            return None;
+        }
+        state.held += 1;
+        Some(Hold { queue: Some(shared.clone()) })
+    }
+
+    /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.
+    pub fn take(&self, announce: impl FnOnce(&Call)) -> Option<Call> {
         let mut state = lock(&self.state);
-        while !state.stopping && (state.waiting.is_empty() || state.batch_max == 0) {
+        let call = loop {
+            if state.stopping {
+                return None;
+            }
+            if let Some(call) = state.next() {
+                break call;
+            }
             state.idle += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
-        }
-        if state.stopping {
-            return None;
-        }
-        let mut jobs = Vec::with_capacity(state.batch_max.min(state.waiting.len()));
-        while jobs.len() < state.batch_max
-            && let Some((_, job)) = state.waiting.pop_first()
-        {
-            jobs.push(job);
-        }
-        announce(&jobs);
-        if state.idle > 0 && !state.waiting.is_empty() {
+        };
+        announce(&call);
+        if state.idle > 0 && (!state.guests.is_empty() || !state.waiting.is_empty() && state.has_room()) {
             self.changed.notify_one();
         }
-        Some(jobs)
+        Some(call)
+    }
+
+    /// The call has come back.
+    pub fn give_back(&self) {
+        // The caller takes the next call itself.
+        lock(&self.state).busy -= 1;
     }
 
     /// No job is taken any more; threads end when their call has come back.
@@ -98,5 +184,120 @@ impl Queue {
     pub fn wait_alone(&self) {
         let state = lock(&self.state);
         drop(self.changed.wait_while(state, |s| s.threads > 1));
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut State) -> T) {
+        let mut state = lock(&self.state);
+        how(&mut state);
+        if state.idle > 0 {
+            self.changed.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use coda_plugin_abi::Program;
+
+    use super::super::JobContext;
+    use super::*;
+
+    fn job(ticket: u64) -> RunJob {
+        let ir = br#"{"version":"1.0","target":"cz","num_qubits":1,"gates":[],"measurements":[0],
+            "metadata":{"source_hash":"h","compiled_at":"2026-01-01T00:00:00Z"}}"#;
+        RunJob {
+            ticket,
+            message_id: None,
+            job_id: "J".into(),
+            program: Arc::new(Program::parse(ir).unwrap()),
+            shots: 1,
+            context: Arc::new(JobContext::new("p".into(), "J".into())),
+        }
+    }
+
+    fn jobs(tickets: impl IntoIterator<Item = u64>) -> Vec<RunJob> {
+        tickets.into_iter().map(job).collect()
+    }
+
+    fn tickets(call: &Call) -> Vec<u64> {
+        match call {
+            Call::Jobs(jobs) => jobs.iter().map(|j| j.ticket).collect(),
+            Call::Evolve(job) => vec![job.ticket],
+        }
+    }
+
+    #[test]
+    fn jobs_are_taken_in_order_so_many_at_once_and_withdrawn_ones_never() {
+        let queue = Queue::default();
+        queue.open(1, 2);
+        // Whichever check came back first.
+        queue.add(jobs([4, 2]));
+        queue.add(jobs([1, 3]));
+        assert!(queue.withdraw(2));
+        assert!(!queue.withdraw(2), "only once");
+        let take = || {
+            let call = queue.take(|_| {}).unwrap();
+            queue.give_back();
+            tickets(&call)
+        };
+        assert_eq!([take(), take()], [vec![1, 3], vec![4]]);
+        assert!(!queue.withdraw(1), "a slot has it");
+    }
+
+    #[test]
+    fn what_can_not_be_withdrawn_has_been_announced() {
+        let queue = Arc::new(Queue::default());
+        queue.open(2, 1);
+        let (announced, seen) = channel();
+        let slots: Vec<_> = (0..2)
+            .map(|_| {
+                let (queue, announced) = (queue.clone(), announced.clone());
+                std::thread::spawn(move || {
+                    while queue.take(|call| announced.send(tickets(call)[0]).unwrap()).is_some() {
+                        queue.give_back();
+                    }
+                })
+            })
+            .collect();
+        let mut taken = Vec::new();
+        let mut withdrawn = Vec::new();
+        for ticket in 0..2000 {
+            queue.add(jobs([ticket]));
+            if ticket % 3 == 0 {
+                std::thread::yield_now();
+            }
+            if queue.withdraw(ticket) {
+                withdrawn.push(ticket);
+            } else {
+                taken.extend(seen.try_iter());
+                assert!(taken.contains(&ticket), "{ticket} is neither here nor announced");
+            }
+        }
+        queue.stop();
+        slots.into_iter().for_each(|s| s.join().unwrap());
+        taken.extend(withdrawn);
+        taken.sort_unstable();
+        assert!(taken.into_iter().eq(0..2000), "each exactly once");
+    }
+
+    #[test]
+    fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
+        let queue = Arc::new(Queue::default());
+        queue.open(3, 1);
+        let (taken, seen) = channel();
+        let slots: Vec<_> = (0..3)
+            .map(|_| {
+                let (queue, taken) = (queue.clone(), taken.clone());
+                std::thread::spawn(move || taken.send(queue.take(|_| {}).map(|c| tickets(&c))).unwrap())
+            })
+            .collect();
+        queue.add(jobs([1, 2, 3]));
+        let mut got: Vec<_> = (0..3).map(|_| seen.recv().unwrap()).collect();
+        got.sort_unstable();
+        assert_eq!(got, [Some(vec![1]), Some(vec![2]), Some(vec![3])]);
+        slots.into_iter().for_each(|s| s.join().unwrap());
     }
 }

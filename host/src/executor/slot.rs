@@ -12,8 +12,9 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::ffi::{CallJob, Instance};
 use super::pool::{Answer, RunDone, RunJob, report_changes};
-use super::queue::Queue;
+use super::queue::{Call, Queue};
 use super::turn::{Turn, lock};
+use crate::model::JobId;
 use crate::sys::Dispositions;
 
 /// Sees a slot's calls on the slot's own thread, before anything else happens with them.
@@ -51,20 +52,38 @@ impl Slot {
     /// Serves calls until told to stop.
     pub fn serve(&self) {
         let shared = &*self.shared;
-        while let Some(jobs) = shared.queue.take(|jobs| self.announce(jobs)) {
-            let witness = shared.witness.get();
-            witness.inspect(|w| w.begins(self.index, &jobs));
-            self.call(&jobs);
-            witness.inspect(|w| w.ends(self.index));
+        while let Some(call) = shared.queue.take(|call| self.announce(call)) {
+            match call {
+                Call::Jobs(jobs) => {
+                    let witness = shared.witness.get();
+                    witness.inspect(|w| w.begins(self.index, &jobs));
+                    self.call(&jobs);
+                    witness.inspect(|w| w.ends(self.index));
+                    shared.queue.give_back();
+                }
+                Call::Evolve(job) => {
+                    let done = self.evolve(&job);
+                    // Before the answer: who has it may ask for a slot at once.
+                    shared.queue.give_back();
+                    job.reply(done);
+                }
+            }
         }
     }
 
-    fn announce(&self, jobs: &[RunJob]) {
+    fn announce(&self, call: &Call) {
         let mut turns = lock(&self.shared.turns);
-        turns.extend(jobs.iter().map(|job| (job.ticket, Arc::new(Turn::new(job.job_id.clone())))));
-        drop(turns);
-        let tickets = jobs.iter().map(|job| job.ticket).collect();
-        self.report(RunDone::Started { slot: self.index, tickets });
+        let mut enter = |ticket, job_id: &JobId| turns.insert(ticket, Arc::new(Turn::new(job_id.clone())));
+        match call {
+            Call::Evolve(job) => drop(enter(job.ticket, &job.job_id)),
+            Call::Jobs(jobs) => {
+                for job in jobs {
+                    enter(job.ticket, &job.job_id);
+                }
+                let tickets = jobs.iter().map(|job| job.ticket).collect();
+                self.report(RunDone::Started { slot: self.index, tickets });
+            }
+        }
     }
 
     fn call(&self, jobs: &[RunJob]) {
@@ -152,7 +171,7 @@ fn call_job(job: &RunJob) -> CallJob<'_> {
     CallJob { job_id: &job.job_id, program: &job.program, shots: job.shots, context: &job.context }
 }
 
-fn cancelled() -> Error {
+pub(super) fn cancelled() -> Error {
     Error::new(ErrorCode::Cancelled, "cancelled before it ran").at(Stage::Run)
 }
 

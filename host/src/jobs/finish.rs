@@ -136,8 +136,8 @@ impl Finisher {
     /// Goes on with a result that is on disk.
     async fn announce(&self, row: ResultRow, origin: Arc<str>, attempts: u32) -> Stored {
         let id = row.message_id;
-        let asked = self.redis.cancelled(std::slice::from_ref(&row.job_id)).await;
-        if matches!(asked.as_deref(), Ok([true])) {
+        let asked = self.redis.is_cancelled(&row.job_id).await;
+        if matches!(asked, Ok(true)) {
             return self.drop_cancelled(&row.job_id, id).await;
         }
         self.hold.at("decided").await;

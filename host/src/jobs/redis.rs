@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::lifecycle::Seen;
 use super::message::Message;
-use super::writes::{Care, Write, Writer};
+use super::writes::{Care, Question, Write, Writer};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId, Secret, masked_url};
 
@@ -121,6 +121,7 @@ pub(super) struct Inner {
     /// The link went down on somebody's command: the reader should connect again.
     failed: Notify,
     writes: mpsc::UnboundedSender<(Write, Care)>,
+    questions: mpsc::UnboundedSender<Question>,
 }
 
 impl Redis {
@@ -155,11 +156,21 @@ impl Redis {
             }
         };
         let (writes, queue) = mpsc::unbounded_channel();
+        let (questions, asked) = mpsc::unbounded_channel();
         let link = watch::Sender::new(Link::default());
-        let inner =
-            Inner { client, url: url.clone(), names, timeout, block, link, failed: Notify::new(), writes };
+        let inner = Inner {
+            client,
+            url: url.clone(),
+            names,
+            timeout,
+            block,
+            link,
+            failed: Notify::new(),
+            writes,
+            questions,
+        };
         let redis = Redis { inner: Arc::new(inner) };
-        Ok((redis.clone(), Writer { redis, queue }))
+        Ok((redis.clone(), Writer { redis, queue, questions: asked }))
     }
 
     pub fn names(&self) -> &Names {
@@ -303,6 +314,15 @@ impl Redis {
             pipe.cmd("GET").arg(cancel_key(job));
         }
         Ok(known(self.ask(&pipe).await?)?.iter().map(is_there).collect())
+    }
+
+    /// Whether this job has a cancel key; asked together with what others ask in this moment.
+    pub(super) async fn is_cancelled(&self, job: &JobId) -> Result<bool, Down> {
+        let (answer, wait) = oneshot::channel();
+        if self.inner.questions.send((job.clone(), answer)).is_err() {
+            return Err(Down("the host is stopping".into()));
+        }
+        wait.await.unwrap_or_else(|_| Err(Down("the host is stopping".into())))
     }
 
     /// Sends a pipeline of reads; an error of a single command comes back as that value.

@@ -184,6 +184,8 @@ impl Reader {
             () = self.redis.wait_failed() => return Err(End::Lost("a command was not answered".into())),
         };
         let Ok(mut room) = first else { return Err(End::Stopped) };
+        // Jobs that start in this moment give theirs too: one read instead of several.
+        tokio::task::yield_now().await;
         let more = self.room.available_permits().min(max.saturating_sub(1));
         if let Ok(more) = self.room.clone().try_acquire_many_owned(more as u32) {
             room.merge(more);

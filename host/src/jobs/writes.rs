@@ -1,4 +1,7 @@
-//! What is written to Redis: one queue, in order, grouped into pipelines.
+//! What is written to Redis, and asked before a job's end: two queues, each in order, grouped into pipelines.
+//!
+//! Under load everything that is ready to be sent goes in one pipeline: a group yields once before it is sent, so that
+//! the tasks of the same moment add theirs. When the host is idle that costs nothing.
 //!
 //! A write is tried once, or kept until Redis has confirmed it, across reconnects and while the server refuses for
 //! reasons that pass (loading, out of memory, no longer the master). What it refuses for good (an account's
@@ -49,15 +52,57 @@ pub(super) enum Care {
     Surely(oneshot::Sender<()>),
 }
 
+/// Has this job a cancel key?
+pub(super) type Question = (JobId, oneshot::Sender<Result<bool, Down>>);
+
 /// The writer's part, to be run as a task.
 pub struct Writer {
     pub(super) redis: Redis,
     pub(super) queue: mpsc::UnboundedReceiver<(Write, Care)>,
+    pub(super) questions: mpsc::UnboundedReceiver<Question>,
 }
 
 impl Writer {
-    /// Sends the queue until every handle is gone.
-    pub async fn run(mut self) {
+    /// Sends both queues until every handle is gone.
+    pub async fn run(self) {
+        let Writer { redis, queue, questions } = self;
+        tokio::join!(ask(redis.clone(), questions), Writes { redis, queue }.run());
+    }
+}
+
+async fn ask(redis: Redis, mut questions: mpsc::UnboundedReceiver<Question>) {
+    let mut group = Vec::new();
+    while questions.recv_many(&mut group, GROUP_MAX).await > 0 {
+        join_in(&mut questions, &mut group).await;
+        let jobs: Vec<JobId> = group.iter().map(|(job, _)| job.clone()).collect();
+        let answers = match redis.cancelled(&jobs).await {
+            Ok(found) => found.into_iter().map(Ok).collect(),
+            Err(down) => vec![Err(down); jobs.len()],
+        };
+        for ((_, wait), answer) in group.drain(..).zip(answers) {
+            // Nobody waits for it when the host stops.
+            wait.send(answer).ok();
+        }
+    }
+}
+
+/// Lets every task that is ready run once, and takes what they have added.
+async fn join_in<T>(queue: &mut mpsc::UnboundedReceiver<T>, group: &mut Vec<T>) {
+    tokio::task::yield_now().await;
+    while group.len() < GROUP_MAX
+        && let Ok(more) = queue.try_recv()
+    {
+        group.push(more);
+    }
+}
+
+struct Writes {
+    redis: Redis,
+    queue: mpsc::UnboundedReceiver<(Write, Care)>,
+}
+
+impl Writes {
+    async fn run(mut self) {
         let mut group = Vec::new();
         let mut kept: Vec<(Write, Care)> = Vec::new();
         loop {
@@ -74,6 +119,7 @@ impl Writer {
             } else if self.queue.recv_many(&mut group, GROUP_MAX).await == 0 {
                 return;
             }
+            join_in(&mut self.queue, &mut group).await;
             group.splice(0..0, kept.drain(..));
             kept = self.send(std::mem::take(&mut group)).await;
         }

@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use super::{Case, oracle};
+use super::Case;
 use crate::device::Device;
 use crate::ir::{Gate, GateKind, Program, Target};
 
@@ -27,6 +27,7 @@ const BIT_ORDER: &str =
 struct Maker<'a> {
     device: &'a Device,
     target: Target,
+    group: &'static str,
     cases: Vec<Case>,
     skipped: Vec<(String, String)>,
 }
@@ -52,8 +53,7 @@ impl Maker<'_> {
                 self.skipped.push((name, format!("the device's connectivity makes no legal circuit: {e}")))
             }
             Ok(program) => {
-                let want = oracle::probabilities(&program).map_or(Want::Form, Want::Distribution);
-                self.cases.push(Case { name, change, program, shots, want });
+                self.cases.push(Case::exact(self.group, name, change, program, shots));
             }
         }
     }
@@ -62,11 +62,17 @@ impl Maker<'_> {
 pub(super) fn all(device: &Device) -> (Vec<Case>, Vec<(String, String)>) {
     let (mut cases, mut skipped) = (Vec::new(), Vec::new());
     for &target in &device.targets {
-        let mut maker = Maker { device, target, cases: Vec::new(), skipped: Vec::new() };
-        bit_order(&mut maker);
-        edges_of_the_format(&mut maker);
-        one_qubit_gates(&mut maker);
-        two_qubit_gates(&mut maker);
+        let mut maker = Maker { device, target, group: "", cases: Vec::new(), skipped: Vec::new() };
+        let groups: [(&str, fn(&mut Maker<'_>)); 4] = [
+            ("bit order", bit_order),
+            ("format", edges_of_the_format),
+            ("one-qubit gates", one_qubit_gates),
+            ("two-qubit gates", two_qubit_gates),
+        ];
+        for (group, make) in groups {
+            maker.group = group;
+            make(&mut maker);
+        }
         cases.append(&mut maker.cases);
         skipped.append(&mut maker.skipped);
     }

@@ -16,7 +16,8 @@ use crate::host_services::LogLevel;
 use crate::ir::{Program, Target, slice};
 use crate::outcome::{Error, ErrorCode, Outcome, Stage};
 use crate::raw::{
-    self, RawCreate, RawDevice, RawError, RawHost, RawJob, RawOutcome, RawReply, RawStr, WHOLE_CALL,
+    self, Amplitude, Operation, RawCreate, RawDevice, RawError, RawEvolution, RawHost, RawJob, RawOutcome,
+    RawReply, RawStr, WHOLE_CALL,
 };
 
 /// What the factory is given.
@@ -46,6 +47,7 @@ struct Notes {
     cancelled: AtomicBool,
     lines: Mutex<Vec<(LogLevel, String)>>,
     progress: Mutex<Vec<(u64, u64)>>,
+    gauges: Mutex<Vec<(String, f64)>>,
 }
 
 /// A running executor.
@@ -141,6 +143,36 @@ impl Linked {
         (0..asked).map(|i| answers.jobs.remove(&i).ok_or_else(wrong)).collect()
     }
 
+    /// Applies operations to a state of `num_qubits` qubits.
+    ///
+    /// # Errors
+    /// The executor's.
+    pub fn evolve_state(
+        &self,
+        job_id: &str,
+        num_qubits: u16,
+        amplitudes: &[Amplitude],
+        operations: &[Operation],
+    ) -> Result<Vec<Amplitude>, Error> {
+        let notes = self.enter(job_id);
+        let host = host_of(&notes);
+        let state = RawEvolution {
+            size: size_of::<RawEvolution>(),
+            job_id: RawStr::new(job_id),
+            num_qubits: num_qubits.into(),
+            reserved: 0,
+            amplitudes: amplitudes.as_ptr(),
+            amplitudes_len: amplitudes.len(),
+            operations: operations.as_ptr(),
+            operations_len: operations.len(),
+            host: &host,
+        };
+        let mut answers = Answers::default();
+        glue::evolve_state(self.this, &state, &answers.reply());
+        self.forget(job_id);
+        answers.amplitudes.take().ok_or_else(|| answers.whole_error())
+    }
+
     /// Calls the cancel hook.
     ///
     /// # Errors
@@ -169,6 +201,11 @@ impl Linked {
     /// Progress reports `(done, total)` of the running job.
     pub fn progress(&self, job_id: &str) -> Vec<(u64, u64)> {
         self.notes_of(Some(job_id)).map(|n| lock(&n.progress).clone()).unwrap_or_default()
+    }
+
+    /// Gauges that the running job, or with `None` the executor itself, has set.
+    pub fn gauges(&self, job_id: Option<&str>) -> Vec<(String, f64)> {
+        self.notes_of(job_id).map(|n| lock(&n.gauges).clone()).unwrap_or_default()
     }
 
     /// Calls `shutdown`.
@@ -251,6 +288,7 @@ fn host_of(notes: &Arc<Notes>) -> RawHost {
         log,
         progress,
         is_cancelled,
+        gauge,
     }
 }
 
@@ -276,6 +314,12 @@ extern "C" fn progress(ctx: *mut c_void, done: u64, total: u64) {
     lock(&unsafe { notes(ctx) }.progress).push((done, total));
 }
 
+extern "C" fn gauge(ctx: *mut c_void, name: RawStr, value: f64) {
+    // SAFETY: as in `log`.
+    let (notes, name) = unsafe { (notes(ctx), owned(name)) };
+    lock(&notes.gauges).push((name, value));
+}
+
 extern "C" fn is_cancelled(ctx: *mut c_void) -> u32 {
     // SAFETY: as in `log`.
     unsafe { notes(ctx) }.cancelled.load(Ordering::Acquire).into()
@@ -287,12 +331,13 @@ struct Answers {
     jobs: HashMap<usize, Result<Outcome, Error>>,
     whole: Option<Error>,
     device: Option<(Device, Hooks)>,
+    amplitudes: Option<Vec<Amplitude>>,
 }
 
 impl Answers {
     fn reply(&mut self) -> RawReply {
         let ctx: *mut Answers = self;
-        RawReply { size: size_of::<RawReply>(), ctx: ctx.cast(), outcome, error, device }
+        RawReply { size: size_of::<RawReply>(), ctx: ctx.cast(), outcome, error, device, amplitudes, schema }
     }
 
     fn whole_error(&mut self) -> Error {
@@ -368,6 +413,19 @@ extern "C" fn device(ctx: *mut c_void, raw: *const RawDevice) {
         max_shots: (raw.max_shots > 0).then_some(raw.max_shots),
     };
     let has = |bit| raw.hooks & bit != 0;
-    let hooks = Hooks { batch_run: has(raw::hook::BATCH_RUN), cancel: has(raw::hook::CANCEL) };
+    let hooks = Hooks {
+        batch_run: has(raw::hook::BATCH_RUN),
+        cancel: has(raw::hook::CANCEL),
+        evolve_qubits: has(raw::hook::EVOLVE_STATE).then(|| narrow(raw.evolve_qubits)),
+    };
     answers.device = Some((device, hooks));
 }
+
+extern "C" fn amplitudes(ctx: *mut c_void, ptr: *const Amplitude, len: usize) {
+    // SAFETY: the glue lends `len` amplitudes for the length of this call.
+    let (answers, amplitudes) = unsafe { (answers(ctx), slice(ptr, len)) };
+    answers.amplitudes = Some(amplitudes.to_vec());
+}
+
+/// No schema is asked for here.
+extern "C" fn schema(_: *mut c_void, _: RawStr) {}

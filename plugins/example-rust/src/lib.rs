@@ -1,41 +1,58 @@
-//! Example of a vendor's plugin: the control stack of an imaginary "Acme" device.
+//! Example of a vendor's plugin: the control stack of an imaginary "Acme" device with up to ten qubits.
 //!
-//! The device only knows bits: it can turn a qubit over (`rx` by a multiple of pi) and wait. Everything else
-//! of the interface is real: a config type of its own, a description, log, progress, cancelling, errors.
-//! Copy it, replace [`Acme::pulse`] by what reaches your hardware, and set `kind` to `Hardware`.
+//! `device` stands for the hardware; everything else is what a real plugin has: a config type of its own with a
+//! schema, a description, log, progress, gauges, cancelling, errors. Copy it, replace `device` by what reaches
+//! your hardware, and set `kind` to `Hardware`. The same device in C and C++: `example-c`, `example-cpp`.
+
+mod device;
 
 use std::collections::BTreeMap;
-use std::f64::consts::PI;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coda_plugin_abi::{
-    Cancel, Connectivity, Context, Device, Error, ErrorCode, Executor, Job, LogLevel, Op, Outcome, Stage,
-    Target, export_executor,
+    Cancel, Connectivity, Context, Device, Error, ErrorCode, Executor, Job, LogLevel, Outcome, Stage, Target,
+    export_executor,
 };
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-export_executor! { kind: Test, vendor: "Acme", entries: { create_executor => connect } }
+use device::Qubits;
 
-/// What `device.yaml` holds for this device.
-#[derive(Debug, Deserialize)]
+export_executor! { kind: Test, vendor: "Acme", entries: { create_executor => connect }, config_schema: schema }
+
+const MAX_QUBITS: u16 = 10;
+
+/// What `device.yaml` holds for this device. These comments are what a person reads when a key is wrong.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Config {
-    /// Where the control stack listens.
+    /// Where the control stack listens: a host name or address.
+    #[schemars(length(min = 1))]
     host: String,
+    /// The control stack's TCP port.
+    #[schemars(range(min = 1))]
     port: u16,
-    /// Time that one shot takes.
+    /// Time that one shot takes, in microseconds.
     #[serde(default = "default_shot_us")]
     shot_us: u32,
+    /// The control stack's access token.
+    #[serde(default)]
+    #[schemars(extend("writeOnly" = true))]
+    token: Option<String>,
 }
 
 fn default_shot_us() -> u32 {
     200
 }
 
+fn schema(_entry: &str) -> Option<String> {
+    Some(schemars::schema_for!(Config).as_value().to_string())
+}
+
 pub struct Acme {
     config: Config,
     num_qubits: u16,
-    /// Running jobs, and which of them to end early. A real control stack would be told to abort instead.
+    /// Running jobs, and which of them to end early.
     running: Mutex<BTreeMap<String, bool>>,
 }
 
@@ -45,12 +62,20 @@ pub struct Acme {
 /// When the config can't be used.
 pub fn connect(ctx: &Context<'_>) -> Result<Acme, Error> {
     let config: Config = ctx.config()?;
+    let wrong = |what: String| Error::new(ErrorCode::Config, format!("{}: {what}", ctx.config_path()));
     if config.host.is_empty() {
-        let text = format!("{}: `host` is empty; set it to the control stack's address", ctx.config_path());
-        return Err(Error::new(ErrorCode::Config, text));
+        return Err(wrong("`host` is empty; set it to the control stack's address".into()));
     }
-    ctx.host().log(LogLevel::Info, format_args!("connected to {}:{}", config.host, config.port));
-    Ok(Acme { config, num_qubits: ctx.num_qubits(), running: Mutex::default() })
+    let num_qubits = ctx.num_qubits();
+    if !(1..=MAX_QUBITS).contains(&num_qubits) {
+        return Err(wrong(format!(
+            "the QPU is registered with {num_qubits} qubits, this device has 1 to {MAX_QUBITS}"
+        )));
+    }
+    let with = if config.token.is_some() { " with a token" } else { "" };
+    ctx.host().log(LogLevel::Info, format_args!("connected to {}:{}{with}", config.host, config.port));
+    ctx.host().gauge("fridge_kelvin", 0.012);
+    Ok(Acme { config, num_qubits, running: Mutex::default() })
 }
 
 impl Executor for Acme {
@@ -62,7 +87,7 @@ impl Executor for Acme {
 
     fn run(&self, job: &Job<'_>) -> Result<Outcome, Error> {
         self.running().insert(job.id().to_string(), false);
-        let answer = self.execute(job);
+        let answer = self.measure(job);
         self.running().remove(job.id());
         answer
     }
@@ -71,9 +96,7 @@ impl Executor for Acme {
         Some(self)
     }
 
-    fn shutdown(&self) {
-        // A real device would be brought to rest here.
-    }
+    // `shutdown` would bring a real device to rest here.
 }
 
 impl Cancel for Acme {
@@ -86,44 +109,42 @@ impl Cancel for Acme {
 }
 
 impl Acme {
-    fn execute(&self, job: &Job<'_>) -> Result<Outcome, Error> {
-        let program = job.program();
-        let mut bits = vec![false; usize::from(program.num_qubits())];
-        let total = program.gates().len();
-        job.host().log(LogLevel::Debug, format_args!("job {}: {total} gates", job.id()));
+    fn measure(&self, job: &Job<'_>) -> Result<Outcome, Error> {
+        let (program, shots) = (job.program(), job.shots());
+        job.host().log(LogLevel::Debug, format_args!("{} gates, {shots} shots", program.gates().len()));
+        if program.num_qubits() > self.num_qubits {
+            return Err(unsupported(format!("{} qubits are too many", program.num_qubits())));
+        }
+        let mut qubits = Qubits::zero(program.num_qubits());
         for (index, gate) in program.gates().iter().enumerate() {
-            if job.is_cancelled() || self.running().get(job.id()) == Some(&true) {
-                return Err(Error::new(ErrorCode::Cancelled, format!("ended before gate {index}")));
-            }
-            self.pulse(&mut bits, gate.op()).map_err(|what| {
-                Error::new(ErrorCode::Unsupported, format!("gate {index}: {what}")).at(Stage::Compile)
-            })?;
-            job.host().progress(index as u64 + 1, total as u64);
+            qubits.apply(gate.op()).map_err(|what| unsupported(format!("gate {index}: {what}")))?;
         }
-        let key: String =
-            program.measurements().iter().map(|q| if bits[usize::from(*q)] { '1' } else { '0' }).collect();
-        let time_ms = f64::from(job.shots()) * f64::from(self.config.shot_us) / 1e3;
-        Ok(Outcome::from_counts([(key, i64::from(job.shots()))]).with_time_ms(time_ms))
-    }
-
-    /// Executes one gate, or says why this device can't.
-    fn pulse(&self, bits: &mut [bool], op: Option<Op>) -> Result<(), String> {
-        match op {
-            Some(Op::Rx { q, angle }) => {
-                let turns = (angle / PI).round();
-                if (angle - turns * PI).abs() > 1e-9 {
-                    return Err(format!("this device turns by multiples of pi only, not by {angle}"));
+        let mut seen = BTreeMap::<usize, i64>::new();
+        for (shot, result) in (0..shots).zip(qubits.shots()) {
+            if shot % 4096 == 0 {
+                job.host().progress(shot.into(), shots.into());
+                if job.is_cancelled() || self.running().get(job.id()) == Some(&true) {
+                    let text = format!("ended before shot {shot}");
+                    return Err(Error::new(ErrorCode::Cancelled, text).at(Stage::Run));
                 }
-                bits[usize::from(q)] ^= turns.rem_euclid(2.0) == 1.0;
-                Ok(())
             }
-            Some(Op::Id { .. }) => Ok(()),
-            Some(other) => Err(format!("this device has no {other:?}")),
-            None => Err("unknown gate".into()),
+            *seen.entry(result).or_default() += 1;
         }
+        // Results that differ in qubits which aren't measured share a key.
+        let mut counts = BTreeMap::<String, i64>::new();
+        for (result, n) in seen {
+            let bit = |q: &u16| if result >> q & 1 == 1 { '1' } else { '0' };
+            *counts.entry(program.measurements().iter().map(bit).collect()).or_default() += n;
+        }
+        let time_ms = f64::from(shots) * f64::from(self.config.shot_us) / 1e3;
+        Ok(Outcome::from_counts(counts).with_time_ms(time_ms))
     }
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unsupported(text: String) -> Error {
+    Error::new(ErrorCode::Unsupported, text).at(Stage::Compile)
 }

@@ -1,11 +1,12 @@
 //! The reference executor: an exact statevector simulator behind coda-host's plugin interface.
 //!
 //! `config` says what `device.yaml` may hold, `circuit` runs a circuit, `fuse` and `kernel` are its fast
-//! part, `sample` and `noise` its random one, `running` the way to cancel. This file joins them to the
+//! part, `sample` and `noise` its random one, `evolve` takes states over, `running` is the way to cancel. This file joins them to the
 //! interface: modes, simulated hardware time, batches.
 
 mod circuit;
 mod config;
+mod evolve;
 // Public for `examples/kernel_speed.rs` alone.
 #[doc(hidden)]
 pub mod fuse;
@@ -18,8 +19,8 @@ mod sample;
 use std::time::Instant;
 
 use coda_plugin_abi::{
-    BatchRun, Cancel, Context, Device, Error, ErrorCode, Executor, Job, LogLevel, Outcome, Stage,
-    export_executor,
+    Amplitude, BatchRun, Cancel, Context, Device, Error, ErrorCode, Evolution, EvolveState, Executor, Job,
+    LogLevel, Outcome, Stage, export_executor,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -68,6 +69,12 @@ impl Executor for Simulator {
         Some(self)
     }
 
+    fn evolver(&self) -> Option<&dyn EvolveState> {
+        let noise = &self.settings.noise;
+        // A state vector can't carry what noise does to it.
+        if noise.depolarizing == 0.0 && noise.readout == 0.0 { Some(self) } else { None }
+    }
+
     fn shutdown(&self) {
         self.running.cancel_all();
     }
@@ -82,6 +89,44 @@ impl BatchRun for Simulator {
 impl Cancel for Simulator {
     fn cancel(&self, job_id: &str) {
         self.running.cancel(job_id);
+    }
+}
+
+impl EvolveState for Simulator {
+    fn max_qubits(&self) -> u16 {
+        let fits = |n: &u16| kernel::bytes_needed(usize::from(*n)) <= self.settings.max_memory_bytes;
+        (1..=self.settings.device.num_qubits).take_while(fits).last().unwrap_or(0)
+    }
+
+    fn evolve_state(&self, state: &Evolution<'_>) -> Result<Vec<Amplitude>, Error> {
+        let started = Instant::now();
+        let (settings, most) = (&self.settings, self.max_qubits());
+        if state.num_qubits() > most {
+            let text = format!("the state has {} qubits, this simulator evolves {most}", state.num_qubits());
+            return Err(Error::new(ErrorCode::Resources, text).at(Stage::Compile));
+        }
+        let ticket = self.running.enter(state.id());
+        let stopped = || ticket.is_cancelled() || state.is_cancelled();
+        let mut amplitudes = state.amplitudes().to_vec();
+        let total = state.operations().len() as u64;
+        match settings.mode {
+            Mode::Raise => return Err(raised()),
+            Mode::Noop | Mode::Hang => {}
+            Mode::Exact => {
+                let mut watch = |done: usize| {
+                    state.host().progress(done as u64, total);
+                    !stopped()
+                };
+                evolve::apply(&mut amplitudes, state.operations(), &mut watch)
+                    .map_err(|kernel::Stopped| circuit::cancelled())?;
+            }
+        }
+        let deadline = match settings.mode {
+            Mode::Hang => None,
+            _ => started.checked_add(settings.execution_time),
+        };
+        self.running.wait(deadline, stopped);
+        if stopped() { Err(circuit::cancelled()) } else { Ok(amplitudes) }
     }
 }
 
@@ -119,10 +164,7 @@ impl Simulator {
         let (gates, shots) = (program.gates().len(), job.shots());
         job.host().log(LogLevel::Debug, format_args!("running {gates} gates, {shots} shots"));
         match settings.mode {
-            Mode::Raise => {
-                let text = "the simulated hardware failed, as `mode: raise` in the device config asks for";
-                Err(Error::new(ErrorCode::Hardware, text).at(Stage::Run))
-            }
+            Mode::Raise => Err(raised()),
             Mode::Noop | Mode::Hang => {
                 Ok(vec![("0".repeat(program.measurements().len()), i64::from(job.shots()))])
             }
@@ -157,6 +199,11 @@ impl Simulator {
         };
         Err(Error::new(ErrorCode::Unsupported, text).at(Stage::Compile))
     }
+}
+
+fn raised() -> Error {
+    let text = "the simulated hardware failed, as `mode: raise` in the device config asks for";
+    Error::new(ErrorCode::Hardware, text).at(Stage::Run)
 }
 
 /// A seed per job, so that a job's counts don't depend on what runs beside it. FNV-1a of seed and id.

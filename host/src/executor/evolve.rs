@@ -1,0 +1,111 @@
+//! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
+//!
+//! It uses a slot that is held for it, can be cancelled by its ticket as a run can, and answers on a channel of its
+//! own. What comes back is checked for being a state of the same size; that it
+//! is the right one is the caller's matter.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
+use tokio::sync::oneshot;
+
+use super::JobContext;
+use super::ffi::CallEvolve;
+use super::pool::{Executor, report_changes};
+use super::queue::Hold;
+use super::slot::{Slot, cancelled};
+use super::turn::lock;
+use crate::model::JobId;
+
+/// How far the norm of an answer may be from 1.
+const NORM_ERROR: f64 = 1e-6;
+
+/// A state, what is to be done with it, and where the answer goes.
+pub struct EvolveJob {
+    /// The caller's own mark, unlike that of any other job in the pool.
+    pub ticket: u64,
+    pub job_id: JobId,
+    /// At most what [`Executor::hooks`] says.
+    pub num_qubits: u16,
+    /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
+    pub amplitudes: Vec<Amplitude>,
+    pub operations: Arc<[Operation]>,
+    pub context: Arc<JobContext>,
+    pub answer: oneshot::Sender<EvolveDone>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct EvolveDone {
+    pub answer: Result<Vec<Amplitude>, Error>,
+    pub run_time: Duration,
+}
+
+impl Executor {
+    /// Has the slot that is held evolve a state.
+    pub fn evolve_state(&self, hold: Hold, job: EvolveJob) {
+        hold.spend(Box::new(job));
+    }
+}
+
+impl Slot {
+    /// Runs one call.
+    pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
+        let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
+        let start = Instant::now();
+        let answer = match turn.filter(|t| t.enter(&job.context)) {
+            None => Err(cancelled()),
+            Some(turn) => {
+                let answer = self.instance.evolve_state(&CallEvolve {
+                    job_id: &job.job_id,
+                    num_qubits: job.num_qubits,
+                    amplitudes: &job.amplitudes,
+                    operations: &job.operations,
+                    context: &job.context,
+                });
+                turn.leave(self.shared.control_timeout);
+                report_changes(&self.shared.dispositions, &self.plugin, "evolve_state");
+                answer.and_then(|state| check(state, job.amplitudes.len()))
+            }
+        };
+        lock(&self.shared.turns).remove(&job.ticket);
+        EvolveDone { answer, run_time: start.elapsed() }
+    }
+}
+
+impl EvolveJob {
+    pub(super) fn reply(self, done: EvolveDone) {
+        if self.answer.send(done).is_err() {
+            tracing::debug!(job_id = &*self.job_id, "nobody waits for this state any more");
+        }
+    }
+}
+
+fn check(state: Vec<Amplitude>, len: usize) -> Result<Vec<Amplitude>, Error> {
+    let contract = |text: String| Err(Error::new(ErrorCode::Contract, text).at(Stage::Run));
+    if state.len() != len {
+        return contract(format!("the executor returned {} amplitudes for {len}", state.len()));
+    }
+    let norm: f64 = state.iter().map(|a| a.re * a.re + a.im * a.im).sum();
+    // Also when it is no number.
+    if (norm - 1.0).abs() <= NORM_ERROR {
+        return Ok(state);
+    }
+    contract(format!("the executor returned a state of norm {norm}, expected 1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_state_is_refused() {
+        let half = Amplitude { re: std::f64::consts::FRAC_1_SQRT_2, im: 0.0 };
+        assert!(check(vec![half; 2], 2).is_ok());
+        let says = |state, len| check(state, len).unwrap_err().text;
+        assert_eq!(says(vec![half; 2], 4), "the executor returned 2 amplitudes for 4");
+        assert!(says(vec![half; 4], 4).contains("norm 2"), "{}", says(vec![half; 4], 4));
+        assert!(says(vec![Amplitude { re: f64::NAN, im: 0.0 }; 2], 2).contains("norm NaN"));
+    }
+}
