@@ -25,6 +25,8 @@ use crate::executor::PluginInfo;
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
+use crate::peers::peer::PeerView;
+use crate::peers::swarm::NetworkView;
 use crate::telemetry::Metrics;
 use crate::vpn::guard::{VpnState, VpnStatus};
 
@@ -54,7 +56,43 @@ impl Explain for BindError {
 }
 
 /// What the service reads, once the host is up.
+pub enum Reading {
+    Host(Box<Sources>),
+    /// A host without a cloud.
+    PeerOnly {
+        peers: PeerSources,
+        metrics: Arc<Metrics>,
+        plugin: PluginInfo,
+    },
+}
+
+/// What is read of the peer network.
+pub struct PeerSources {
+    pub network: watch::Receiver<NetworkView>,
+    pub peer: watch::Receiver<PeerView>,
+}
+
+impl PeerSources {
+    fn json(&self) -> Value {
+        let (network, peer) = (self.network.borrow().clone(), *self.peer.borrow());
+        json!({
+            "peer_id": network.peer_id,
+            "addresses": network.addresses,
+            "connected": network.connected,
+            "reservations": peer.load.reservations,
+            "executions": peer.load.executions,
+            "accepted": peer.accepted,
+            "declined": peer.declined,
+            "completed": peer.completed,
+            "failed": peer.failed,
+        })
+    }
+}
+
+/// What the service reads of a host that is connected to a cloud.
 pub struct Sources {
+    /// Where slots are lent.
+    pub peers: Option<PeerSources>,
     pub snapshot: watch::Receiver<Snapshot>,
     pub redis: Redis,
     pub gate: Arc<ClaimGate>,
@@ -65,7 +103,7 @@ pub struct Sources {
     pub qpu_id: String,
 }
 
-type Up = watch::Receiver<Option<Arc<Sources>>>;
+type Up = watch::Receiver<Option<Arc<Reading>>>;
 
 /// Takes the port.
 ///
@@ -123,9 +161,14 @@ async fn health() -> Response {
 }
 
 async fn ready(State(up): State<Up>) -> Response {
-    let sources = up.borrow().clone();
-    let (ready, body) = match sources {
-        Some(sources) => readiness(&sources),
+    let reading = up.borrow().clone();
+    let (ready, body) = match reading.as_deref() {
+        Some(Reading::Host(sources)) => readiness(sources),
+        Some(Reading::PeerOnly { peers, plugin, .. }) => (
+            true,
+            json!({ "ready": true, "vpn_state": null, "redis_healthy": null, "current_job": null, "reasons": [],
+                    "peer": peers.json(), "plugin": about(plugin), "version": env!("CARGO_PKG_VERSION") }),
+        ),
         None => (
             false,
             json!({ "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
@@ -155,7 +198,6 @@ fn readiness(s: &Sources) -> (bool, Value) {
     }
     let ready = reasons.is_empty();
     let heartbeat = s.heartbeat.borrow().clone();
-    let p = &s.plugin;
     let body = json!({
         "ready": ready,
         "vpn_state": vpn.state.name(),
@@ -174,21 +216,30 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
             "error": heartbeat.error,
         },
-        "plugin": {
-            "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
-            "path": p.path, "sha256": p.sha256,
-        },
+        "plugin": about(&s.plugin),
+        "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
     });
     (ready, body)
 }
 
+fn about(p: &PluginInfo) -> Value {
+    json!({
+        "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
+        "path": p.path, "sha256": p.sha256,
+    })
+}
+
 async fn metrics(State(up): State<Up>) -> Response {
-    let sources = up.borrow().clone();
-    match sources {
-        Some(s) => {
+    let reading = up.borrow().clone();
+    let metrics = reading.as_deref().map(|reading| match reading {
+        Reading::Host(sources) => &sources.metrics,
+        Reading::PeerOnly { metrics, .. } => metrics,
+    });
+    match metrics {
+        Some(metrics) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], s.metrics.render()).into_response()
+            ([(header::CONTENT_TYPE, kind)], metrics.render()).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }

@@ -3,6 +3,8 @@
 //! Whatever can fail without the cloud is checked before it is asked, so that a one-time token is spent only
 //! by a host that can run: device config, plugin, state directory, port.
 
+mod alone;
+pub mod peer;
 mod site;
 
 use std::collections::HashMap;
@@ -14,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{self, Sources};
+use crate::api::{self, PeerSources, Reading, Sources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatState};
 use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{self, Site, reconnects};
@@ -191,6 +193,9 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let place = Place::take(&dirs.state, &dirs.credentials)?;
     let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
+    if prepared.settings.peer.no_cloud {
+        return alone::host(&around, prepared, place, dispositions, stop).await;
+    }
     let ended = host(&around, prepared, place, &openvpn, dispositions, stop).await;
     // However it ended, and also the one that a killed host has left.
     site::leave(&openvpn).await;
@@ -310,6 +315,11 @@ async fn host(
             sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line())
         })
     };
+    let lent = match settings.peer.enabled {
+        true => Some(peer::start(&settings.peer, &executor, &state_dir).await?),
+        false => None,
+    };
+    let peers = lent.as_ref().map(PeerSources::of);
     let mut driver = Driver::new(DriverParts {
         settings: settings.jobs.clone(),
         redis: redis.clone(),
@@ -355,7 +365,16 @@ async fn host(
             }
         }
     });
-    up.send_replace(Some(Arc::new(Sources {
+    // Beside the jobs' own end.
+    let lending = lent.map(|lent| {
+        let (stop, drain) = (stop.clone(), settings.shutdown.drain);
+        tokio::spawn(async move {
+            stop.cancelled().await;
+            lent.end(drain).await;
+        })
+    });
+    up.send_replace(Some(Arc::new(Reading::Host(Box::new(Sources {
+        peers,
         snapshot: snapshot_seen,
         redis: redis.clone(),
         gate,
@@ -364,7 +383,7 @@ async fn host(
         metrics,
         plugin,
         qpu_id: site.identity.qpu_id.clone(),
-    })));
+    })))));
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");
     let variable = |name: &str| around.environment.get(name).map(String::as_str);
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
@@ -392,6 +411,11 @@ async fn host(
         }
     };
     beat_stop.cancel();
+    if let Some(lending) = lending
+        && let Err(error) = lending.await
+    {
+        tracing::error!(%error, "leaving the peer network ended badly");
+    }
     // Its blocking read is short; dropped, it might leave a message behind.
     if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader_ended.cancelled()).await.is_err() {
         tracing::warn!("the reader did not end in time");

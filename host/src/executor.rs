@@ -25,7 +25,7 @@ mod queue;
 mod slot;
 mod turn;
 
-pub use evolve::{EvolveDone, EvolveJob};
+pub use evolve::{EvolveDone, EvolveJob, Lending};
 pub use ffi::JobContext;
 pub use pool::{Answer, Executor, PluginInfo, RunDone, RunJob, StartRequest};
 pub use queue::{Hold, Load};

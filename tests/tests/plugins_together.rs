@@ -104,9 +104,10 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     }
     let (answer, answered) = oneshot::channel();
     let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
-    let hold = loaded.executor.hold().expect("nothing runs");
-    assert!(loaded.executor.hold().is_none(), "there is one slot");
-    loaded.executor.evolve_state(
+    let lending = loaded.executor.lending();
+    let hold = lending.hold().expect("nothing runs");
+    assert!(lending.hold().is_none(), "there is one slot");
+    lending.evolve_state(
         hold,
         EvolveJob {
             ticket: 7,
@@ -115,11 +116,13 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
             amplitudes: vec![one, zero, zero, zero],
             operations: [turn].into(),
             context,
-            answer,
+            answer: Box::new(|done| answer.send(done).ok().expect("the test waits")),
         },
     );
     let done = answered.await.expect("an answer");
-    assert_eq!(loaded.executor.load(), Load { slots: 1, ..Load::default() });
+    assert!(lending.hold().is_none(), "the slot is kept until the end is noted");
+    drop(done.hold);
+    assert_eq!(lending.load(), Load { slots: 1, ..Load::default() });
     done.answer
 }
 

@@ -1,20 +1,20 @@
 //! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
 //!
 //! It uses a slot that is held for it, can be cancelled by its ticket as a run can, and answers on a channel of its
-//! own. What comes back is checked for being a state of the same size; that it
-//! is the right one is the caller's matter.
+//! own. What comes back is checked for being a state of the same size; that it is the right one is the caller's
+//! matter.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
-use tokio::sync::oneshot;
 
 use super::JobContext;
 use super::ffi::CallEvolve;
-use super::pool::{Executor, report_changes};
-use super::queue::Hold;
-use super::slot::{Slot, cancelled};
+use super::pool::{Control, report_changes};
+use super::queue::{Hold, Load, Queue};
+use super::slot::{Shared, Slot, cancelled};
 use super::turn::lock;
 use crate::model::JobId;
 
@@ -32,26 +32,53 @@ pub struct EvolveJob {
     pub amplitudes: Vec<Amplitude>,
     pub operations: Arc<[Operation]>,
     pub context: Arc<JobContext>,
-    pub answer: oneshot::Sender<EvolveDone>,
+    /// Called on the slot's thread: it is to pass the answer on, no more.
+    pub answer: Box<dyn FnOnce(EvolveDone) + Send>,
 }
 
 /// What came of it.
-#[derive(Debug)]
 pub struct EvolveDone {
     pub answer: Result<Vec<Amplitude>, Error>,
     pub run_time: Duration,
+    /// The slot, which is still kept: dropped when the end is noted, so that no record shows more in use than there is.
+    pub hold: Hold,
 }
 
-impl Executor {
+/// The part of an executor that is lent to others: holds on slots, and states evolved on them.
+#[derive(Clone)]
+pub struct Lending {
+    pub(super) shared: Arc<Shared>,
+    pub(super) control: Sender<Control>,
+    pub(super) has_cancel: bool,
+}
+
+impl Lending {
+    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
+    pub fn hold(&self) -> Option<Hold> {
+        Queue::hold(&self.shared)
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
+    }
+
     /// Has the slot that is held evolve a state.
     pub fn evolve_state(&self, hold: Hold, job: EvolveJob) {
         hold.spend(Box::new(job));
+    }
+
+    /// As [`Executor::cancel`](super::Executor::cancel).
+    pub fn cancel(&self, ticket: u64) {
+        if self.has_cancel && self.control.send(Control::Cancel { ticket }).is_err() {
+            tracing::debug!("the executor's control thread has ended");
+        }
     }
 }
 
 impl Slot {
     /// Runs one call.
-    pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
+    pub(super) fn evolve(&self, job: &EvolveJob) -> (Result<Vec<Amplitude>, Error>, Duration) {
         let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
         let start = Instant::now();
         let answer = match turn.filter(|t| t.enter(&job.context)) {
@@ -70,15 +97,7 @@ impl Slot {
             }
         };
         lock(&self.shared.turns).remove(&job.ticket);
-        EvolveDone { answer, run_time: start.elapsed() }
-    }
-}
-
-impl EvolveJob {
-    pub(super) fn reply(self, done: EvolveDone) {
-        if self.answer.send(done).is_err() {
-            tracing::debug!(job_id = &*self.job_id, "nobody waits for this state any more");
-        }
+        (answer, start.elapsed())
     }
 }
 

@@ -21,10 +21,11 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
+use super::evolve::Lending;
 use super::ffi::{CreateRequest, DeviceReply, Instance};
 use super::loader::{self, LoadError, Loaded};
 use super::locate::{Located, Source};
-use super::queue::{Hold, Load, Queue};
+use super::queue::Queue;
 use super::slot::{Shared, Slot, Turns, Witness};
 use super::turn::lock;
 use crate::error::{Explain, exit};
@@ -152,7 +153,7 @@ pub struct Executor {
     info: PluginInfo,
 }
 
-enum Control {
+pub(super) enum Control {
     Cancel { ticket: u64 },
     Shutdown(oneshot::Sender<Option<Error>>),
 }
@@ -256,14 +257,10 @@ impl Executor {
         self.shared.queue.withdraw_all();
     }
 
-    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
-    pub fn hold(&self) -> Option<Hold> {
-        Queue::hold(&self.shared)
-    }
-
-    /// How the slots are used now.
-    pub fn load(&self) -> Load {
-        self.shared.queue.load()
+    /// What can be lent to others beside the jobs.
+    pub fn lending(&self) -> Lending {
+        let (shared, control) = (self.shared.clone(), self.control.clone());
+        Lending { shared, control, has_cancel: self.hooks.cancel }
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during

@@ -141,6 +141,14 @@ impl Queue {
         Some(Hold { queue: Some(shared.clone()) })
     }
 
+    /// A guest's call has come back: its slot is held again, until who asked for it has taken note of the end.
+    pub fn keep(shared: &Arc<super::slot::Shared>) -> Hold {
+        let mut state = lock(&shared.queue.state);
+        state.busy -= 1;
+        state.held += 1;
+        Hold { queue: Some(shared.clone()) }
+    }
+
     /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.
     pub fn take(&self, announce: impl FnOnce(&Call)) -> Option<Call> {
         let mut state = lock(&self.state);

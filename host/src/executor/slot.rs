@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::evolve::EvolveDone;
 use super::ffi::{CallJob, Instance};
 use super::pool::{Answer, RunDone, RunJob, report_changes};
 use super::queue::{Call, Queue};
@@ -62,10 +63,9 @@ impl Slot {
                     shared.queue.give_back();
                 }
                 Call::Evolve(job) => {
-                    let done = self.evolve(&job);
-                    // Before the answer: who has it may ask for a slot at once.
-                    shared.queue.give_back();
-                    job.reply(done);
+                    let (answer, run_time) = self.evolve(&job);
+                    let hold = Queue::keep(&self.shared);
+                    (job.answer)(EvolveDone { answer, run_time, hold });
                 }
             }
         }

@@ -14,6 +14,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 use super::amplitude::{Complex, MAX_QUBITS};
 use super::statement::{self, Statement};
 
+pub use crate::model::SERVICES;
+
 /// What is done to target qubits where all controls are 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
@@ -79,20 +81,6 @@ pub struct Effect {
     pub measured: Vec<i64>,
 }
 
-/// Services that are advertised, in the order of the contract.
-pub const SERVICES: [&str; 11] = [
-    "hadamard",
-    "cnot",
-    "cz",
-    "controlled_unitary",
-    "programmable_gate",
-    "qft",
-    "teleportation",
-    "bell_pair",
-    "syndrome_extraction",
-    "distillation",
-    "measurement_feedforward",
-];
 /// A block of several services: nobody advertises it, who has the parts takes it.
 pub const BUNDLE: &str = "subcircuit_bundle";
 

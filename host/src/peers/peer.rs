@@ -3,6 +3,7 @@
 //! It lives on the network's thread and answers there; an execution runs on a slot's own thread and comes back on a
 //! channel. Large documents are read and written beside, so that a prepare never waits for one.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ use crate::reservation::log::{Log, now_micros};
 
 /// Documents from this size on are read and written beside the network's thread.
 const LARGE: usize = 64 << 10;
+/// So are the states of more qubits.
+const LARGE_QUBITS: u16 = 10;
 
 /// A state for the executor, and where its answer goes.
 pub struct Evolve {
@@ -37,6 +40,8 @@ pub struct Evolve {
 pub struct Evolved {
     pub answer: Result<Vec<Complex>, String>,
     pub run_time: Duration,
+    /// The slot, to be given to [`Lender::take_back`]; it is the lender's own thing.
+    pub hold: Option<Box<dyn Any + Send>>,
 }
 
 /// The executor, as the peer sees it: slots that can be held, and states that are evolved on a held one.
@@ -53,6 +58,9 @@ pub trait Lender: Send + Sync + 'static {
     /// Runs on a held slot. The slot stays held until it is released, so that the record of a hold's end comes before
     /// the next use.
     fn evolve(&self, work: Evolve);
+
+    /// Takes the slot of an execution that has come back; it is held again until it is released.
+    fn take_back(&self, hold: Box<dyn Any + Send>);
 
     /// Asks the execution to end soon.
     fn stop(&self, execution_id: &str);
@@ -96,7 +104,9 @@ struct Running {
 enum Report {
     /// A large document was read.
     Read(Caller, Channel, Result<DispatchRequest, String>),
-    /// A fragment was made out to be no work for the executor, or the executor has answered.
+    /// The executor has answered.
+    Evolved(u64, Job, Evolved),
+    /// A fragment was made out to be no work for the executor, or its answer is written.
     Done { key: u64, outcome: Result<Vec<u8>, String>, seconds: f64 },
 }
 
@@ -233,7 +243,7 @@ impl Peer {
         let (key, reports, lender) = (self.next, self.reports.clone(), self.lender.clone());
         let head = DispatchRequest { input_payload: serde_json::Value::Null, ..request.clone() };
         let payload = std::mem::take(&mut request.input_payload);
-        let large = payload["state"]["num_qubits"].as_f64().is_some_and(|n| n > 10.0);
+        let large = payload["state"]["num_qubits"].as_f64().is_some_and(|n| n > f64::from(LARGE_QUBITS));
         request.input_payload = payload;
         let running = Running {
             owner: caller.peer.clone(),
@@ -242,10 +252,9 @@ impl Peer {
             started: Instant::now(),
         };
         self.running.insert(key, running);
-        let peer_id = self.table.limits().peer_id.clone();
         let max_qubits = self.table.limits().max_qubits.unwrap_or(0);
         let work = move || match executing::read(request, max_qubits) {
-            Ok(job) => evolve(job, &*lender, key, peer_id, reports),
+            Ok(job) => evolve(job, &*lender, key, reports),
             Err(error) => {
                 let done = Report::Done { key, outcome: Err(error), seconds: 0.0 };
                 if reports.send(done).is_err() {
@@ -266,8 +275,34 @@ impl Peer {
                 self.ready.extend(ready);
             }
             Report::Read(caller, _, Err(why)) => refuse(&caller, Step::Dispatch, &why),
+            Report::Evolved(key, job, evolved) => self.evolved(key, job, evolved),
             Report::Done { key, outcome, seconds } => self.done(key, outcome, seconds),
         }
+    }
+
+    /// Writes an answer: here, or beside when it is large.
+    fn evolved(&mut self, key: u64, job: Job, evolved: Evolved) {
+        if let Some(hold) = evolved.hold {
+            self.lender.take_back(hold);
+        }
+        let seconds = evolved.run_time.as_secs_f64();
+        let (fidelity, now) = (self.lender.fidelity(), self.now());
+        let (peer_id, large) = (self.table.limits().peer_id.clone(), job.num_qubits > LARGE_QUBITS);
+        let answer = evolved.answer;
+        let written = move || {
+            let state = answer?;
+            executing::check(&state, job.num_qubits)?;
+            Ok(executing::answer(job, &state, &peer_id, seconds * 1000.0, fidelity, now))
+        };
+        if !large {
+            return self.done(key, written(), seconds);
+        }
+        let reports = self.reports.clone();
+        tokio::task::spawn_blocking(move || {
+            if reports.send(Report::Done { key, outcome: written(), seconds }).is_err() {
+                tracing::debug!("an answer was written after the network had stopped");
+            }
+        });
     }
 
     fn done(&mut self, key: u64, outcome: Result<Vec<u8>, String>, seconds: f64) {
@@ -306,24 +341,12 @@ impl Peer {
 }
 
 /// Hands a job to the executor and sees to its answer.
-fn evolve(
-    mut job: Job,
-    lender: &dyn Lender,
-    key: u64,
-    peer_id: String,
-    reports: mpsc::UnboundedSender<Report>,
-) {
-    let (num_qubits, fidelity) = (job.num_qubits, lender.fidelity());
-    let execution_id = job.execution_id.clone();
+fn evolve(mut job: Job, lender: &dyn Lender, key: u64, reports: mpsc::UnboundedSender<Report>) {
+    let (num_qubits, execution_id) = (job.num_qubits, job.execution_id.clone());
     let (amplitudes, steps) = (std::mem::take(&mut job.amplitudes), std::mem::take(&mut job.steps));
-    // On the slot's thread, which is free by then for the next call of its kind only when this returns: writing a
-    // state takes less than the next one needs to arrive.
+    // On the slot's thread, which has the next call to do.
     let done = move |evolved: Evolved| {
-        let seconds = evolved.run_time.as_secs_f64();
-        let checked = evolved.answer.and_then(|s| executing::check(&s, num_qubits).map(|()| s));
-        let now = Now { elapsed_ms: 0, at: now_micros() };
-        let outcome = checked.map(|s| executing::answer(job, &s, &peer_id, seconds * 1000.0, fidelity, now));
-        if reports.send(Report::Done { key, outcome, seconds }).is_err() {
+        if reports.send(Report::Evolved(key, job, evolved)).is_err() {
             tracing::debug!("an execution ended after the network had stopped");
         }
     };

@@ -82,6 +82,8 @@ pub enum NoSlot {
     Full,
     /// Cloud jobs wait for one: they go first.
     JobsWait,
+    /// The host is stopping.
+    Closing,
 }
 
 /// The executor's slots, shared with cloud jobs.
@@ -254,6 +256,7 @@ impl Table {
             None => slots.take().map_err(|no| match no {
                 NoSlot::Full => FULL.to_string(),
                 NoSlot::JobsWait => format!("{FULL}: cloud jobs wait for the next slot"),
+                NoSlot::Closing => "this peer is stopping".into(),
             }),
         };
         let asked = Request {
