@@ -108,7 +108,7 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     let hold = lending.hold().expect("nothing runs");
     assert!(lending.hold().is_none(), "there is one slot");
     lending.evolve_state(
-        hold,
+        &hold,
         EvolveJob {
             ticket: 7,
             job_id: "J".into(),
@@ -120,8 +120,8 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
         },
     );
     let done = answered.await.expect("an answer");
-    assert!(lending.hold().is_none(), "the slot is kept until the end is noted");
-    drop(done.hold);
+    assert_eq!(lending.load(), Load { slots: 1, held: 1, ..Load::default() });
+    drop(hold);
     assert_eq!(lending.load(), Load { slots: 1, ..Load::default() });
     done.answer
 }

@@ -53,8 +53,7 @@ pub async fn start(
         plugin: info.name.as_str().into(),
         // A simulator applies operations exactly; what hardware does is not known here.
         fidelity: (info.kind == Kind::Simulator).then_some(1.0),
-        holds: Mutex::default(),
-        running: Arc::default(),
+        slots: Arc::default(),
         next: AtomicU64::new(FIRST_TICKET),
         closing: AtomicBool::new(false),
     });
@@ -142,15 +141,21 @@ impl PeerStage {
     }
 }
 
+/// The slots that are lent.
+#[derive(Default)]
+struct Lent {
+    /// Interchangeable: one for each reservation that isn't over and doesn't run.
+    holds: Mutex<Vec<Hold>>,
+    /// Executions in the plugin, with their holds.
+    running: Mutex<HashMap<String, (u64, Arc<JobContext>, Hold)>>,
+}
+
 /// The executor's slots as the peer role takes them.
 struct SlotLender {
+    slots: Arc<Lent>,
     lending: Lending,
     plugin: Arc<str>,
     fidelity: Option<f64>,
-    /// Interchangeable: one for each reservation that isn't over.
-    holds: Mutex<Vec<Hold>>,
-    /// Executions in the plugin, for cancelling.
-    running: Arc<Mutex<HashMap<String, (u64, Arc<JobContext>)>>>,
     next: AtomicU64,
     closing: AtomicBool,
 }
@@ -162,7 +167,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl SlotLender {
     fn failed(work: Evolve, text: &str) {
-        (work.done)(Evolved { answer: Err(text.into()), run_time: Duration::ZERO, hold: None });
+        (work.done)(Evolved { answer: Err(text.into()), run_time: Duration::ZERO });
     }
 }
 
@@ -173,7 +178,7 @@ impl Lender for SlotLender {
         }
         match self.lending.hold() {
             Some(hold) => {
-                lock(&self.holds).push(hold);
+                lock(&self.slots.holds).push(hold);
                 Ok(())
             }
             None if self.lending.load().waiting > 0 => Err(NoSlot::JobsWait),
@@ -182,23 +187,18 @@ impl Lender for SlotLender {
     }
 
     fn release(&self) {
-        let hold = lock(&self.holds).pop();
+        let hold = lock(&self.slots.holds).pop();
         drop(hold);
     }
 
-    fn take_back(&self, hold: Box<dyn std::any::Any + Send>) {
-        if let Ok(hold) = hold.downcast::<Hold>() {
-            lock(&self.holds).push(*hold);
-        }
-    }
-
     fn evolve(&self, work: Evolve) {
-        let Some(hold) = lock(&self.holds).pop() else {
+        let Some(hold) = lock(&self.slots.holds).pop() else {
             return SlotLender::failed(work, "its slot is gone; please report this as a bug of the peer");
         };
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
         let context = Arc::new(JobContext::new(self.plugin.clone(), work.execution_id.as_str().into()));
-        lock(&self.running).insert(work.execution_id.clone(), (ticket, context.clone()));
+        let entry = (ticket, context.clone(), hold.clone());
+        lock(&self.slots.running).insert(work.execution_id.clone(), entry);
         let amplitude = |[re, im]: [f64; 2]| Amplitude { re, im };
         let operations = work.steps.iter().map(|u| Operation {
             controls: u.controls,
@@ -206,7 +206,7 @@ impl Lender for SlotLender {
             reserved: 0,
             matrix: u.matrix.map(amplitude),
         });
-        let (running, done, execution_id) = (self.running.clone(), work.done, work.execution_id.clone());
+        let (slots, done, execution_id) = (self.slots.clone(), work.done, work.execution_id.clone());
         let job = EvolveJob {
             ticket,
             job_id: work.execution_id.into(),
@@ -215,17 +215,19 @@ impl Lender for SlotLender {
             operations: operations.collect(),
             context,
             answer: Box::new(move |end| {
-                lock(&running).remove(&execution_id);
+                // Held as before, until the record says that it is free.
+                let hold = lock(&slots.running).remove(&execution_id).map(|(_, _, hold)| hold);
+                lock(&slots.holds).extend(hold);
                 let answer = end.answer.map_err(|e| e.text);
                 let answer = answer.map(|state| state.into_iter().map(|a| [a.re, a.im]).collect());
-                done(Evolved { answer, run_time: end.run_time, hold: Some(Box::new(end.hold)) });
+                done(Evolved { answer, run_time: end.run_time });
             }),
         };
-        self.lending.evolve_state(hold, job);
+        self.lending.evolve_state(&hold, job);
     }
 
     fn stop(&self, execution_id: &str) {
-        let running = lock(&self.running).get(execution_id).cloned();
+        let running = lock(&self.slots.running).get(execution_id).map(|(t, c, _)| (*t, c.clone()));
         if let Some((ticket, context)) = running {
             context.set_cancelled();
             self.lending.cancel(ticket);

@@ -1,8 +1,8 @@
 //! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
 //!
 //! It uses a slot that is held for it, can be cancelled by its ticket as a run can, and answers on a channel of its
-//! own. What comes back is checked for being a state of the same size; that it is the right one is the caller's
-//! matter.
+//! own. What comes back is checked for being a state of the same size; that it
+//! is the right one is the caller's matter.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -37,14 +37,13 @@ pub struct EvolveJob {
 }
 
 /// What came of it.
+#[derive(Debug)]
 pub struct EvolveDone {
     pub answer: Result<Vec<Amplitude>, Error>,
     pub run_time: Duration,
-    /// The slot, which is still kept: dropped when the end is noted, so that no record shows more in use than there is.
-    pub hold: Hold,
 }
 
-/// The part of an executor that is lent to others: holds on slots, and states evolved on them.
+/// The part of an executor that is lent to others: holds on slots, and states evolved in them.
 #[derive(Clone)]
 pub struct Lending {
     pub(super) shared: Arc<Shared>,
@@ -63,9 +62,9 @@ impl Lending {
         self.shared.queue.load()
     }
 
-    /// Has the slot that is held evolve a state.
-    pub fn evolve_state(&self, hold: Hold, job: EvolveJob) {
-        hold.spend(Box::new(job));
+    /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
+    pub fn evolve_state(&self, hold: &Hold, job: EvolveJob) {
+        hold.enter(Box::new(job));
     }
 
     /// As [`Executor::cancel`](super::Executor::cancel).
@@ -78,7 +77,7 @@ impl Lending {
 
 impl Slot {
     /// Runs one call.
-    pub(super) fn evolve(&self, job: &EvolveJob) -> (Result<Vec<Amplitude>, Error>, Duration) {
+    pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
         let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
         let start = Instant::now();
         let answer = match turn.filter(|t| t.enter(&job.context)) {
@@ -97,7 +96,7 @@ impl Slot {
             }
         };
         lock(&self.shared.turns).remove(&job.ticket);
-        (answer, start.elapsed())
+        EvolveDone { answer, run_time: start.elapsed() }
     }
 }
 

@@ -17,16 +17,17 @@ use super::turn::lock;
 /// What a slot does next.
 pub(super) enum Call {
     Jobs(Vec<RunJob>),
-    Evolve(Box<EvolveJob>),
+    /// In a slot that is held.
+    Evolve(Hold, Box<EvolveJob>),
 }
 
 /// How the slots are used at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     pub slots: usize,
-    /// In the plugin.
+    /// With jobs in the plugin.
     pub busy: usize,
-    /// Kept for somebody.
+    /// Kept for somebody, who may be in the plugin.
     pub held: usize,
     /// Jobs without a slot.
     pub waiting: usize,
@@ -42,8 +43,8 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, RunJob>,
-    /// What has a hold and needs no slot of its own.
-    guests: VecDeque<Box<EvolveJob>>,
+    /// What has a hold and takes no slot besides.
+    guests: VecDeque<(Hold, Box<EvolveJob>)>,
     slots: usize,
     busy: usize,
     held: usize,
@@ -62,10 +63,8 @@ impl State {
     }
 
     fn next(&mut self) -> Option<Call> {
-        if let Some(guest) = self.guests.pop_front() {
-            self.held -= 1;
-            self.busy += 1;
-            return Some(Call::Evolve(guest));
+        if let Some((hold, guest)) = self.guests.pop_front() {
+            return Some(Call::Evolve(hold, guest));
         }
         if self.waiting.is_empty() || !self.has_room() {
             return None;
@@ -81,24 +80,22 @@ impl State {
     }
 }
 
-/// A slot kept for somebody, until it is spent or dropped.
-pub struct Hold {
-    queue: Option<Arc<super::slot::Shared>>,
-}
+/// A slot kept for somebody, until the last clone is dropped; a call in it has one.
+#[derive(Clone)]
+pub struct Hold(Arc<Held>);
+
+struct Held(Arc<super::slot::Shared>);
 
 impl Hold {
-    pub(super) fn spend(mut self, guest: Box<EvolveJob>) {
-        if let Some(shared) = self.queue.take() {
-            shared.queue.change(|state| state.guests.push_back(guest));
-        }
+    /// Gives the slot something to do.
+    pub(super) fn enter(&self, guest: Box<EvolveJob>) {
+        self.0.0.queue.change(|state| state.guests.push_back((self.clone(), guest)));
     }
 }
 
-impl Drop for Hold {
+impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(shared) = self.queue.take() {
-            shared.queue.change(|state| state.held -= 1);
-        }
+        self.0.queue.change(|state| state.held -= 1);
     }
 }
 
@@ -138,15 +135,7 @@ impl Queue {
             return None;
         }
         state.held += 1;
-        Some(Hold { queue: Some(shared.clone()) })
-    }
-
-    /// A guest's call has come back: its slot is held again, until who asked for it has taken note of the end.
-    pub fn keep(shared: &Arc<super::slot::Shared>) -> Hold {
-        let mut state = lock(&shared.queue.state);
-        state.busy -= 1;
-        state.held += 1;
-        Hold { queue: Some(shared.clone()) }
+        Some(Hold(Arc::new(Held(shared.clone()))))
     }
 
     /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.
@@ -178,7 +167,13 @@ impl Queue {
 
     /// No job is taken any more; threads end when their call has come back.
     pub fn stop(&self) {
-        lock(&self.state).stopping = true;
+        let guests = {
+            let mut state = lock(&self.state);
+            state.stopping = true;
+            std::mem::take(&mut state.guests)
+        };
+        // Whose holds need the lock to go.
+        drop(guests);
         self.changed.notify_all();
     }
 
@@ -233,7 +228,7 @@ mod tests {
     fn tickets(call: &Call) -> Vec<u64> {
         match call {
             Call::Jobs(jobs) => jobs.iter().map(|j| j.ticket).collect(),
-            Call::Evolve(job) => vec![job.ticket],
+            Call::Evolve(_, job) => vec![job.ticket],
         }
     }
 

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::evolve::EvolveDone;
 use super::ffi::{CallJob, Instance};
 use super::pool::{Answer, RunDone, RunJob, report_changes};
 use super::queue::{Call, Queue};
@@ -62,10 +61,11 @@ impl Slot {
                     witness.inspect(|w| w.ends(self.index));
                     shared.queue.give_back();
                 }
-                Call::Evolve(job) => {
-                    let (answer, run_time) = self.evolve(&job);
-                    let hold = Queue::keep(&self.shared);
-                    (job.answer)(EvolveDone { answer, run_time, hold });
+                Call::Evolve(hold, job) => {
+                    let done = self.evolve(&job);
+                    // Before the answer: who has it may give the slot back and ask for it again at once.
+                    drop(hold);
+                    (job.answer)(done);
                 }
             }
         }
@@ -75,7 +75,7 @@ impl Slot {
         let mut turns = lock(&self.shared.turns);
         let mut enter = |ticket, job_id: &JobId| turns.insert(ticket, Arc::new(Turn::new(job_id.clone())));
         match call {
-            Call::Evolve(job) => drop(enter(job.ticket, &job.job_id)),
+            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id)),
             Call::Jobs(jobs) => {
                 for job in jobs {
                     enter(job.ticket, &job.job_id);

@@ -3,7 +3,6 @@
 //! It lives on the network's thread and answers there; an execution runs on a slot's own thread and comes back on a
 //! channel. Large documents are read and written beside, so that a prepare never waits for one.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +39,6 @@ pub struct Evolve {
 pub struct Evolved {
     pub answer: Result<Vec<Complex>, String>,
     pub run_time: Duration,
-    /// The slot, to be given to [`Lender::take_back`]; it is the lender's own thing.
-    pub hold: Option<Box<dyn Any + Send>>,
 }
 
 /// The executor, as the peer sees it: slots that can be held, and states that are evolved on a held one.
@@ -58,9 +55,6 @@ pub trait Lender: Send + Sync + 'static {
     /// Runs on a held slot. The slot stays held until it is released, so that the record of a hold's end comes before
     /// the next use.
     fn evolve(&self, work: Evolve);
-
-    /// Takes the slot of an execution that has come back; it is held again until it is released.
-    fn take_back(&self, hold: Box<dyn Any + Send>);
 
     /// Asks the execution to end soon.
     fn stop(&self, execution_id: &str);
@@ -282,9 +276,6 @@ impl Peer {
 
     /// Writes an answer: here, or beside when it is large.
     fn evolved(&mut self, key: u64, job: Job, evolved: Evolved) {
-        if let Some(hold) = evolved.hold {
-            self.lender.take_back(hold);
-        }
         let seconds = evolved.run_time.as_secs_f64();
         let (fidelity, now) = (self.lender.fidelity(), self.now());
         let (peer_id, large) = (self.table.limits().peer_id.clone(), job.num_qubits > LARGE_QUBITS);
