@@ -3,6 +3,9 @@
 //! It only reads what others publish, so it answers whatever hangs. Connections have limits on headers and
 //! time; axum only routes.
 
+pub mod coordinator;
+pub mod http;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,13 +14,12 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::http::reply;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
@@ -29,9 +31,6 @@ use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
 use crate::telemetry::Metrics;
 use crate::vpn::guard::{VpnState, VpnStatus};
-
-/// Connections served at once; more wait.
-const MAX_CONNECTIONS: usize = 256;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the local service can't listen on {host}:{port}")]
@@ -121,39 +120,7 @@ pub async fn serve(listener: TcpListener, up: Up, request_timeout: Duration, sto
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(up);
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop.cancelled() => return,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file descriptors, say: others may free some.
-                tracing::warn!(%error, "a connection to the local service could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let service = TowerToHyperService::new(router.clone());
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(request_timeout)
-                .max_buf_size(16 << 10)
-                .serve_connection(TokioIo::new(stream), service);
-            tokio::select! {
-                ended = connection => if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection to the local service ended badly");
-                },
-                () = stop.cancelled() => {}
-            }
-            drop(permit);
-        });
-    }
+    http::serve(listener, router, request_timeout, stop).await;
 }
 
 async fn health() -> Response {
@@ -243,8 +210,4 @@ async fn metrics(State(up): State<Up>) -> Response {
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
-}
-
-fn reply(status: StatusCode, body: &Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }

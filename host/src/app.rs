@@ -4,6 +4,7 @@
 //! by a host that can run: device config, plugin, state directory, port.
 
 mod alone;
+pub mod coordinator;
 pub mod peer;
 mod site;
 

@@ -73,6 +73,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "executor",
             "jobs",
             "model",
+            "peers",
             "reservation",
             "results",
             "state",

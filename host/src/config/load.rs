@@ -1,6 +1,6 @@
 //! Every setting, once: its variable, its default, its place in [`Settings`].
 
-mod peers;
+pub mod peers;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -30,9 +30,10 @@ use super::wire::{SINGLE_READ_BYTES, Step};
 use crate::error::{Explain, exit};
 pub use codec::{Budget, Codec, Document, Protocol};
 
-/// How peers of this project name themselves.
+/// How this host names itself.
 pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
-const AGENT_PREFIX: &str = "coda-host/";
+/// How everything of this project begins: such peers read documents of any size.
+const AGENT_PREFIX: &str = "coda-";
 /// Bytes of a prepare, commit or cancel.
 const SMALL_DOCUMENT: usize = 32 << 10;
 const MAX_STREAMS: usize = 1024;

@@ -224,6 +224,14 @@ pub struct Requested {
 }
 
 impl Log {
+    /// Opens the log that a path or a URL names.
+    ///
+    /// # Errors
+    /// When it can't be used.
+    pub async fn open(store: &str, cwd: &Path) -> Result<Log, LogError> {
+        Log::sqlite(&cwd.join(store))
+    }
+
     /// Opens or makes a log in a file.
     ///
     /// # Errors
