@@ -7,7 +7,9 @@
 pub mod artifacts;
 mod bed;
 mod circuits;
+pub mod crooked;
 mod host;
+pub mod net;
 pub mod process;
 pub mod proxy;
 mod state;

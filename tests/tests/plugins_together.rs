@@ -186,10 +186,10 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
 async fn a_held_slot_is_nobody_elses_and_none_is_held_while_jobs_wait() {
     let dir = tempfile::tempdir().unwrap();
     let mut simulator = load(&library("coda_simulator"), dir.path(), "seed: 1", 3).await.unwrap();
-    let hold = simulator.executor.hold().expect("nothing runs");
+    let hold = simulator.executor.lending().hold().expect("nothing runs");
     simulator.submit(&example(), 5);
-    assert!(simulator.executor.hold().is_none());
-    assert_eq!(simulator.executor.load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
+    assert!(simulator.executor.lending().hold().is_none());
+    assert_eq!(simulator.executor.lending().load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
     drop(hold);
     assert_eq!(simulator.answer().await.counts.len(), 1);
 }

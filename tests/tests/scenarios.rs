@@ -18,4 +18,5 @@ mod redis_tls;
 mod secrets;
 mod stopping;
 mod stored_plugins;
+mod walk;
 mod webhooks;
