@@ -26,6 +26,7 @@ use crate::config::load::{self, Surroundings};
 use crate::config::near;
 use crate::config::settings::Settings;
 use crate::config::source::Shown;
+use crate::daemon::neighbours::{self, ConsumerPlace};
 use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
@@ -115,6 +116,13 @@ pub struct Prepared {
     pub shown: Vec<Shown>,
 }
 
+impl Prepared {
+    /// The QPU of the stored credentials.
+    pub fn qpu_id(&self) -> Option<&str> {
+        self.stored.as_ref()?.config.qpu_id.as_deref()
+    }
+}
+
 /// Reads everything that a start is told.
 ///
 /// # Errors
@@ -192,6 +200,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let prepared = prepare(&around, flags)?;
     let dirs = prepared.settings.dirs.clone();
     let place = Place::take(&dirs.state, &dirs.credentials)?;
+    neighbours::no_python_node(&dirs.credentials, prepared.qpu_id())?;
     let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     if prepared.settings.peer.no_cloud {
@@ -255,6 +264,14 @@ async fn host(
             }
             executor.shutdown(settings.executor.control_timeout).await;
             return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let consumer = &settings.jobs.consumer_name;
+    let _consumer = match ConsumerPlace::take(&site.identity.redis_url, &site.identity.qpu_id, consumer) {
+        Ok(place) => place,
+        Err(taken) => {
+            executor.shutdown(settings.executor.control_timeout).await;
+            return Err(taken.into());
         }
     };
     compare(&site, &executor);

@@ -8,6 +8,7 @@ pub mod daemonize;
 mod dev;
 mod doctor;
 mod histogram;
+mod jobs;
 mod logs;
 mod note;
 mod plugin;
@@ -87,6 +88,9 @@ enum Command {
     /// Results and messages that wait for you
     #[command(subcommand)]
     Results(results::Command),
+    /// Who holds messages of the stream; take over what a dead host left
+    #[command(subcommand)]
+    Jobs(jobs::Command),
     /// Stop the host and forget its credentials
     Reset(reset::Args),
     /// Show every setting and where it comes from
@@ -136,6 +140,7 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Logs(args)) => logs::run(args, &around),
         Some(Command::Doctor(args)) => doctor::run(args, &around),
         Some(Command::Results(command)) => results::run(command, &around),
+        Some(Command::Jobs(command)) => jobs::run(command, &around),
         Some(Command::Reset(args)) => reset::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Coordinator(args)) => coordinator::run(args, around),

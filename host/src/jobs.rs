@@ -8,9 +8,11 @@
 //! driver     the one owner of every job: slots, limits, cancels
 //! finish     the end of a job: store, look at the cancel key, announce, acknowledge
 //! redis      connections, and what is asked
+//! adopt      takes over what a dead consumer left
 //! writes     what is written, in order, until it is confirmed
 //! ```
 
+pub mod adopt;
 mod check;
 pub mod driver;
 mod finish;

@@ -11,6 +11,7 @@ mod loading;
 mod main_job;
 mod messages;
 mod misbehaving;
+mod neighbours;
 mod operator;
 mod plugins_together;
 mod redis_faults;

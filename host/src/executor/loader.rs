@@ -15,6 +15,7 @@ use super::elf::{self, ElfError};
 use super::ffi::{Library, OpenError};
 use super::locate::{Located, Source};
 use crate::error::{Explain, exit};
+use crate::model::hex;
 
 /// A library that is open and speaks our interface.
 pub struct Loaded {
@@ -182,8 +183,4 @@ fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf,
     file.as_file().set_permissions(fs::Permissions::from_mode(0o500)).map_err(failed)?;
     file.persist(&target).map_err(|e| failed(e.error))?;
     Ok(target)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -345,6 +345,24 @@ impl Redis {
         })
     }
 
+    /// A connection for one command of an operator.
+    ///
+    /// # Errors
+    /// When the server can't be reached, without the URL's secrets.
+    pub(super) async fn own_connection(&self) -> Result<MultiplexedConnection, String> {
+        let i = &self.inner;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(i.timeout))
+            .set_response_timeout(Some(i.timeout));
+        let connected = i.client.get_multiplexed_async_connection_with_config(&config).await;
+        connected.map_err(|e| masked(&e, &i.url))
+    }
+
+    /// An error's text without the URL's secrets.
+    pub(super) fn masked(&self, error: &RedisError) -> String {
+        masked(error, &self.inner.url)
+    }
+
     /// A look at the server and the stream for diagnosis, on a connection of its own. What the account may not
     /// ask is left out.
     ///
@@ -352,11 +370,7 @@ impl Redis {
     /// When the server can't be reached, without the URL's secrets.
     pub async fn look(&self) -> Result<Look, String> {
         let (i, n) = (&self.inner, &self.inner.names);
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(i.timeout))
-            .set_response_timeout(Some(i.timeout));
-        let connected = i.client.get_multiplexed_async_connection_with_config(&config).await;
-        let mut conn = connected.map_err(|e| masked(&e, &i.url))?;
+        let mut conn = self.own_connection().await?;
         let mut pipe = redis::pipe();
         pipe.cmd("INFO").arg("server");
         pipe.cmd("XLEN").arg(&n.stream);
@@ -369,10 +383,6 @@ impl Redis {
             let line = info.lines().find_map(|l| l.strip_prefix("redis_version:"))?;
             Some(format!("version {}", line.trim()))
         });
-        let number = |v: Value| match v {
-            Value::Int(n) => Some(n),
-            _ => None,
-        };
         let length = number(next());
         let pending = match next() {
             Value::Array(parts) => parts.into_iter().next().and_then(number),
@@ -445,7 +455,14 @@ fn is_there(value: &Value) -> bool {
     !matches!(value, Value::Nil | Value::ServerError(_))
 }
 
-fn text(value: Value) -> Option<String> {
+pub(super) fn number(value: Value) -> Option<i64> {
+    match value {
+        Value::Int(n) => Some(n),
+        _ => None,
+    }
+}
+
+pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Value::SimpleString(text) => Some(text),

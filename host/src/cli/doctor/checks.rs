@@ -10,6 +10,7 @@ use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::{self, Surroundings};
 use crate::config::settings::Dirs;
+use crate::daemon::neighbours;
 use crate::daemon::place::{self, Holder};
 use crate::executor::elf;
 use crate::executor::locate::Located;
@@ -54,6 +55,10 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         }
     };
     findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
+    findings.push(match neighbours::no_python_node(&dirs.credentials, prepared.qpu_id()) {
+        Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
+        Err(e) => Finding::failure("coda-node", &e.into()),
+    });
     findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
     findings.extend(cloud(&prepared).await);

@@ -1,0 +1,146 @@
+//! `coda-host jobs`: who holds messages of this QPU's stream, and taking over what a dead host left.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+
+use crate::app::{self, Prepared};
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+use crate::jobs::adopt::Consumer;
+use crate::jobs::redis::{Names, Redis};
+
+/// A consumer that read so short a time ago has a live host.
+const ALIVE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Each host reads under its own consumer name (CODA_CONSUMER_NAME). What it had not acknowledged when it died
+waits for its next start. If there will be none, another host adopts it:
+
+  coda-host jobs consumers                      who holds how many messages
+  coda-host jobs adopt --consumer worker-1      they are run here now
+
+Only adopt from a host that is gone for good: while one runs a long job it looks idle, and the job would run twice.")]
+pub enum Command {
+    /// The consumers of the stream, with what each holds
+    Consumers {
+        /// JSON for machines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take over the messages that a dead consumer holds
+    Adopt {
+        /// Its name, as its CODA_CONSUMER_NAME was
+        #[arg(long, value_name = "NAME")]
+        consumer: String,
+        /// Also from one that was active a moment ago
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(around, HashMap::new())?;
+    let redis = connect(&prepared)?;
+    let runtime = super::runtime()?;
+    let consumers = runtime.block_on(redis.consumers()).map_err(failed)?;
+    match command {
+        Command::Consumers { json: true } => super::put(as_json(&consumers).as_bytes()),
+        Command::Consumers { json: false } => {
+            super::put(table(&consumers, &redis.names().consumer).as_bytes())
+        }
+        Command::Adopt { consumer, force } => {
+            check(&consumers, &consumer, &redis.names().consumer, force)?;
+            let adopted = runtime.block_on(redis.adopt(&consumer)).map_err(failed)?;
+            let own = &redis.names().consumer;
+            super::put(
+                format!(
+                    "{adopted} message(s) of {consumer} are now {own}'s: a running host takes them up within a minute, \
+                     else the next start does\n"
+                )
+                .as_bytes(),
+            )
+        }
+    }
+}
+
+fn connect(prepared: &Prepared) -> Result<Redis, Failure> {
+    let (identity, jobs) = (&prepared.settings.identity, &prepared.settings.jobs);
+    if identity.redis_url.expose().is_empty() || identity.qpu_id.is_empty() {
+        return Err(wrong(
+            "there are no stored credentials, so the stream isn't known".into(),
+            "start coda-host once on this machine first",
+        ));
+    }
+    let names = Names::new(&identity.qpu_id, &jobs.consumer_name);
+    let ca_file = prepared.settings.cloud.ca_file.as_deref();
+    let (redis, _) = Redis::new(&identity.redis_url, names, ca_file, jobs.redis_timeout, jobs.block)?;
+    Ok(redis)
+}
+
+fn check(consumers: &[Consumer], name: &str, own: &str, force: bool) -> Result<(), Failure> {
+    if name == own {
+        return Err(wrong(
+            format!("{name} is this host's own consumer: its next start takes its messages up by itself"),
+            "give the dead host's name",
+        ));
+    }
+    let Some(found) = consumers.iter().find(|c| c.name == name) else {
+        return Err(wrong(
+            format!("the stream has no consumer {name}"),
+            "coda-host jobs consumers lists them",
+        ));
+    };
+    match found.idle {
+        Some(idle) if idle < ALIVE && !force => Err(wrong(
+            format!(
+                "the consumer {name} was active {:.1} s ago, so a host is running under that name",
+                idle.as_secs_f64()
+            ),
+            "stop that host, or wait a minute if it has just died; --force if you are sure",
+        )),
+        None if !force => Err(wrong(
+            format!("this Redis account may not ask when {name} was last active (XINFO CONSUMERS)"),
+            "make sure that its host is gone, then add --force",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn failed(why: String) -> Failure {
+    wrong(
+        format!("Redis can't be asked: {why}"),
+        "check the network to it; adopting needs XINFO (or --force), XPENDING and XCLAIM on the stream",
+    )
+}
+
+fn wrong(message: String, hint: &str) -> Failure {
+    Failure { code: "jobs", message, causes: Vec::new(), hint: Some(hint.into()), exit: exit::FAILURE }
+}
+
+fn table(consumers: &[Consumer], own: &str) -> String {
+    if consumers.is_empty() {
+        return "no consumer has read from this QPU's stream yet\n".into();
+    }
+    let mut text = String::new();
+    for c in consumers {
+        let idle = c
+            .idle
+            .map_or("last active unknown".into(), |i| format!("last active {:.1} s ago", i.as_secs_f64()));
+        let own = if c.name == own { "  (this host's)" } else { "" };
+        // Writing to a String can't fail.
+        writeln!(text, "{:<20} {:>6} pending  {idle}{own}", c.name, c.pending).ok();
+    }
+    text
+}
+
+fn as_json(consumers: &[Consumer]) -> String {
+    let rows = consumers.iter().map(|c| {
+        serde_json::json!({ "name": c.name, "pending": c.pending, "idle_ms": c.idle.map(|i| i.as_millis() as u64) })
+    });
+    format!("{}\n", serde_json::Value::from_iter(rows))
+}

@@ -1,0 +1,177 @@
+//! Others on this machine that serve the same QPU: a Python coda-node, or a coda-host with a directory of its own.
+//!
+//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes: by its
+//! command line, and by the directory where it keeps its credentials (`TMPDIR`, else `/tmp`), which is the one we
+//! use or names the same QPU. A coda-host shows itself by a socket whose abstract name stands for stream and
+//! consumer; the kernel takes it away with its process, however that ends.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Explain, exit};
+use crate::model::{Secret, hex};
+use crate::state::files;
+
+/// Of a command line, what tells a program from its arguments.
+const ARGUMENTS: usize = 6;
+const CONFIG_MAX: u64 = 1 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum NeighbourError {
+    #[error("a Python coda-node (process {pid}) serves this QPU on this machine, with {}", dir.display())]
+    PythonNode { pid: u32, dir: PathBuf },
+    #[error("another coda-host on this machine serves QPU {qpu_id} as consumer {consumer}")]
+    Host { qpu_id: String, consumer: String },
+}
+
+impl Explain for NeighbourError {
+    fn code(&self) -> &'static str {
+        match self {
+            NeighbourError::PythonNode { .. } => "coda-node-running",
+            NeighbourError::Host { .. } => "consumer-taken",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            NeighbourError::PythonNode { .. } => {
+                "stop it first (coda-node stop, or the service that runs it); its credentials are taken over"
+                    .into()
+            }
+            NeighbourError::Host { .. } => {
+                "stop it first, or give this one its own CODA_CONSUMER_NAME if it has a device of its own"
+                    .into()
+            }
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::FAILURE
+    }
+}
+
+/// The place of one consumer of one stream on this machine, held until it is dropped.
+pub struct ConsumerPlace {
+    _socket: UnixDatagram,
+}
+
+impl ConsumerPlace {
+    /// Takes the place.
+    ///
+    /// # Errors
+    /// When another process has it.
+    pub fn take(redis_url: &Secret, qpu_id: &str, consumer: &str) -> Result<Option<Self>, NeighbourError> {
+        let mut key = Sha256::new();
+        for part in [server(redis_url).as_str(), qpu_id, consumer] {
+            key.update(part.as_bytes());
+            key.update([0]);
+        }
+        let name = format!("coda-host-{}", hex(&key.finalize()));
+        match SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address)) {
+            Ok(socket) => Ok(Some(ConsumerPlace { _socket: socket })),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                Err(NeighbourError::Host { qpu_id: qpu_id.into(), consumer: consumer.into() })
+            }
+            Err(error) => {
+                tracing::warn!(%error, "whether another host serves this QPU here can't be told; going on");
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Server and database of a URL; an account or another spelling doesn't make it another stream.
+fn server(url: &Secret) -> String {
+    match url::Url::parse(url.expose()) {
+        Ok(u) => format!("{}:{}{}", u.host_str().unwrap_or_default(), u.port().unwrap_or(6379), u.path()),
+        Err(_) => url.expose().to_string(),
+    }
+}
+
+/// Looks for a coda-node that uses `dir`, or serves `qpu_id` from another directory.
+///
+/// # Errors
+/// When there is one.
+pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), NeighbourError> {
+    let own = std::process::id();
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Ok(()) };
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let path = process.path();
+        if pid == own || !std::fs::read(path.join("cmdline")).is_ok_and(|line| is_python_node(&line)) {
+            continue;
+        }
+        // Another user's environment can't be read; then it keeps its files where it does by default.
+        let environment = std::fs::read(path.join("environ")).unwrap_or_default();
+        let theirs = PathBuf::from(variables(&environment).remove("TMPDIR").unwrap_or("/tmp".into()));
+        let same = |a: &Path, b: &Path| {
+            a == b || a.canonicalize().ok().is_some_and(|a| b.canonicalize().ok() == Some(a))
+        };
+        if same(&theirs, dir) || qpu_id.is_some() && stored_qpu(&theirs).as_deref() == qpu_id {
+            return Err(NeighbourError::PythonNode { pid, dir: theirs });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a command line is that of a coda-node, in the foreground (its script) or as a daemon (its server).
+fn is_python_node(line: &[u8]) -> bool {
+    let arguments = line.split(|b| *b == 0).take(ARGUMENTS);
+    let mut found = arguments.map(String::from_utf8_lossy).filter(|argument| {
+        let name = argument.rsplit('/').next().unwrap_or_default();
+        name == "coda-node" || *argument == "coda_node" || argument.starts_with("coda_node.")
+    });
+    found.next().is_some()
+}
+
+fn variables(environment: &[u8]) -> HashMap<String, String> {
+    let texts = environment.split(|b| *b == 0).map(String::from_utf8_lossy);
+    texts.filter_map(|t| t.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect()
+}
+
+fn stored_qpu(dir: &Path) -> Option<String> {
+    let bytes = files::read(&dir.join("coda.config"), CONFIG_MAX).ok()??;
+    let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    config["qpu_id"].as_str().map(String::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coda_node_is_told_by_its_command_line() {
+        let is = |arguments: &[&str]| is_python_node(arguments.join("\0").as_bytes());
+        assert!(is(&["/opt/coda/bin/python3", "/opt/coda/bin/coda-node", "start"]));
+        assert!(is(&["/usr/bin/python3", "-m", "uvicorn", "coda_node.server.app:app", "--host", "::"]));
+        assert!(is(&["python3", "-m", "coda_node", "start"]));
+        for other in [
+            &["vim", "/etc/coda-node.conf"][..],
+            &["coda-host", "start"],
+            &["tail", "-f", "/tmp/coda-node.log"],
+            &["grep", "coda_nodes"],
+            &[],
+        ] {
+            assert!(!is(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn one_consumer_of_a_stream_has_one_place() {
+        let take = |url: &str, consumer: &str| {
+            ConsumerPlace::take(&Secret::new(url), "neighbours-test", consumer).map_err(|e| e.to_string())
+        };
+        let first = take("redis://u:a@127.0.0.1:1/0", "worker-0").unwrap();
+        let taken = take("redis://127.0.0.1:1/0", "worker-0").err().unwrap();
+        assert!(taken.contains("QPU neighbours-test as consumer worker-0"), "{taken}");
+        assert!(take("redis://127.0.0.1:1/0", "worker-1").is_ok());
+        assert!(take("redis://127.0.0.1:2/0", "worker-0").is_ok(), "another server");
+        drop(first);
+        assert!(take("redis://127.0.0.1:1/0", "worker-0").is_ok());
+    }
+}

@@ -1,0 +1,133 @@
+//! Several hosts, and a Python node, beside each other.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use coda_host_tests::{Bed, Exit, Host, Plan, example, holds, said};
+use redis::{Value, cmd};
+
+/// The environment of a further host of this site, with a state directory and a token of its own.
+fn second(bed: &Bed, consumer: &str) -> BTreeMap<String, String> {
+    bed.cloud.add_token("one-time-second");
+    let mut env = bed.env.clone();
+    let state = bed.dir().join("state-2");
+    env.insert("CODA_STATE_DIR".into(), state.display().to_string());
+    env.insert("CODA_NODE_TOKEN".into(), "one-time-second".into());
+    env.insert("CODA_CONSUMER_NAME".into(), consumer.into());
+    env.insert("CODA_PORT".into(), "0".into());
+    env
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hosts_with_names_of_their_own_share_the_stream() {
+    let record = tempfile::NamedTempFile::new().unwrap();
+    let device = format!("run_ms: 20\nrecord: {}\n", record.path().display());
+    let mut bed = Plan::faulty(&device).start().await;
+    let log = bed.dir().join("second.log");
+    let mut other = Host::spawn(&[], &second(&bed, "worker-1"), bed.dir(), &log);
+    let says = |text: &'static str| std::fs::read_to_string(&log).is_ok_and(|log| log.contains(text));
+    holds("the second host is connected", async || says("connected to Redis")).await;
+    for n in 0..60 {
+        bed.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    for n in 0..60 {
+        bed.delivered(&format!("J{n}")).await;
+    }
+    bed.wait_nothing_pending().await;
+    let here = bed.counted("Completed").await;
+    assert!((1..60).contains(&here), "both have worked: {here} of 60 were run by the first");
+    let starts = std::fs::read_to_string(record.path()).unwrap();
+    assert_eq!(starts.lines().filter(|l| l.starts_with("start")).count(), 60, "each ran once");
+    let listed = bed.cli(&["jobs", "consumers"]).await;
+    assert_eq!(listed.code, 0, "{}", listed.text());
+    assert!(listed.out.contains("worker-0") && listed.out.contains("(this host's)"), "{}", listed.out);
+    assert!(listed.out.contains("worker-1"), "{}", listed.out);
+    other.signal(libc::SIGTERM);
+    assert_eq!(other.wait_exit().await, Exit::Code(0));
+    bed.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_host_under_the_same_name_is_refused() {
+    let bed = Plan::simulator("").start().await;
+    let refused = said(&["start"], &second(&bed, "worker-0"), bed.dir()).await;
+    assert_eq!(refused.code, 1, "{}", refused.text());
+    let text = refused.text();
+    assert!(text.contains("another coda-host on this machine serves QPU q1 as consumer worker-0"), "{text}");
+    assert!(text.contains("CODA_CONSUMER_NAME"), "{text}");
+    bed.good_job_goes_through("J1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_host_left_is_adopted_on_request() {
+    let bed = Plan::simulator("").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
+    for n in 0..150 {
+        bed.submit(&format!("dead-{n}"), &example(), 10).await;
+    }
+    // As a host that claims and dies.
+    let mut read = cmd("XREADGROUP");
+    read.arg(&["GROUP", &bed.group(), "worker-9", "COUNT", "150", "STREAMS", &bed.stream(), ">"]);
+    let got: Value = bed.redis(&read).await;
+    let pending = bed.pending().await;
+    // The running host had some of them.
+    assert!(matches!(got, Value::Array(_)), "{got:?}");
+    let active = bed.cli(&["jobs", "adopt", "--consumer", "worker-9"]).await;
+    assert_eq!(active.code, 1, "{}", active.text());
+    assert!(active.err.contains("worker-9 was active"), "{}", active.err);
+    let own = bed.cli(&["jobs", "adopt", "--consumer", "worker-0"]).await;
+    assert!(own.code == 1 && own.err.contains("own consumer"), "{}", own.text());
+    let nobody = bed.cli(&["jobs", "adopt", "--consumer", "worker-5"]).await;
+    assert!(nobody.code == 1 && nobody.err.contains("no consumer worker-5"), "{}", nobody.text());
+    let adopted = bed.cli(&["jobs", "adopt", "--consumer", "worker-9", "--force"]).await;
+    assert_eq!(adopted.code, 0, "{}", adopted.text());
+    assert!(adopted.out.contains("message(s) of worker-9 are now worker-0's"), "{}", adopted.out);
+    for n in 0..150 {
+        bed.delivered(&format!("dead-{n}")).await;
+    }
+    bed.wait_nothing_pending().await;
+    assert!(!pending.is_empty(), "there was something to adopt");
+}
+
+/// A process whose command line and environment are those of a coda-node; nothing else of it matters.
+fn python_node(bed: &Bed, tmp: &std::path::Path) -> std::process::Child {
+    let script = bed.dir().join("coda-node");
+    std::fs::write(&script, "read _\n").unwrap();
+    let mut command = Command::new("sh");
+    command.arg(&script).arg("start").env_clear().env("TMPDIR", tmp).stdin(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_live_coda_node_of_the_same_place_is_no_neighbour() {
+    let mut bed = Plan::simulator("").start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut stranger = python_node(&bed, elsewhere.path());
+    bed.start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    // The same QPU, from a directory of its own.
+    let config = bed.state_dir().join("coda.config");
+    std::fs::copy(&config, elsewhere.path().join("coda.config")).unwrap();
+    for dir in [elsewhere.path(), &bed.state_dir()] {
+        let mut node = python_node(&bed, dir);
+        let refused = bed.cli(&["start"]).await;
+        assert_eq!(refused.code, 1, "{}", refused.text());
+        let pid = if dir == elsewhere.path() { stranger.id() } else { node.id() };
+        let text = refused.text();
+        assert!(text.contains("a Python coda-node (process "), "{text}");
+        assert!(
+            text.contains(&format!("process {pid}")) || text.contains(&format!("process {}", node.id())),
+            "{text}"
+        );
+        let doctor = bed.cli(&["doctor", "--no-plugin"]).await;
+        assert!(doctor.out.contains("a Python coda-node (process"), "{}", doctor.text());
+        node.kill().unwrap();
+        node.wait().unwrap();
+        if dir == elsewhere.path() {
+            stranger.kill().unwrap();
+            stranger.wait().unwrap();
+        }
+    }
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+}
