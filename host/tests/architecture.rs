@@ -30,13 +30,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "error",
             "executor",
             "jobs",
+            "model",
             "peers",
             "reservation",
             "telemetry",
             "vpn",
         ],
     ),
-    ("daemon", &["error", "state", "sys"]),
+    ("daemon", &["error", "model", "state", "sys"]),
     ("dev", &["cloud", "error", "model", "sys"]),
     (
         "app",
@@ -88,6 +89,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &[
     "cloud/bundle.rs",
     "coordinator/circuit.rs",
+    "coordinator/circuit/expand.rs",
     "coordinator/circuit/expression.rs",
     "coordinator/circuit/gates.rs",
     "coordinator/circuit/lexer.rs",

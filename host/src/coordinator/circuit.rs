@@ -7,9 +7,10 @@
 //! none that exists is safe on untrusted text.
 //!
 //! ```text
-//! text ─ lexer ─> tokens ─ parser ─> gates, expanded ─ emit ─> [Operation { raw_text, service, qubits }]
+//! text ─ lexer ─> tokens ─ parser, expand ─> gates ─> [Operation { raw_text, service, qubits }]
 //! ```
 
+mod expand;
 mod expression;
 mod gates;
 mod lexer;

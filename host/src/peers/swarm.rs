@@ -7,6 +7,7 @@
 //! Bounded: connections in all and per peer, streams per connection, the size of documents and the memory of all
 //! that are on their way, the time until a request is whole, gossip. Gossip is passed on only when the role took it.
 
+mod behaviour;
 mod codec;
 
 use std::collections::{HashMap, HashSet};
@@ -14,31 +15,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use libp2p::connection_limits::{self, ConnectionLimits};
-use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, MessageAuthenticity, TopicHash};
+use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, TopicHash};
 use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol as Part;
-use libp2p::request_response::{self, Message, OutboundRequestId, ProtocolSupport, ResponseChannel};
+use libp2p::request_response::{self, Message, OutboundRequestId, ResponseChannel};
+use libp2p::swarm::SwarmEvent;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::swarm::{NetworkBehaviour, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, noise, ping, tcp, yamux};
+use libp2p::{Multiaddr, PeerId, Swarm, identify, noise, tcp, yamux};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::registry::Topic;
 use super::wire::{SINGLE_READ_BYTES, Step};
 use crate::error::{Explain, exit};
-pub use codec::{Budget, Codec, Document, Protocol};
+use behaviour::{Behaviour, BehaviourEvent, behaviour};
+pub use codec::Document;
 
 /// How this host names itself.
 pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
 /// How everything of this project begins: such peers read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
-/// Bytes of a prepare, commit or cancel.
-const SMALL_DOCUMENT: usize = 32 << 10;
-const MAX_STREAMS: usize = 1024;
-const MAX_INCOMING: u32 = 256;
-const MAX_PER_PEER: u32 = 8;
 const ORDERS: usize = 1024;
 /// How long an idle connection is kept: a coordinator may think between prepare and commit.
 const IDLE: Duration = Duration::from_secs(600);
@@ -278,29 +274,6 @@ pub fn peer_of(address: &Multiaddr) -> Option<PeerId> {
     match address.iter().last() {
         Some(Part::P2p(id)) => Some(id),
         _ => None,
-    }
-}
-
-#[derive(NetworkBehaviour)]
-struct Behaviour {
-    limits: connection_limits::Behaviour,
-    gossip: gossipsub::Behaviour,
-    identify: identify::Behaviour,
-    ping: ping::Behaviour,
-    prepare: request_response::Behaviour<Codec>,
-    commit: request_response::Behaviour<Codec>,
-    cancel: request_response::Behaviour<Codec>,
-    dispatch: request_response::Behaviour<Codec>,
-}
-
-impl Behaviour {
-    fn step(&mut self, step: Step) -> &mut request_response::Behaviour<Codec> {
-        match step {
-            Step::Prepare => &mut self.prepare,
-            Step::Commit => &mut self.commit,
-            Step::Cancel => &mut self.cancel,
-            Step::Dispatch => &mut self.dispatch,
-        }
     }
 }
 
@@ -618,42 +591,4 @@ fn chain(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
-}
-
-fn behaviour(key: &Keypair, settings: &NetworkSettings, serves: bool) -> Result<Behaviour, NetworkError> {
-    let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
-    let gossip = gossipsub::ConfigBuilder::default()
-        .validation_mode(gossipsub::ValidationMode::Strict)
-        .validate_messages()
-        .heartbeat_interval(Duration::from_secs(1))
-        .max_transmit_size(super::registry::MAX_GOSSIP_BYTES)
-        .build()
-        .map_err(|e| setup(&e))?;
-    let about = identify::Config::new("/qb2/1.0.0".into(), key.public()).with_agent_version(AGENT.into());
-    let budget = Budget::new(settings.max_memory);
-    let support = if serves { ProtocolSupport::Full } else { ProtocolSupport::Outbound };
-    let step = |step: Step| {
-        let max_bytes = if step == Step::Dispatch { settings.max_document } else { SMALL_DOCUMENT };
-        let codec = Codec { max_bytes, read_limit: settings.read_limit, budget: budget.clone() };
-        let config = request_response::Config::default()
-            .with_request_timeout(settings.exchange_limit)
-            .with_max_concurrent_streams(MAX_STREAMS);
-        let protocol = Protocol(step.protocol(&settings.namespace).into());
-        request_response::Behaviour::with_codec(codec, [(protocol, support.clone())], config)
-    };
-    let limits = ConnectionLimits::default()
-        .with_max_pending_incoming(Some(MAX_INCOMING))
-        .with_max_established_incoming(Some(MAX_INCOMING))
-        .with_max_established_per_peer(Some(MAX_PER_PEER));
-    Ok(Behaviour {
-        limits: connection_limits::Behaviour::new(limits),
-        gossip: gossipsub::Behaviour::new(MessageAuthenticity::Signed(key.clone()), gossip)
-            .map_err(|e| setup(&e))?,
-        identify: identify::Behaviour::new(about),
-        ping: ping::Behaviour::default(),
-        prepare: step(Step::Prepare),
-        commit: step(Step::Commit),
-        cancel: step(Step::Cancel),
-        dispatch: step(Step::Dispatch),
-    })
 }
