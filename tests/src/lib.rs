@@ -7,8 +7,10 @@
 pub mod artifacts;
 mod bed;
 mod circuits;
+pub mod crooked;
 mod host;
 pub mod load;
+pub mod net;
 pub mod process;
 pub mod proxy;
 pub mod random;

@@ -22,4 +22,5 @@ mod secrets;
 mod stopping;
 mod stored_plugins;
 mod vpn;
+mod walk;
 mod webhooks;
