@@ -22,7 +22,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 
-.PHONY: cxx help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps deny cargo-deny advisories install deb clean
+.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -33,7 +33,7 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps fault-deps build plugins ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps fault-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(CARGO) test --release -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
@@ -133,14 +133,34 @@ cargo-deny:
 	  echo 'cargo-deny is missing; installing it (about five minutes)'; \
 	  $(CARGO) install cargo-deny --locked; }
 
+SDK := $(or $(CARGO_TARGET_DIR),target)/sdk
+
+# The interface's crate as it would be published, and the crates that a plugin needs, for building without a network.
+sdk: ## What `coda-host plugin new` builds against: crate, its dependencies, headers
+	rm -rf '$(SDK)'
+	mkdir -p '$(SDK)/include' '$(SDK)/probe/src'
+	cp plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(SDK)/include/'
+	$(CARGO) package -q -p coda-plugin-abi --no-verify --allow-dirty --target-dir '$(SDK)/package'
+	tar -xzf '$(SDK)'/package/package/coda-plugin-abi-*.crate -C '$(SDK)'
+	mv '$(SDK)'/coda-plugin-abi-* '$(SDK)/coda-plugin-abi'
+	rm -rf '$(SDK)/package' '$(SDK)/coda-plugin-abi/tests' '$(SDK)/coda-plugin-abi/Cargo.lock'
+	printf '[package]\nname = "probe"\nversion = "0.0.0"\nedition = "2024"\n[dependencies]\ncoda-plugin-abi = { path = "../coda-plugin-abi" }\nschemars = "1"\nserde = { version = "1", features = ["derive"] }\n[workspace]\n' > '$(SDK)/probe/Cargo.toml'
+	touch '$(SDK)/probe/src/lib.rs'
+	cp Cargo.lock '$(SDK)/probe/Cargo.lock'
+	cd '$(SDK)/probe' && $(CARGO) vendor -q --versioned-dirs ../vendor > /dev/null
+	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
+
 # install(1) replaces files by new ones, so that a running host keeps what it has loaded.
-install: build plugins ## Binary, simulator, header, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+install: build plugins sdk ## Binary, simulator, header, SDK, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
 	install -m 755 $(HOST) '$(ROOT)/bin/coda-host'
 	install -m 755 $(RELEASE)/libcoda_simulator.so '$(ROOT)/lib/coda-host/libcoda_simulator.so'
-	install -m 644 plugin-abi/include/coda_executor.h '$(ROOT)/include/coda_executor.h'
+	install -m 644 plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(ROOT)/include/'
+	rm -rf '$(ROOT)/share/coda-host/sdk'
+	install -d '$(ROOT)/share/coda-host'
+	cp -r '$(SDK)' '$(ROOT)/share/coda-host/sdk'
 	$(HOST) man --dir '$(ROOT)/share/man/man1'
 	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'

@@ -15,6 +15,7 @@ mod misbehaving;
 mod neighbours;
 mod operator;
 mod plugin_check;
+mod plugin_docs;
 mod plugins_together;
 mod redis_faults;
 mod redis_tls;

@@ -94,7 +94,7 @@ impl Slot {
                     },
                 );
                 turn.leave(self.shared.control_timeout);
-                report_changes(&self.shared.dispositions, &self.common.plugin, "evolve_state");
+                report_changes(&self.shared.dispositions, &self.common.plugin(), "evolve_state");
                 answer.and_then(|state| check(state, job.amplitudes.len()))
             }
         };

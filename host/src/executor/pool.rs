@@ -233,7 +233,7 @@ impl Executor {
         let (control, orders) = channel();
         let controller = {
             let (shared, busy, plugin) = (shared.clone(), busy_control.clone(), plugin.clone());
-            let name = common.plugin.clone();
+            let name = common.plugin();
             spawn("control", SLOT_STACK_BYTES, move || {
                 if described.send(plugin.device()).is_ok() {
                     report_changes(&shared.dispositions, &name, "device");
@@ -401,7 +401,7 @@ fn first_slot(request: StartRequest, ready: oneshot::Sender<Result<Made, StartEr
     // A run that hasn't come back keeps its executor.
     slot.shared.queue.wait_alone();
     if let Some(error) = slot.plugin.destroy() {
-        tracing::warn!(plugin = &*slot.common.plugin, error = error.text, "dropping the executor failed");
+        tracing::warn!(plugin = &*slot.common.plugin(), error = error.text, "dropping the executor failed");
     }
 }
 
@@ -423,8 +423,7 @@ fn create(request: StartRequest) -> Result<Made, StartError> {
     report_changes(&request.dispositions, &name, "loading");
     let secrets = schema::of_plugin(&library, &request.located.entry, &request.config_text)
         .map_err(|what| StartError::Config { config: request.config_path.clone(), what })?;
-    // Set once, here.
-    common.secrets.set(secrets).ok();
+    common.hide(&secrets);
     let made = library.create(&CreateRequest {
         common: common.clone(),
         entry: request.located.entry,

@@ -122,7 +122,7 @@ impl Slot {
         let run_time = start.elapsed();
         self.keep(job, &answer);
         turn.leave(self.shared.control_timeout);
-        report_changes(&self.shared.dispositions, &self.common.plugin, "run");
+        report_changes(&self.shared.dispositions, &self.common.plugin(), "run");
         self.finish(job, answer, run_time);
     }
 
@@ -131,10 +131,10 @@ impl Slot {
         let start = Instant::now();
         let batch = self.plugin.batch_run(self.index, &calls);
         let run_time = start.elapsed();
-        report_changes(&self.shared.dispositions, &self.common.plugin, "batch_run");
+        report_changes(&self.shared.dispositions, &self.common.plugin(), "batch_run");
         if let Some(error) = batch.whole {
             tracing::warn!(
-                plugin = &*self.common.plugin,
+                plugin = &*self.common.plugin(),
                 jobs = jobs.len(),
                 error = error.text,
                 "batch_run failed as a whole; running its jobs one by one"

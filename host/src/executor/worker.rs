@@ -196,8 +196,7 @@ impl Remote {
                 return Err(error);
             }
         };
-        // A later one finds the same or has none to mask.
-        this.common.secrets.set(secrets).ok();
+        this.common.hide(&secrets);
         let (weak, watched) = (Arc::downgrade(this), process.clone());
         let keeper = move || {
             let end = ended.recv().unwrap_or_else(|_| "ended".into());
@@ -226,7 +225,7 @@ impl Remote {
             // One that has answered something since it was started begins a new count.
             state.in_a_row = if this.answered.swap(false, Ordering::AcqRel) { 1 } else { state.in_a_row + 1 };
             state.last = end.to_string();
-            let plugin = &*this.common.plugin;
+            let plugin = &*this.common.plugin();
             let wait = match state.in_a_row {
                 1 => Duration::ZERO,
                 n => this.restart.backoff.saturating_mul(1 << (n - 2).min(20)).min(this.restart.backoff_max),
@@ -261,7 +260,7 @@ impl Remote {
                     state.last = error.text();
                     let error = state.last.as_str();
                     tracing::error!(
-                        plugin = &*this.common.plugin,
+                        plugin = &*this.common.plugin(),
                         error,
                         "the plugin could not be started again"
                     );
@@ -461,12 +460,13 @@ impl Remote {
                 .flatten()
             {
                 tracing::warn!(
-                    plugin = &*this.common.plugin,
+                    plugin = &*this.common.plugin(),
                     error = error.text,
                     "the former executor's end failed"
                 );
             }
         }
+        this.common.rename(&spec.plugin);
         let made = Remote::make(this, &spec).map_err(failed).and_then(|process| {
             accept(&this.described()).map(|()| process.clone()).inspect_err(|_| {
                 process.control(&child::Order::Shutdown).ok();
@@ -482,6 +482,7 @@ impl Remote {
             }
             Err(error) => {
                 drop(state);
+                this.common.rename(&old.plugin);
                 let again = Remote::make(this, &old);
                 state = lock(&this.state);
                 match again {
@@ -519,7 +520,7 @@ impl Remote {
                     this.changed.notify_all();
                 }
                 Err(e) => tracing::error!(
-                    plugin = &*this.common.plugin,
+                    plugin = &*this.common.plugin(),
                     end,
                     error = e.text(),
                     "the plugin could not be started again"

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use coda_plugin_abi::LogLevel;
 use coda_plugin_abi::raw::{RawHost, RawStr};
@@ -28,21 +28,46 @@ pub trait Sink: Send + Sync {
 
 /// What all contexts of one executor share.
 pub struct Common {
-    pub plugin: Arc<str>,
+    /// The plugin in use, which a swap may change.
+    plugin: RwLock<Arc<str>>,
     pub gauges: Gauges,
     /// Values of the device config that must not be shown.
-    pub secrets: OnceLock<Vec<String>>,
+    secrets: RwLock<Arc<[String]>>,
     pub sink: Option<Box<dyn Sink>>,
 }
 
 impl Common {
     pub fn new(plugin: Arc<str>) -> Common {
-        Common { plugin, gauges: Gauges::default(), secrets: OnceLock::new(), sink: None }
+        Common {
+            plugin: RwLock::new(plugin),
+            gauges: Gauges::default(),
+            secrets: RwLock::new([].into()),
+            sink: None,
+        }
+    }
+
+    /// The plugin's name.
+    pub fn plugin(&self) -> Arc<str> {
+        self.plugin.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another plugin takes the place of the former, whose gauges say nothing any more.
+    pub fn rename(&self, plugin: &str) {
+        *self.plugin.write().unwrap_or_else(PoisonError::into_inner) = plugin.into();
+        self.gauges.clear();
+    }
+
+    /// Hides these values too; those of a former config stay hidden.
+    pub fn hide(&self, secrets: &[String]) {
+        let mut hidden = self.secrets.write().unwrap_or_else(PoisonError::into_inner);
+        let new = secrets.iter().filter(|s| !hidden.contains(s)).cloned();
+        *hidden = hidden.iter().cloned().chain(new.collect::<Vec<_>>()).collect();
     }
 
     /// The text without the secrets of the device config.
     pub fn masked(&self, mut text: String) -> String {
-        for secret in self.secrets.get().into_iter().flatten() {
+        let secrets = self.secrets.read().unwrap_or_else(PoisonError::into_inner).clone();
+        for secret in secrets.iter() {
             if text.contains(secret.as_str()) {
                 text = text.replace(secret.as_str(), "***");
             }
@@ -69,7 +94,7 @@ impl Common {
         if let Some(sink) = &self.sink {
             return sink.log(level, job_id, &text);
         }
-        let plugin = &*self.plugin;
+        let plugin = &*self.plugin();
         macro_rules! emit {
             ($level:ident) => {
                 match job_id {
@@ -93,7 +118,7 @@ impl Common {
             return sink.gauge(name, value);
         }
         if let Err(what) = self.gauges.set(name, value) {
-            tracing::warn!(target: "plugin", plugin = &*self.plugin, gauge = name, "a gauge was dropped: {what}");
+            tracing::warn!(target: "plugin", plugin = &*self.plugin(), gauge = name, "a gauge was dropped: {what}");
         }
     }
 }

@@ -148,7 +148,7 @@ fn make(spec: &Spec, common: &Arc<Common>) -> (Made, Option<Instance>) {
         Ok(secrets) => secrets,
         Err(text) => return (Made::Config(text), None),
     };
-    common.secrets.set(secrets.clone()).ok();
+    common.hide(&secrets);
     if spec.probe {
         // Described by nobody: no executor was made.
         let device = super::super::ffi::DeviceReply::none();
@@ -163,7 +163,8 @@ fn make(spec: &Spec, common: &Arc<Common>) -> (Made, Option<Instance>) {
         num_qubits: spec.num_qubits,
     };
     match library.create(&request) {
-        Err(e) => (Made::Create(e), None),
+        // The host knows the secrets only once there is an executor.
+        Err(e) => (Made::Create(Error { text: common.masked(e.text), ..e }), None),
         Ok(instance) => match instance.device() {
             Ok(device) => (Made::Done { device, secrets }, Some(instance)),
             Err(e) => (Made::Describe(e), None),

@@ -5,7 +5,7 @@
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -62,7 +62,9 @@ impl Process {
             ours.push(a);
             theirs.push(OwnedFd::from(b));
         }
-        let mut command = Command::new(std::env::current_exe()?);
+        // This very program, also when its file has been replaced meanwhile: both ends must be of one version.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("coda-host");
         command.args(["executor-worker", plugin]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = sys::spawn_worker(command, theirs)?;
