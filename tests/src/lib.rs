@@ -10,6 +10,7 @@ mod circuits;
 pub mod crooked;
 mod host;
 pub mod net;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 mod state;

@@ -7,6 +7,7 @@
 
 mod bare;
 mod node;
+mod peers;
 mod site;
 
 use std::path::PathBuf;
@@ -118,6 +119,9 @@ async fn main() {
     }
     if wanted("kernel") {
         kernel();
+    }
+    if wanted("peers") {
+        peers::measure(scale).await;
     }
     report.print();
 }
