@@ -11,6 +11,7 @@ pub mod crooked;
 mod host;
 pub mod load;
 pub mod net;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod random;

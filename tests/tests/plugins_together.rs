@@ -123,7 +123,7 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
             amplitudes: vec![one, zero, zero, zero],
             operations: [turn].into(),
             context,
-            answer: Box::new(|done| answer.send(done).ok().expect("the test waits")),
+            answer: Box::new(|done| assert!(answer.send(done).is_ok(), "the test waits")),
         },
     );
     let done = answered.await.expect("an answer");

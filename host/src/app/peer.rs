@@ -141,13 +141,16 @@ impl PeerStage {
     }
 }
 
+/// An execution's ticket, what tells it to end, and its slot.
+type InPlugin = (u64, Arc<JobContext>, Hold);
+
 /// The slots that are lent.
 #[derive(Default)]
 struct Lent {
     /// Interchangeable: one for each reservation that isn't over and doesn't run.
     holds: Mutex<Vec<Hold>>,
     /// Executions in the plugin, with their holds.
-    running: Mutex<HashMap<String, (u64, Arc<JobContext>, Hold)>>,
+    running: Mutex<HashMap<String, InPlugin>>,
 }
 
 /// The executor's slots as the peer role takes them.

@@ -13,6 +13,7 @@
 
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::combine::Component;
@@ -27,6 +28,9 @@ use crate::peers::wire::{
 use crate::reservation::event::{Request, Transition};
 use crate::reservation::ledger::Command;
 use crate::reservation::log::{Log, LogError, TellError, now_micros};
+
+/// Pause between two tries to cancel at a peer that isn't there yet.
+const RETRY_CANCEL: Duration = Duration::from_millis(500);
 
 /// How long the steps may take.
 #[derive(Debug, Clone)]
@@ -302,20 +306,37 @@ impl Walker {
     pub fn cancel_soon(&self, peer: &str, id: &str, reason: &str) {
         let (walker, peer, id) = (self.clone(), peer.to_string(), id.to_string());
         let reason = crate::model::cut(reason, 300).to_string();
-        self.tasks.spawn(async move { walker.cancel(&peer, &id, reason).await });
+        self.tasks.spawn(async move {
+            // The peer's ttl ends the hold where this doesn't.
+            walker.cancel(&peer, &id, reason).await;
+        });
     }
 
-    /// Sends a cancel.
-    pub async fn cancel(&self, peer: &str, id: &str, reason: String) {
+    /// Sends a cancel until it arrives, for as long as the peer may hold a slot for it: after a restart peers are only
+    /// just coming back.
+    pub fn cancel_insisting(&self, peer: &str, id: &str, reason: &str, stop: CancellationToken) {
+        let (walker, peer, id, reason) = (self.clone(), peer.to_string(), id.to_string(), reason.to_string());
+        let end = Instant::now() + Duration::from_secs(self.limits.ttl_seconds);
+        self.tasks.spawn(async move {
+            while !walker.cancel(&peer, &id, reason.clone()).await && Instant::now() < end {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY_CANCEL) => {}
+                    () = stop.cancelled() => return,
+                }
+            }
+        });
+    }
+
+    /// Sends a cancel; whether it arrived.
+    async fn cancel(&self, peer: &str, id: &str, reason: String) -> bool {
         let cancel =
             CancelRequest { reservation_id: id.into(), reason: Some(reason), sent_at: time(now_micros()) };
-        if let Err(why) = self.call(peer, Step::Cancel, write(&cancel), self.limits.call).await {
-            tracing::info!(
-                peer,
-                reservation = id,
-                why,
-                "a cancel did not arrive; the peer's ttl ends the hold"
-            );
+        match self.call(peer, Step::Cancel, write(&cancel), self.limits.call).await {
+            Ok(_) => true,
+            Err(why) => {
+                tracing::info!(peer, reservation = id, why, "a cancel did not arrive");
+                false
+            }
         }
     }
 

@@ -113,9 +113,16 @@ impl Service {
     pub async fn recover(&self) -> Result<(), LogError> {
         let log = &self.walker.log;
         let (mut reservations, mut jobs) = (0, 0);
+        let me = self.walker.network.peer_id();
         for job_id in log.open_jobs().await? {
+            let facts = log.job_facts(&job_id).await?;
+            // Another coordinator on the same log looks after its own.
+            let own = |f: &JobFact| matches!(f, JobFact::Submitted { coordinator, .. } if *coordinator == me);
+            if !facts.iter().any(|(_, f)| own(f)) {
+                continue;
+            }
             // Committed reservations are closed in the log, but may hold a slot all the same.
-            for (_, fact) in log.job_facts(&job_id).await? {
+            for (_, fact) in facts {
                 let JobFact::Attempted { peer_id, reservation_id, .. } = fact else { continue };
                 let Some(state) = log.state(&reservation_id).await? else { continue };
                 let over = matches!(&state.execution, Some(e) if e.outcome.is_some());
@@ -128,12 +135,12 @@ impl Service {
                 }
                 reservations += 1;
                 self.close(&reservation_id, state.execution.map(|e| e.execution_id)).await?;
-                self.walker.cancel_soon(&peer_id, &reservation_id, STOPPED);
+                self.walker.cancel_insisting(&peer_id, &reservation_id, STOPPED, self.stop.clone());
             }
             match log.job(&job_id, JobFact::Failed { error: STOPPED.into() }).await {
                 Ok(()) => jobs += 1,
                 Err(TellError::Log(error)) => return Err(error),
-                // Another coordinator on the same log was faster.
+                // It has an end by now.
                 Err(_) => {}
             }
         }
@@ -204,7 +211,8 @@ impl Service {
             jobs.unfinished += 1;
         }
         let job_id = format!("job-{}", uuid4());
-        let fact = JobFact::Submitted { qasm: qasm.into(), shots };
+        let coordinator = self.walker.network.peer_id();
+        let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator };
         if let Err(error) = self.walker.log.job(&job_id, fact.clone()).await {
             self.jobs().unfinished -= 1;
             return Err(error.into());

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, Job};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Now, Slots, Table};
+use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Noted, Now, Slots, Table};
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
 use super::wire::{
@@ -25,6 +25,9 @@ use crate::reservation::log::{Log, now_micros};
 const LARGE: usize = 64 << 10;
 /// So are the states of more qubits.
 const LARGE_QUBITS: u16 = 10;
+/// Facts are handed to the log so many at a time, or after so long.
+const NOTES_MAX: usize = 256;
+const NOTES_WAIT: Duration = Duration::from_millis(20);
 
 /// A state for the executor, and where its answer goes.
 pub struct Evolve {
@@ -115,6 +118,9 @@ pub struct Peer {
     reports: mpsc::UnboundedSender<Report>,
     inbox: mpsc::UnboundedReceiver<Report>,
     ready: Vec<Ready>,
+    /// Facts that the log's thread hasn't got yet, and when it is to get them.
+    unwritten: Vec<Noted>,
+    write_at: Option<Instant>,
     trust_tier: &'static str,
     protocols: Vec<String>,
 }
@@ -140,6 +146,8 @@ impl Peer {
             reports,
             inbox,
             ready: Vec::new(),
+            unwritten: Vec::new(),
+            write_at: None,
             trust_tier: "external",
             protocols,
         }
@@ -152,11 +160,22 @@ impl Peer {
 
     /// Records what the table has decided and shows the new load.
     fn settle(&mut self) {
-        for noted in self.table.notes() {
-            self.log.note(&noted.hold, noted.at, &noted.facts);
+        self.unwritten.extend(self.table.notes());
+        if self.unwritten.len() >= NOTES_MAX {
+            self.write_notes();
+        } else if !self.unwritten.is_empty() {
+            self.write_at.get_or_insert_with(|| Instant::now() + NOTES_WAIT);
         }
         let load = self.table.load();
         self.view.send_if_modified(|v| std::mem::replace(&mut v.load, load) != load);
+    }
+
+    /// Hands the record to the log's thread: in one go, since each time wakes it.
+    fn write_notes(&mut self) {
+        self.write_at = None;
+        for noted in std::mem::take(&mut self.unwritten) {
+            self.log.note(&noted.hold, noted.at, &noted.facts);
+        }
     }
 
     fn count(&self, field: fn(&mut PeerView) -> &mut u64) {
@@ -348,6 +367,12 @@ fn refuse(caller: &Caller, step: Step, why: &str) {
     tracing::debug!(peer = caller.peer, step = step.name(), why, "a request breaks the contract's form");
 }
 
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.write_notes();
+    }
+}
+
 impl Role for Peer {
     fn serves(&self) -> bool {
         true
@@ -396,6 +421,7 @@ impl Role for Peer {
 
     async fn work(&mut self) {
         let end = self.table.next_end_ms().map(|ms| self.started + Duration::from_millis(ms));
+        let end = end.into_iter().chain(self.write_at).min();
         let expiry = async {
             match end {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -412,6 +438,9 @@ impl Role for Peer {
                 let lender = self.lender.clone();
                 self.table.expire(self.now(), &mut Lent(lender));
                 self.settle();
+                if self.write_at.is_some_and(|at| at <= Instant::now()) {
+                    self.write_notes();
+                }
             }
         }
     }

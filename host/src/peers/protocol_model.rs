@@ -71,13 +71,8 @@ impl World {
                 self.bed.slots.jobs_wait = random.below(8) == 0;
                 self.model.expire(now);
                 let expected = match self.model.open.get(&id) {
-                    Some(r) if r.owner == who => {
-                        if r.committed {
-                            "committed"
-                        } else {
-                            "accepted"
-                        }
-                    }
+                    Some(r) if r.owner == who && r.committed => "committed",
+                    Some(r) if r.owner == who => "accepted",
                     Some(_) => "rejected",
                     None if who == "stranger" || !(5..=300).contains(&ttl) => "rejected",
                     None if self.bed.slots.jobs_wait => "rejected",

@@ -10,6 +10,9 @@ pub enum JobFact {
     Submitted {
         qasm: String,
         shots: u32,
+        /// The peer id of the coordinator that runs it: coordinators may share a log.
+        #[serde(default)]
+        coordinator: String,
     },
     /// The plan as the API shows it.
     Planned {
@@ -89,8 +92,8 @@ pub fn may_follow<'a>(
 }
 
 /// Whether a job with these facts goes on.
-pub fn is_open<'a>(facts: impl DoubleEndedIterator<Item = &'a JobFact>) -> bool {
-    facts.rev().next().is_some_and(|f| !f.is_end())
+pub fn is_open<'a>(mut facts: impl DoubleEndedIterator<Item = &'a JobFact>) -> bool {
+    facts.next_back().is_some_and(|f| !f.is_end())
 }
 
 #[cfg(test)]
@@ -99,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_job_begins_once_and_ends_once() {
-        let begin = JobFact::Submitted { qasm: "OPENQASM 2.0;".into(), shots: 10 };
+        let begin = JobFact::Submitted { qasm: "OPENQASM 2.0;".into(), shots: 10, coordinator: "me".into() };
         let end = JobFact::Failed { error: "the coordinator was stopped".into() };
         let none: [JobFact; 0] = [];
         assert_eq!(may_follow(none.iter(), &begin), Ok(()));

@@ -15,6 +15,7 @@
 //! log is a record there, not the truth. While notes can't be written [`Log::is_writable`] says so, and the peer
 //! takes no reservations.
 
+mod postgres;
 mod sqlite;
 
 use std::path::{Path, PathBuf};
@@ -214,6 +215,7 @@ pub struct Log {
 #[derive(Clone)]
 enum Store {
     Sqlite(Sqlite),
+    Postgres(postgres::Postgres),
 }
 
 /// A reservation and whether this request made it.
@@ -229,7 +231,13 @@ impl Log {
     /// # Errors
     /// When it can't be used.
     pub async fn open(store: &str, cwd: &Path) -> Result<Log, LogError> {
-        Log::sqlite(&cwd.join(store))
+        if !(store.starts_with("postgres://") || store.starts_with("postgresql://")) {
+            return Log::sqlite(&cwd.join(store));
+        }
+        let writable = Arc::new(AtomicBool::new(true));
+        let place = crate::model::masked_url(store);
+        let postgres = postgres::Postgres::connect(store, &place, writable.clone()).await?;
+        Ok(Log { store: Store::Postgres(postgres), place: place.into(), writable })
     }
 
     /// Opens or makes a log in a file.
@@ -260,6 +268,7 @@ impl Log {
     fn ask(&self, ask: Ask) -> Result<(), LogError> {
         match &self.store {
             Store::Sqlite(s) => s.ask(ask),
+            Store::Postgres(s) => s.ask(ask),
         }
     }
 
@@ -405,8 +414,9 @@ impl Log {
         if self.ask(Ask::Stop).is_err() {
             tracing::debug!("the event log had stopped before");
         }
-        let Store::Sqlite(store) = &self.store;
-        store.join();
+        if let Store::Sqlite(store) = &self.store {
+            store.join();
+        }
     }
 
     fn folded(&self, rows: &[Row]) -> Result<Option<State>, LogError> {

@@ -22,6 +22,10 @@ fn cancel() -> Command {
     Command::Cancel { reason: "by hand".into() }
 }
 
+fn submitted() -> JobFact {
+    JobFact::Submitted { qasm: "OPENQASM 3;".into(), shots: 5, coordinator: "me".into() }
+}
+
 fn run<T>(task: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(task)
 }
@@ -162,8 +166,8 @@ fn jobs_are_open_until_they_end() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
         let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
-        log.job("job-1", JobFact::Submitted { qasm: "OPENQASM 3;".into(), shots: 5 }).await.unwrap();
-        log.job("job-2", JobFact::Submitted { qasm: "OPENQASM 3;".into(), shots: 5 }).await.unwrap();
+        log.job("job-1", submitted()).await.unwrap();
+        log.job("job-2", submitted()).await.unwrap();
         log.job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
         assert_eq!(log.open_jobs().await.unwrap(), ["job-2"]);
         let late = log.job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
