@@ -21,8 +21,12 @@ PYTHON ?= python3
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
+PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
+# Empty where the venv could not be made: those tests are then skipped, and say so.
+PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
-.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps deny cargo-deny advisories install deb clean
+.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps python-deps \
+        postgres-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -33,8 +37,8 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps fault-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
-	$(CARGO) test --release -p coda-host -p coda-host-tests
+test: deps vpn-deps fault-deps python-deps postgres-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
+	$(PEERS_ENV) $(CARGO) test --release -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
 fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
@@ -49,8 +53,8 @@ soak: deps build plugins ## 20 jobs/s with random faults: nothing lost, memory a
 crash: deps build plugins ## SIGKILL at random moments under 50 jobs/s (KILLS=200)
 	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
 
-bench: deps build plugins ## Figures from one run: speed, latency, memory, duty cycle, and the ceiling of this machine
-	$(CARGO) bench -p coda-host-tests --bench speed
+bench: deps python-deps build plugins ## Figures from one run: speed, latency, memory, duty cycle, and the ceiling of this machine
+	$(PEERS_ENV) $(CARGO) bench -p coda-host-tests --bench speed
 
 # coda-node 0.1.1 stops in batch mode with redis-py 8.
 bench-python: deps build plugins ## The same beside the Python node (coda-node 0.1.1 from PyPI), with ratios
@@ -119,6 +123,24 @@ fault-deps: ## Installs libfaketime for tests with a clock that is wrong
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends faketime; } \
 	  || echo 'libfaketime could not be installed; tests with a wrong clock are skipped'
+
+# py-libp2p 0.8.1 is what the public peers run on; others are named in docs/peers.md.
+python-deps: ## A venv with py-libp2p and schemathesis for the tests against them, which are skipped without it
+	@[ -x '$(PEERS_VENV)/bin/schemathesis' ] && [ -x '$(PEERS_VENV)/bin/python' ] || { \
+	  $(PYTHON) -m venv '$(PEERS_VENV)' 2> /dev/null || { \
+	    [ "$$(id -u)" = 0 ] && apt-get update -q \
+	      && env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends python3-venv \
+	      && $(PYTHON) -m venv '$(PEERS_VENV)'; } \
+	  && '$(PEERS_VENV)/bin/pip' install --quiet --disable-pip-version-check 'libp2p==0.8.1' 'schemathesis==4.32.5'; } \
+	|| { rm -rf '$(PEERS_VENV)'; \
+	     echo 'no venv with py-libp2p could be made (install python3-venv); the tests against it are skipped'; }
+
+# As for openvpn: only where it can be had without asking anybody.
+postgres-deps: ## Installs PostgreSQL for the tests of a shared event log, which are skipped without it
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends postgresql; } \
+	  || echo 'PostgreSQL could not be installed; the tests against it are skipped'
 
 deny: cargo-deny ## Dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources

@@ -3,6 +3,9 @@
 //! It only reads what others publish, so it answers whatever hangs. Connections have limits on headers and
 //! time; axum only routes.
 
+pub mod coordinator;
+pub mod http;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,25 +14,24 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::http::reply;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
+use crate::executor::PluginInfo;
 use crate::executor::view::{Reloaded, View};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
+use crate::peers::peer::PeerView;
+use crate::peers::swarm::NetworkView;
 use crate::telemetry::Metrics;
 use crate::vpn::guard::{VpnState, VpnStatus};
-
-/// Connections served at once; more wait.
-const MAX_CONNECTIONS: usize = 256;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the local service can't listen on {host}:{port}")]
@@ -54,7 +56,43 @@ impl Explain for BindError {
 }
 
 /// What the service reads, once the host is up.
+pub enum Reading {
+    Host(Box<Sources>),
+    /// A host without a cloud.
+    PeerOnly {
+        peers: PeerSources,
+        metrics: Arc<Metrics>,
+        executor: View,
+    },
+}
+
+/// What is read of the peer network.
+pub struct PeerSources {
+    pub network: watch::Receiver<NetworkView>,
+    pub peer: watch::Receiver<PeerView>,
+}
+
+impl PeerSources {
+    fn json(&self) -> Value {
+        let (network, peer) = (self.network.borrow().clone(), *self.peer.borrow());
+        json!({
+            "peer_id": network.peer_id,
+            "addresses": network.addresses,
+            "connected": network.connected,
+            "reservations": peer.load.reservations,
+            "executions": peer.load.executions,
+            "accepted": peer.accepted,
+            "declined": peer.declined,
+            "completed": peer.completed,
+            "failed": peer.failed,
+        })
+    }
+}
+
+/// What the service reads of a host that is connected to a cloud.
 pub struct Sources {
+    /// Where slots are lent.
+    pub peers: Option<PeerSources>,
     pub snapshot: watch::Receiver<Snapshot>,
     pub redis: Redis,
     pub gate: Arc<ClaimGate>,
@@ -66,7 +104,7 @@ pub struct Sources {
     pub qpu_id: String,
 }
 
-type Up = watch::Receiver<Option<Arc<Sources>>>;
+type Up = watch::Receiver<Option<Arc<Reading>>>;
 
 /// Takes the port.
 ///
@@ -84,39 +122,7 @@ pub async fn serve(listener: TcpListener, up: Up, request_timeout: Duration, sto
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(up);
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop.cancelled() => return,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file descriptors, say: others may free some.
-                tracing::warn!(%error, "a connection to the local service could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let service = TowerToHyperService::new(router.clone());
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(request_timeout)
-                .max_buf_size(16 << 10)
-                .serve_connection(TokioIo::new(stream), service);
-            tokio::select! {
-                ended = connection => if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection to the local service ended badly");
-                },
-                () = stop.cancelled() => {}
-            }
-            drop(permit);
-        });
-    }
+    http::serve(listener, router, request_timeout, stop).await;
 }
 
 async fn health() -> Response {
@@ -124,9 +130,14 @@ async fn health() -> Response {
 }
 
 async fn ready(State(up): State<Up>) -> Response {
-    let sources = up.borrow().clone();
-    let (ready, body) = match sources {
-        Some(sources) => readiness(&sources),
+    let reading = up.borrow().clone();
+    let (ready, body) = match reading.as_deref() {
+        Some(Reading::Host(sources)) => readiness(sources),
+        Some(Reading::PeerOnly { peers, executor, .. }) => (
+            true,
+            json!({ "ready": true, "vpn_state": null, "redis_healthy": null, "current_job": null, "reasons": [],
+                    "peer": peers.json(), "plugin": about(&executor.described().info), "version": env!("CARGO_PKG_VERSION") }),
+        ),
         None => (
             false,
             json!({ "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
@@ -158,7 +169,6 @@ fn readiness(s: &Sources) -> (bool, Value) {
     let ready = reasons.is_empty();
     let heartbeat = s.heartbeat.borrow().clone();
     let described = s.executor.described();
-    let p = &described.info;
     let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
     let reloads = s.reloads.borrow().clone();
     let body = json!({
@@ -180,31 +190,33 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
             "error": heartbeat.error,
         },
-        "plugin": {
-            "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
-            "path": p.path, "sha256": p.sha256,
-        },
+        "plugin": about(&described.info),
         "reloads": { "count": reloads.count, "ok": reloads.ok, "message": reloads.message },
+        "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
     });
     (ready, body)
 }
 
+fn about(p: &PluginInfo) -> Value {
+    json!({
+        "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
+        "path": p.path, "sha256": p.sha256,
+    })
+}
+
 async fn metrics(State(up): State<Up>) -> Response {
-    let sources = up.borrow().clone();
+    let reading = up.borrow().clone();
+    let sources = reading.as_deref().map(|reading| match reading {
+        Reading::Host(sources) => (&sources.metrics, &sources.executor),
+        Reading::PeerOnly { metrics, executor, .. } => (metrics, executor),
+    });
     match sources {
-        Some(s) => {
+        Some((metrics, executor)) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            (
-                [(header::CONTENT_TYPE, kind)],
-                s.metrics.render_with(&s.executor.described().info.name, &s.executor.gauges()),
-            )
-                .into_response()
+            let text = metrics.render_with(&executor.described().info.name, &executor.gauges());
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
-}
-
-fn reply(status: StatusCode, body: &Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }

@@ -3,11 +3,15 @@
 //! Whatever can fail without the cloud is checked before it is asked, so that a one-time token is spent only
 //! by a host that can run: device config, plugin, state directory, port.
 
+mod alone;
+pub mod coordinator;
+pub mod peer;
+mod prepare;
 mod reload;
 mod site;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,33 +19,25 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{self, Sources};
+use crate::api::{self, PeerSources, Reading, Sources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatState};
 use crate::cloud::http::{HttpClient, HttpError};
-use crate::cloud::provision::{self, Site, reconnects};
-use crate::config::device::DeviceConfig;
-use crate::config::load::{self, Surroundings};
-use crate::config::near;
+use crate::cloud::provision::{self, Site};
+use crate::config::load::Surroundings;
 use crate::config::settings::Settings;
-use crate::config::source::Shown;
 use crate::daemon::neighbours::{self, ConsumerPlace};
 use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
-use crate::executor::locate::{self, Located};
 use crate::executor::view::{Described, Reloaded, View};
-use crate::executor::watchdog::Limits;
-use crate::executor::worker::Restart;
-use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
+use crate::executor::{Executor, PluginInfo};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
-use crate::model::Secret;
 use crate::results::outbox::Courier;
 use crate::results::webhook::WebhookSender;
 use crate::state::answers::Answers;
-use crate::state::credentials::{self, Stored};
 use crate::state::db::{Database, Phase, StoredRow};
 use crate::state::marks::RunMarks;
 use crate::supervise::Supervisor;
@@ -49,6 +45,9 @@ use crate::sys::{self, Dispositions};
 use crate::telemetry::Metrics;
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
+
+use prepare::executor_request;
+pub use prepare::{Prepared, locate_plugin, prepare, start_executor};
 
 /// How long the last connections and tasks may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -116,106 +115,6 @@ fn watch_signals_and_reloads(stop: CancellationToken, reloads: Option<mpsc::Unbo
     }
 }
 
-/// Settings, device config and stored credentials of a start.
-pub struct Prepared {
-    pub settings: Settings,
-    pub device: DeviceConfig,
-    stored: Option<Stored>,
-    /// Every setting with its origin, secrets masked.
-    pub shown: Vec<Shown>,
-}
-
-impl Prepared {
-    /// The QPU of the stored credentials.
-    pub fn qpu_id(&self) -> Option<&str> {
-        self.stored.as_ref()?.config.qpu_id.as_deref()
-    }
-}
-
-/// Reads everything that a start is told.
-///
-/// # Errors
-/// When a setting, the device config or a state file can't be used.
-pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
-    let dirs = load::dirs(around)?;
-    let stored = credentials::load(&dirs.credentials)?;
-    let flag = flags.get("CODA_NODE_TOKEN").map(String::as_str).filter(|t| !t.is_empty());
-    let token = flag.or_else(|| around.ours("CODA_NODE_TOKEN")).map(Secret::new);
-    let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
-    let (settings, shown) = load::settings(around, flags, dirs, known)?;
-    let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
-    let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
-    for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
-        tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
-    }
-    if let Some(key) = &device.misspelt {
-        let path = device.path.display();
-        tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
-    }
-    Ok(Prepared { settings, device, stored, shown })
-}
-
-/// Finds the plugin that the settings name.
-///
-/// # Errors
-/// When there is none, or several.
-pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> Result<Located, Failure> {
-    let binary = std::env::current_exe().ok();
-    let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
-    let config = (!device.path.as_os_str().is_empty())
-        .then_some((device.path.as_path(), device.executor_factory.as_deref()));
-    let request = locate::Request {
-        environment: settings.executor.factory.as_deref(),
-        device_config: config,
-        dirs: &dirs,
-        cwd,
-    };
-    Ok(Located { pinned: settings.executor.sha256.clone(), ..locate::locate(&request)? })
-}
-
-/// Loads the plugin and makes its executor.
-///
-/// # Errors
-/// Whatever keeps it from being usable.
-pub async fn start_executor(
-    settings: &Settings,
-    device: &DeviceConfig,
-    located: Located,
-    dispositions: Arc<Dispositions>,
-) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
-    let (done, answers) = mpsc::unbounded_channel();
-    let request = executor_request(settings, device, located, dispositions);
-    Ok((Executor::start(request, done).await?, answers))
-}
-
-fn executor_request(
-    settings: &Settings,
-    device: &DeviceConfig,
-    located: Located,
-    dispositions: Arc<Dispositions>,
-) -> StartRequest {
-    StartRequest {
-        located,
-        state_dir: settings.dirs.state.clone(),
-        config_path: device.path.clone(),
-        config_text: device.text.clone(),
-        native_gate_set: settings.identity.native_gate_set.clone(),
-        num_qubits: settings.identity.num_qubits,
-        control_timeout: settings.executor.control_timeout,
-        batch_max: settings.jobs.batch_max,
-        dispositions,
-        isolation: settings.executor.isolated.then_some(Restart {
-            backoff: settings.executor.restart_backoff,
-            backoff_max: settings.executor.restart_backoff_max,
-        }),
-        limits: Limits {
-            run: settings.executor.job_timeout,
-            grace: settings.executor.cancel_grace,
-            exit: settings.executor.stuck_exit,
-        },
-    }
-}
-
 /// Runs the host until it is stopped.
 ///
 /// # Errors
@@ -231,6 +130,9 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     neighbours::no_python_node(&dirs.credentials, prepared.qpu_id())?;
     let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
+    if prepared.settings.peer.no_cloud {
+        return alone::host(&around, prepared, place, dispositions, stop).await;
+    }
     let ended = host(&around, prepared, place, &openvpn, dispositions, (stop, wanted)).await;
     // However it ended, and also the one that a killed host has left.
     site::leave(&openvpn).await;
@@ -360,6 +262,11 @@ async fn host(
         })
     };
     let reload_dispositions = dispositions.clone();
+    let lent = match settings.peer.enabled {
+        true => Some(peer::start(&settings.peer, &executor, &state_dir).await?),
+        false => None,
+    };
+    let peers = lent.as_ref().map(PeerSources::of);
     let mut driver = Driver::new(DriverParts {
         settings: settings.jobs.clone(),
         redis: redis.clone(),
@@ -419,7 +326,16 @@ async fn host(
         report,
     };
     tasks.spawn("reloads", reloads.serve());
-    up.send_replace(Some(Arc::new(Sources {
+    // Beside the jobs' own end.
+    let lending = lent.map(|lent| {
+        let (stop, drain) = (stop.clone(), settings.shutdown.drain);
+        tokio::spawn(async move {
+            stop.cancelled().await;
+            lent.end(drain).await;
+        })
+    });
+    up.send_replace(Some(Arc::new(Reading::Host(Box::new(Sources {
+        peers,
         snapshot: snapshot_seen,
         redis: redis.clone(),
         gate,
@@ -429,7 +345,7 @@ async fn host(
         executor: view.clone(),
         reloads: reloaded_seen,
         qpu_id: site.identity.qpu_id.clone(),
-    })));
+    })))));
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");
     let variable = |name: &str| around.environment.get(name).map(String::as_str);
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
@@ -457,6 +373,11 @@ async fn host(
         }
     };
     beat_stop.cancel();
+    if let Some(lending) = lending
+        && let Err(error) = lending.await
+    {
+        tracing::error!(%error, "leaving the peer network ended badly");
+    }
     // Its blocking read is short; dropped, it might leave a message behind.
     if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader_ended.cancelled()).await.is_err() {
         tracing::warn!("the reader did not end in time");

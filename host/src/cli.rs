@@ -2,6 +2,8 @@
 
 mod completions;
 mod config;
+mod coordinate;
+mod coordinator;
 pub mod daemonize;
 mod dev;
 mod doctor;
@@ -11,6 +13,7 @@ mod logs;
 mod note;
 mod plugin;
 mod reload;
+mod reservation;
 mod reset;
 mod results;
 mod run;
@@ -93,6 +96,13 @@ enum Command {
     Reset(reset::Args),
     /// Show every setting and where it comes from
     Config(config::Args),
+    /// Plan circuits onto the peers of a network
+    Coordinator(coordinator::Args),
+    /// Run a circuit on a network of peers, through a running coordinator
+    Coordinate(coordinate::Args),
+    /// Look into an event log of reservations
+    #[command(subcommand)]
+    Reservation(reservation::Command),
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
@@ -113,7 +123,7 @@ enum Command {
 /// The command's failure, ready to be shown.
 pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
     let level = match &cli.command {
-        None | Some(Command::Start(_)) => "info",
+        None | Some(Command::Start(_) | Command::Coordinator(_)) => "info",
         // The others have an output of their own; only trouble is logged.
         _ => "warn",
     };
@@ -140,6 +150,9 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Reset(args)) => reset::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
         Some(Command::Reload(args)) => reload::run(args, &around),
+        Some(Command::Coordinator(args)) => coordinator::run(args, around),
+        Some(Command::Coordinate(args)) => coordinate::run(args, around),
+        Some(Command::Reservation(command)) => reservation::run(command, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
         Some(Command::ExecutorWorker { .. }) => crate::executor::worker::child::run()
             .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e)),

@@ -37,7 +37,7 @@ pub mod watchdog;
 mod wire;
 pub mod worker;
 
-pub use evolve::{EvolveDone, EvolveJob};
+pub use evolve::{EvolveDone, EvolveJob, Lending};
 pub use ffi::JobContext;
 pub use pool::{Answer, Executor, PluginInfo, RunDone, RunJob, StartRequest};
 pub use queue::{Hold, Load};

@@ -11,6 +11,21 @@ use time::macros::format_description;
 /// A job's id as the cloud names it (1 to 256 bytes of text without control characters).
 pub type JobId = Arc<str>;
 
+/// What peers may offer each other, in the order of the contract.
+pub const SERVICES: [&str; 11] = [
+    "hadamard",
+    "cnot",
+    "cz",
+    "controlled_unitary",
+    "programmable_gate",
+    "qft",
+    "teleportation",
+    "bell_pair",
+    "syndrome_extraction",
+    "distillation",
+    "measurement_feedforward",
+];
+
 /// A Redis Stream entry id, ordered as Redis orders them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId {

@@ -7,8 +7,11 @@
 pub mod artifacts;
 mod bed;
 mod circuits;
+pub mod crooked;
 mod host;
 pub mod load;
+pub mod net;
+pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod random;

@@ -111,9 +111,10 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     }
     let (answer, answered) = oneshot::channel();
     let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
-    let hold = loaded.executor.hold().expect("nothing runs");
-    assert!(loaded.executor.hold().is_none(), "there is one slot");
-    loaded.executor.evolve_state(
+    let lending = loaded.executor.lending();
+    let hold = lending.hold().expect("nothing runs");
+    assert!(lending.hold().is_none(), "there is one slot");
+    lending.evolve_state(
         &hold,
         EvolveJob {
             ticket: 7,
@@ -122,13 +123,13 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
             amplitudes: vec![one, zero, zero, zero],
             operations: [turn].into(),
             context,
-            answer,
+            answer: Box::new(|done| assert!(answer.send(done).is_ok(), "the test waits")),
         },
     );
     let done = answered.await.expect("an answer");
-    assert_eq!(loaded.executor.load(), Load { slots: 1, held: 1, ..Load::default() });
+    assert_eq!(lending.load(), Load { slots: 1, held: 1, ..Load::default() });
     drop(hold);
-    assert_eq!(loaded.executor.load(), Load { slots: 1, ..Load::default() });
+    assert_eq!(lending.load(), Load { slots: 1, ..Load::default() });
     done.answer
 }
 
@@ -192,10 +193,10 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
 async fn a_held_slot_is_nobody_elses_and_none_is_held_while_jobs_wait() {
     let dir = tempfile::tempdir().unwrap();
     let mut simulator = load(&library("coda_simulator"), dir.path(), "seed: 1", 3).await.unwrap();
-    let hold = simulator.executor.hold().expect("nothing runs");
+    let hold = simulator.executor.lending().hold().expect("nothing runs");
     simulator.submit(&example(), 5);
-    assert!(simulator.executor.hold().is_none());
-    assert_eq!(simulator.executor.load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
+    assert!(simulator.executor.lending().hold().is_none());
+    assert_eq!(simulator.executor.lending().load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
     drop(hold);
     assert_eq!(simulator.answer().await.counts.len(), 1);
 }

@@ -2,6 +2,7 @@
 
 mod batches;
 mod cancels;
+mod coordinator;
 mod crashes;
 mod credentials;
 mod daemon;
@@ -14,13 +15,17 @@ mod messages;
 mod misbehaving;
 mod neighbours;
 mod operator;
+mod peer_admission;
 mod plugin_check;
 mod plugin_docs;
 mod plugins_together;
+mod python_peers;
 mod redis_faults;
 mod redis_tls;
 mod secrets;
+mod shared_log;
 mod stopping;
 mod stored_plugins;
 mod vpn;
+mod walk;
 mod webhooks;

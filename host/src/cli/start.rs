@@ -13,7 +13,8 @@ use crate::error::Failure;
 Examples:
   coda-host start --device site/device.yaml --token TOKEN   the first start, with the one-time token
   coda-host start --daemon                                  later ones, in the background
-  CODA_LOG=debug coda-host start                            in the foreground, with more to read")]
+  CODA_LOG=debug coda-host start                            in the foreground, with more to read
+  coda-host start --peer --no-cloud                         only lend the QPU to a peer network")]
 pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -27,6 +28,12 @@ pub struct Args {
     /// Port of the local service (CODA_PORT, 8080)
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
+    /// Lend the QPU's slots to a peer network as well (CODA_PEER); see docs/peers.md
+    #[arg(long)]
+    peer: bool,
+    /// Only the peer network: no cloud, no token (CODA_NO_CLOUD)
+    #[arg(long, requires = "peer")]
+    no_cloud: bool,
     /// Run in the background; returns when the host is up or has failed
     #[arg(short, long)]
     daemon: bool,
@@ -40,6 +47,8 @@ impl Args {
             ("CODA_NODE_TOKEN", self.token),
             ("CODA_HOST", self.host),
             ("CODA_PORT", self.port.map(|p| p.to_string())),
+            ("CODA_PEER", self.peer.then(|| "true".into())),
+            ("CODA_NO_CLOUD", self.no_cloud.then(|| "true".into())),
         ];
         given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }

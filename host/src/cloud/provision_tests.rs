@@ -16,7 +16,10 @@ use crate::error::Failure;
 
 pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
     let second = Duration::from_secs(1);
+    let mut defaults = crate::config::source::Source::new([], Default::default());
     Settings {
+        peer: crate::config::load::peers::peer(&mut defaults).unwrap(),
+        coordinator: crate::config::load::peers::coordinator(&mut defaults).unwrap(),
         identity: Identity {
             qpu_id: String::new(),
             qpu_display_name: String::new(),

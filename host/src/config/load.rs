@@ -1,5 +1,7 @@
 //! Every setting, once: its variable, its default, its place in [`Settings`].
 
+pub mod peers;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -121,8 +123,23 @@ pub fn settings(
         log_max_bytes: s.integer("CODA_LOG_MAX_MIB", None, 20, 1..=1 << 20)? << 20,
         log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 60.0)?,
     };
-    let settings =
-        Settings { identity, credentials, cloud, jobs, webhook, executor, api, vpn, dirs, shutdown, daemon };
+    let peer = peers::peer(&mut s)?;
+    let coordinator = peers::coordinator(&mut s)?;
+    let settings = Settings {
+        identity,
+        credentials,
+        cloud,
+        jobs,
+        webhook,
+        executor,
+        api,
+        vpn,
+        dirs,
+        shutdown,
+        daemon,
+        peer,
+        coordinator,
+    };
     Ok((settings, s.shown()))
 }
 

@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use libp2p::Multiaddr;
+
 use crate::model::Secret;
 
 /// Everything the host was told before it speaks to the cloud.
@@ -20,6 +22,8 @@ pub struct Settings {
     pub dirs: Dirs,
     pub shutdown: ShutdownSettings,
     pub daemon: DaemonSettings,
+    pub peer: PeerSettings,
+    pub coordinator: CoordinatorSettings,
 }
 
 /// Who the QPU is; a bundle replaces all of it.
@@ -190,4 +194,75 @@ pub struct DaemonSettings {
     /// Beyond this size it starts anew; one older piece is kept.
     pub log_max_bytes: u64,
     pub log_check_interval: Duration,
+}
+
+/// The peer network, and what is lent to it.
+#[derive(Debug, Clone)]
+pub struct PeerSettings {
+    pub enabled: bool,
+    /// Only the peer network: no cloud, no Redis.
+    pub no_cloud: bool,
+    pub listen: Vec<Multiaddr>,
+    pub network: NetworkBasics,
+    /// Services that are offered.
+    pub services: Vec<String>,
+    pub allow: AllowSetting,
+    pub max_ttl_seconds: i64,
+    /// Most slots lent at once, in all and to one peer.
+    pub max_slots: usize,
+    pub max_per_peer: usize,
+    /// Longest execution that is taken on.
+    pub max_execution: Duration,
+}
+
+/// What peers and coordinators have in common.
+#[derive(Debug, Clone)]
+pub struct NetworkBasics {
+    pub namespace: String,
+    pub bootstrap: Vec<Multiaddr>,
+    pub advertise: Vec<Multiaddr>,
+    /// How long a request may take to come whole.
+    pub read_limit: Duration,
+    /// The longest exchange on one stream.
+    pub exchange_limit: Duration,
+    pub redial: Duration,
+    pub heartbeat: Duration,
+    pub max_document_bytes: usize,
+    /// Of all documents on their way together.
+    pub max_memory_bytes: usize,
+}
+
+/// Which peers may reserve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AllowSetting {
+    /// The bootstrap peers.
+    Bootstrap,
+    Any,
+    Listed(Vec<String>),
+}
+
+#[derive(Debug, Clone)]
+pub struct CoordinatorSettings {
+    pub listen: Vec<Multiaddr>,
+    /// Address of the HTTP service, `host:port`.
+    pub http: String,
+    /// A path or a `postgres://` URL; none: in the state directory.
+    pub store: Option<Secret>,
+    pub api_token: Option<Secret>,
+    /// Where `coda-host coordinate` finds a coordinator.
+    pub url: String,
+    /// Of one prepare, commit or cancel, and of one dispatch.
+    pub call_limit: Duration,
+    pub dispatch_limit: Duration,
+    pub ttl_seconds: u64,
+    /// After so much silence a peer is stale; looked at so often.
+    pub stale: Duration,
+    pub sweep: Duration,
+    /// How long a job waits for peers that offer what it needs.
+    pub peer_wait: Duration,
+    /// How often reservations whose time is over are looked for.
+    pub expiry_interval: Duration,
+    pub max_running: usize,
+    pub max_waiting: usize,
+    pub max_shots: u32,
 }

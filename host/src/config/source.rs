@@ -39,8 +39,14 @@ pub struct Shown {
 }
 
 /// The variables that hold secrets: taken out of the environment once read.
-pub const SECRET_VARIABLES: [&str; 4] =
-    ["CODA_NODE_TOKEN", "CODA_JWT_PRIVATE_KEY", "CODA_REDIS_URL", "CODA_NODE_CONNECT_HEADERS"];
+pub const SECRET_VARIABLES: [&str; 6] = [
+    "CODA_NODE_TOKEN",
+    "CODA_JWT_PRIVATE_KEY",
+    "CODA_REDIS_URL",
+    "CODA_NODE_CONNECT_HEADERS",
+    "CODA_API_TOKEN",
+    "CODA_COORDINATOR_STORE",
+];
 
 /// Reads settings one by one.
 pub struct Source {
@@ -81,6 +87,9 @@ impl Source {
         let secret = SECRET_VARIABLES.contains(&name) && !value.is_empty();
         let value = match (secret, name) {
             (true, "CODA_REDIS_URL") => crate::model::masked_url(&value),
+            // A path is no secret, a URL may hold a password.
+            (true, "CODA_COORDINATOR_STORE") if !value.contains("://") => value,
+            (true, "CODA_COORDINATOR_STORE") => crate::model::masked_url(&value),
             (true, _) => "***".into(),
             (false, _) => value,
         };
@@ -169,6 +178,21 @@ impl Source {
         let default = Duration::from_secs_f64(default);
         let stored = stored.map(|n| n.to_string());
         self.parsed(name, stored, default, allowed, read, |d| d.as_secs_f64().to_string())
+    }
+
+    /// A list of things, with commas or blanks between them.
+    pub fn list<T>(
+        &mut self,
+        name: &'static str,
+        default: &str,
+        allowed: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let all = |text: &str| -> Option<Vec<T>> {
+            text.split([',', ' ', '\n']).filter(|w| !w.is_empty()).map(&read).collect()
+        };
+        let default_list = all(default).unwrap_or_default();
+        self.parsed(name, None, default_list, allowed, all, |_| default.to_string())
     }
 
     /// A JSON list of texts.

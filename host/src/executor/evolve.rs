@@ -5,16 +5,16 @@
 //! is the right one is the caller's matter.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
-use tokio::sync::oneshot;
 
 use super::JobContext;
 use super::ffi::CallEvolve;
-use super::pool::{Executor, report_changes};
-use super::queue::Hold;
-use super::slot::{Slot, cancelled};
+use super::pool::{Control, report_changes};
+use super::queue::{Hold, Load, Queue};
+use super::slot::{Shared, Slot, cancelled};
 use super::turn::lock;
 use crate::model::JobId;
 
@@ -32,7 +32,8 @@ pub struct EvolveJob {
     pub amplitudes: Vec<Amplitude>,
     pub operations: Arc<[Operation]>,
     pub context: Arc<JobContext>,
-    pub answer: oneshot::Sender<EvolveDone>,
+    /// Called on the slot's thread: it is to pass the answer on, no more.
+    pub answer: Box<dyn FnOnce(EvolveDone) + Send>,
 }
 
 /// What came of it.
@@ -42,10 +43,35 @@ pub struct EvolveDone {
     pub run_time: Duration,
 }
 
-impl Executor {
+/// The part of an executor that is lent to others: holds on slots, and states evolved in them.
+#[derive(Clone)]
+pub struct Lending {
+    pub(super) shared: Arc<Shared>,
+    pub(super) control: Sender<Control>,
+    pub(super) has_cancel: bool,
+}
+
+impl Lending {
+    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
+    pub fn hold(&self) -> Option<Hold> {
+        Queue::hold(&self.shared)
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
+    }
+
     /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
     pub fn evolve_state(&self, hold: &Hold, job: EvolveJob) {
         hold.enter(Box::new(job));
+    }
+
+    /// As [`Executor::cancel`](super::Executor::cancel).
+    pub fn cancel(&self, ticket: u64) {
+        if self.has_cancel && self.control.send(Control::Cancel { ticket }).is_err() {
+            tracing::debug!("the executor's control thread has ended");
+        }
     }
 }
 
@@ -74,14 +100,6 @@ impl Slot {
         };
         lock(&self.shared.turns).remove(&job.ticket);
         EvolveDone { answer, run_time: start.elapsed() }
-    }
-}
-
-impl EvolveJob {
-    pub(super) fn reply(self, done: EvolveDone) {
-        if self.answer.send(done).is_err() {
-            tracing::debug!(job_id = &*self.job_id, "nobody waits for this state any more");
-        }
     }
 }
 

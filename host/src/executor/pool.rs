@@ -21,11 +21,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
+use super::evolve::Lending;
 use super::ffi::{Common, CreateRequest, DeviceReply};
 use super::loader::{self, LoadError, Prepared};
 use super::locate::{Located, Source};
 use super::plugin::Plugin;
-use super::queue::{Hold, Load, Queue};
+use super::queue::Queue;
 use super::schema;
 use super::slot::{Shared, Slot, Turns, Witness};
 use super::turn::lock;
@@ -318,14 +319,10 @@ impl Executor {
         self.shared.queue.withdraw_all();
     }
 
-    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
-    pub fn hold(&self) -> Option<Hold> {
-        Queue::hold(&self.shared)
-    }
-
-    /// How the slots are used now.
-    pub fn load(&self) -> Load {
-        self.shared.queue.load()
+    /// What can be lent to others beside the jobs.
+    pub fn lending(&self) -> Lending {
+        let (shared, control) = (self.shared.clone(), self.control.clone());
+        Lending { shared, control, has_cancel: self.hooks.cancel }
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during

@@ -72,7 +72,7 @@ impl Slot {
                     let done = self.evolve(&job);
                     // Before the answer: who has it may give the slot back and ask for it again at once.
                     drop(hold);
-                    job.reply(done);
+                    (job.answer)(done);
                 }
             }
             shared.queue.come_back();

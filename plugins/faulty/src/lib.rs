@@ -13,11 +13,11 @@ use std::io::Write as _;
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use coda_plugin_abi::{
     Amplitude, BatchRun, Cancel, Connectivity, Context, Device, Error, ErrorCode, Evolution, EvolveState,
-    Executor, Job, Outcome, Stage, Target, export_executor,
+    Executor, Job, Operation, Outcome, Stage, Target, export_executor,
 };
 
 use config::{Config, Fault, Payload, When};
@@ -113,7 +113,7 @@ impl Executor for Faulty {
 
     fn run(&self, job: &Job<'_>) -> Result<Outcome, Error> {
         self.running().insert(job.id().to_string(), false);
-        self.record("start", job)?;
+        self.record("start", job.id())?;
         let beside = self.inside.fetch_add(1, Ordering::AcqRel) > 0;
         let mut answer = self.answer(job);
         if beside && self.config.fault == Fault::SlotsMix {
@@ -123,7 +123,7 @@ impl Executor for Faulty {
         if answer.is_err() {
             self.failed.store(true, Ordering::Release);
         }
-        self.record("end", job)?;
+        self.record("end", job.id())?;
         self.running().remove(job.id());
         answer
     }
@@ -137,7 +137,7 @@ impl Executor for Faulty {
     }
 
     fn evolver(&self) -> Option<&dyn EvolveState> {
-        if self.config.fault == Fault::EvolveNothing { Some(self) } else { None }
+        if self.config.evolve || self.config.fault == Fault::EvolveNothing { Some(self) } else { None }
     }
 
     fn shutdown(&self) {
@@ -184,7 +184,39 @@ impl EvolveState for Faulty {
     }
 
     fn evolve_state(&self, state: &Evolution<'_>) -> Result<Vec<Amplitude>, Error> {
-        Ok(state.amplitudes().to_vec())
+        if self.config.fault == Fault::EvolveNothing {
+            return Ok(state.amplitudes().to_vec());
+        }
+        self.record("start", state.id())?;
+        let end = Instant::now().checked_add(Duration::from_millis(self.config.run_ms));
+        while end.is_none_or(|end| Instant::now() < end) && !state.host().is_cancelled() {
+            std::thread::sleep(LOOK_EVERY.min(Duration::from_millis(self.config.run_ms)));
+        }
+        let mut amplitudes = state.amplitudes().to_vec();
+        state.operations().iter().for_each(|operation| apply(&mut amplitudes, operation));
+        self.record("end", state.id())?;
+        Ok(amplitudes)
+    }
+}
+
+/// The obvious way.
+fn apply(state: &mut [Amplitude], operation: &Operation) {
+    let times = |a: Amplitude, b: Amplitude| Amplitude {
+        re: a.re * b.re - a.im * b.im,
+        im: a.re * b.im + a.im * b.re,
+    };
+    let row = |a: Amplitude, x: Amplitude, b: Amplitude, y: Amplitude| {
+        let (p, q) = (times(a, x), times(b, y));
+        Amplitude { re: p.re + q.re, im: p.im + q.im }
+    };
+    let bit = 1usize << operation.target;
+    let [a, b, c, d] = operation.matrix;
+    for low in
+        (0..state.len()).filter(|i| i & bit == 0 && *i as u64 & operation.controls == operation.controls)
+    {
+        let (x, y) = (state[low], state[low | bit]);
+        state[low] = row(a, x, b, y);
+        state[low | bit] = row(c, x, d, y);
     }
 }
 
@@ -282,13 +314,15 @@ impl Faulty {
     }
 
     /// One line at the end of the record, in one write, so that a kill leaves no half of it.
-    fn record(&self, what: &str, job: &Job<'_>) -> Result<(), Error> {
+    fn record(&self, what: &str, id: &str) -> Result<(), Error> {
         let Some(path) = &self.config.record else { return Ok(()) };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
+        let line = if self.config.clock { format!("{what} {id} {now}\n") } else { format!("{what} {id}\n") };
         let written = std::fs::File::options()
             .append(true)
             .create(true)
             .open(path)
-            .and_then(|mut file| file.write_all(format!("{what} {}\n", job.id()).as_bytes()));
+            .and_then(|mut file| file.write_all(line.as_bytes()));
         written.map_err(|e| hardware(&format!("the record {} can't be written: {e}", path.display())))
     }
 

@@ -8,6 +8,7 @@
 mod bare;
 mod doors;
 mod node;
+mod peers;
 mod site;
 
 use std::path::PathBuf;
@@ -127,6 +128,9 @@ async fn main() {
     }
     if wanted("kernel") {
         kernel();
+    }
+    if wanted("peers") {
+        peers::measure(scale).await;
     }
     report.print();
 }

@@ -1,0 +1,129 @@
+//! The coordinator's composition: identity, event log, network, jobs, HTTP, and their end.
+//!
+//! It keeps its things in `coordinator/` below the state directory, so that a host on the same machine is another
+//! peer than its coordinator.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::peer::network_settings;
+use crate::api::coordinator::{Access, Api, router};
+use crate::api::http;
+use crate::config::settings::Settings;
+use crate::coordinator::block::{WalkLimits, Walker};
+use crate::coordinator::role::{Directory, Listener};
+use crate::coordinator::service::{Service, ServiceLimits};
+use crate::daemon::place::Place;
+use crate::error::{Failure, exit};
+use crate::peers::identity;
+use crate::peers::swarm::Network;
+use crate::reservation::log::Log;
+use crate::supervise::Supervisor;
+
+/// Where the coordinator keeps its things.
+pub fn dir(settings: &Settings) -> PathBuf {
+    settings.dirs.state.join("coordinator")
+}
+
+/// Opens the event log that the settings name.
+///
+/// # Errors
+/// When it can't be used.
+pub async fn open_log(settings: &Settings) -> Result<Log, Failure> {
+    let default = Log::default_path(&dir(settings)).display().to_string();
+    let store = settings.coordinator.store.as_ref().map_or(default.as_str(), |s| s.expose());
+    let cwd = std::env::current_dir().unwrap_or_default();
+    Ok(Log::open(store, &cwd).await?)
+}
+
+/// Runs the coordinator until it is stopped.
+///
+/// # Errors
+/// Whatever keeps it from starting.
+pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
+    let stop = CancellationToken::new();
+    super::watch_signals(stop.clone());
+    let dir = dir(&settings);
+    let _place = Place::take(&dir, &dir)?;
+    let c = &settings.coordinator;
+    let listener = bind(&c.http).await?;
+    let address = listener.local_addr().map_err(|e| bind_failure(&c.http, &e))?;
+    let log = open_log(&settings).await?;
+    let events = log.verify().await?;
+    let key = identity::load(&dir)?;
+    let directory = Directory::new(c.stale);
+    let network = {
+        let (directory, sweep) = (directory.clone(), c.sweep);
+        let net = network_settings(&settings.peer.network, &c.listen);
+        Network::start(key, net, move || Listener::new(directory, sweep)).await?
+    };
+    let limits = WalkLimits { call: c.call_limit, dispatch: c.dispatch_limit, ttl_seconds: c.ttl_seconds };
+    let walker =
+        Walker { network: network.clone(), log: log.clone(), directory, limits, tasks: TaskTracker::new() };
+    let service = Service::new(
+        walker,
+        ServiceLimits {
+            running: c.max_running,
+            waiting: c.max_waiting,
+            max_shots: c.max_shots,
+            peer_wait: c.peer_wait,
+            expiry_interval: c.expiry_interval,
+        },
+    );
+    service.recover().await?;
+    let access = Access { token: c.api_token.clone(), loopback: address.ip().is_loopback() };
+    if access.token.is_none() && !access.loopback {
+        tracing::warn!(
+            "without CODA_API_TOKEN jobs are taken on a loopback address only: set one, or use --http 127.0.0.1:8090"
+        );
+    }
+    let router = router(Api { service: service.clone(), access: Arc::new(access) });
+    let mut tasks = Supervisor::default();
+    let api_stop = CancellationToken::new();
+    tasks.spawn("api", http::serve(listener, router, settings.api.request_timeout, api_stop.clone()));
+    tasks.spawn("expiry", service.clone().expire());
+    tracing::info!(
+        peer_id = network.peer_id(),
+        http = %address,
+        store = log.place(),
+        events,
+        "the coordinator is up"
+    );
+    let failed = tokio::select! {
+        () = stop.cancelled() => None,
+        failed = tasks.failed() => Some(Failure::from(failed)),
+    };
+    service.shut_down(settings.shutdown.drain).await;
+    api_stop.cancel();
+    network.stop().await;
+    log.close().await;
+    tasks.finish().await;
+    match failed {
+        Some(failure) => Err(failure),
+        None => {
+            tracing::info!("stopped");
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn bind(address: &str) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|e| bind_failure(address, &e))
+}
+
+fn bind_failure(address: &str, error: &std::io::Error) -> Failure {
+    Failure {
+        code: "api-bind",
+        message: format!("the coordinator's service can't listen on {address}"),
+        causes: vec![error.to_string()],
+        hint: Some(
+            "choose another address with --http or CODA_COORDINATOR_HTTP, such as 127.0.0.1:8090".into(),
+        ),
+        exit: exit::CONFIG,
+    }
+}

@@ -1,0 +1,219 @@
+//! `coda-host coordinate`: sends a circuit to a running coordinator, and follows it block by block.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::histogram;
+use super::way::{Out, short};
+use crate::app;
+use crate::cloud::http::{Bearer, HttpClient, HttpError, Response, Target};
+use crate::config::load::{self, Surroundings};
+use crate::error::{Explain, Failure, exit};
+use crate::model::{Secret, cut};
+
+/// Beyond what any answer needs.
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host coordinate bell.qasm --shots 1000
+  coda-host coordinate - < ghz.qasm
+  coda-host coordinate bell.qasm --json | jq .result.counts
+
+The circuit is OpenQASM 2 or 3. In a key of the histogram character i is the i-th measured qubit.
+Exit status: 1 when the job failed, 2 when the circuit is wrong, 4 when no coordinator answers.")]
+pub struct Args {
+    /// OpenQASM 2 or 3; - for standard input
+    #[arg(value_name = "CIRCUIT.qasm", value_hint = clap::ValueHint::FilePath)]
+    circuit: PathBuf,
+    /// How often the final state is sampled
+    #[arg(short, long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    shots: u32,
+    /// The coordinator (CODA_COORDINATOR_URL, http://127.0.0.1:8090); its token is CODA_API_TOKEN
+    #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
+    url: Option<String>,
+    /// The whole job as JSON, for machines
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+    let text = super::run::read(&args.circuit)?;
+    let qasm = String::from_utf8(text)
+        .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is no UTF-8 text"))?;
+    let flags: HashMap<&'static str, String> =
+        args.url.clone().map(|url| ("CODA_COORDINATOR_URL", url)).into_iter().collect();
+    let (settings, _) = load::settings(&around, flags, load::dirs(&around)?, None)?;
+    let client = Client::new(&settings.coordinator.url, settings.coordinator.api_token.as_ref())?;
+    let runtime = super::runtime()?;
+    let result = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        app::watch_signals(stop.clone());
+        tokio::select! {
+            done = execute(&args, &qasm, &client, &around) => done,
+            () = stop.cancelled() => Err(Failure {
+                code: "interrupted",
+                message: "no longer waiting; the job goes on".into(),
+                causes: Vec::new(),
+                hint: None,
+                exit: exit::FAILURE,
+            }),
+        }
+    });
+    runtime.shutdown_background();
+    result
+}
+
+async fn execute(
+    args: &Args,
+    qasm: &str,
+    client: &Client,
+    around: &Surroundings,
+) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(around);
+    let file = args.circuit.display().to_string();
+    let job_id = client.submit(&file, qasm, args.shots).await?;
+    if !args.json {
+        out.line(&job_id)?;
+    }
+    let mut told: HashSet<String> = HashSet::new();
+    let job = loop {
+        let job = client.job(&job_id).await?;
+        if !args.json {
+            progress(&mut out, &job, &mut told)?;
+        }
+        if matches!(job["status"].as_str(), Some("completed" | "failed")) {
+            break job;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    };
+    let completed = job["status"] == "completed";
+    if args.json {
+        out.line(&job.to_string())?;
+    } else if completed {
+        let counts = job["result"]["counts"].as_object();
+        let counts: Vec<(String, i64)> =
+            counts.into_iter().flatten().map(|(k, n)| (k.clone(), n.as_i64().unwrap_or(0))).collect();
+        out.text(&histogram::render(&counts))?;
+        out.line(&format!("  {} shots of qubits {}", args.shots, job["result"]["measured_qubits"]))?;
+    } else {
+        out.line(&format!("  failed: {}", short(job["error"].as_str().unwrap_or("no reason was given"))))?;
+    }
+    Ok(if completed { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) })
+}
+
+/// A line for each block that has come to its end since the last look.
+fn progress(out: &mut Out, job: &Value, told: &mut HashSet<String>) -> Result<(), Failure> {
+    let all: usize = job["plan"]["stages"]
+        .as_array()
+        .map_or(0, |s| s.iter().map(|b| b.as_array().map_or(0, Vec::len)).sum());
+    for block in job["blocks"].as_array().into_iter().flatten() {
+        let (id, state) = (block["block_id"].as_str().unwrap_or("?"), block["state"].as_str().unwrap_or("?"));
+        if !matches!(state, "completed" | "failed" | "abandoned") || !told.insert(id.into()) {
+            continue;
+        }
+        let peer = block["peer_id"].as_str().unwrap_or("-");
+        let tail: String = peer.chars().skip(peer.chars().count().saturating_sub(8)).collect();
+        let attempts = match block["attempts"].as_u64() {
+            Some(1) | None => String::new(),
+            Some(n) => format!(", {n} attempts"),
+        };
+        let latency = block["latency_ms"].as_f64().map_or(String::new(), |ms| format!(", {ms:.1} ms"));
+        let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", short(e)));
+        let n = told.len();
+        out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
+    }
+    Ok(())
+}
+
+fn wrong_circuit(file: &str, why: &str) -> Failure {
+    Failure {
+        code: "circuit",
+        message: format!("the circuit {file} can't be used: {why}"),
+        causes: Vec::new(),
+        hint: Some("correct the file; what is taken is in docs/peers.md".into()),
+        exit: exit::CONFIG,
+    }
+}
+
+struct Client {
+    http: HttpClient,
+    base: String,
+    bearer: Option<Bearer>,
+}
+
+impl Client {
+    fn new(url: &str, token: Option<&Secret>) -> Result<Client, Failure> {
+        Target::parse(url).map_err(unreachable)?;
+        let bearer = token.map(Bearer::new).transpose().map_err(unreachable)?;
+        let http = HttpClient::local().map_err(unreachable)?;
+        Ok(Client { http, base: url.trim_end_matches('/').into(), bearer })
+    }
+
+    async fn submit(&self, file: &str, qasm: &str, shots: u32) -> Result<String, Failure> {
+        let target = Target::parse(&format!("{}/api/v1/jobs", self.base)).map_err(unreachable)?;
+        let body = Bytes::from(json!({ "qasm": qasm, "shots": shots }).to_string());
+        let answer = match &self.bearer {
+            Some(bearer) => {
+                self.http.post_json(&target, bearer, &http::HeaderMap::new(), body, ANSWER_LIMIT).await
+            }
+            None => self.http.post_plain(&target, body, ANSWER_LIMIT).await,
+        };
+        let (status, value) = read(answer.map_err(unreachable)?)?;
+        if status == 422 && value["errors"][0]["field"] == "qasm" {
+            return Err(wrong_circuit(file, value["detail"].as_str().unwrap_or("it was refused")));
+        }
+        match value["job_id"].as_str() {
+            Some(id) if status == 202 => Ok(id.into()),
+            _ => Err(refused(status, &value)),
+        }
+    }
+
+    async fn job(&self, id: &str) -> Result<Value, Failure> {
+        let target = Target::parse(&format!("{}/api/v1/jobs/{id}", self.base)).map_err(unreachable)?;
+        let (status, value) = read(self.http.get(&target, ANSWER_LIMIT).await.map_err(unreachable)?)?;
+        if status == 200 { Ok(value) } else { Err(refused(status, &value)) }
+    }
+}
+
+fn read(answer: Response) -> Result<(u16, Value), Failure> {
+    let body = answer.body.map_err(unreachable)?;
+    let value = serde_json::from_slice(&body).map_err(|_| {
+        let text = String::from_utf8_lossy(&body).into_owned();
+        refused(answer.status.as_u16(), &json!({ "detail": cut(text.trim(), 200) }))
+    })?;
+    Ok((answer.status.as_u16(), value))
+}
+
+fn unreachable(error: HttpError) -> Failure {
+    Failure {
+        code: error.code(),
+        message: "the coordinator could not be asked".into(),
+        causes: vec![Failure::from(error).line()],
+        hint: Some(
+            "start one with `coda-host coordinator`, or give its address with --url or CODA_COORDINATOR_URL"
+                .into(),
+        ),
+        exit: exit::CLOUD,
+    }
+}
+
+fn refused(status: u16, value: &Value) -> Failure {
+    let detail = value["detail"].as_str().unwrap_or("no reason was given");
+    Failure {
+        code: "coordinator-refused",
+        message: format!("the coordinator refused ({status}): {detail}"),
+        causes: Vec::new(),
+        hint: (status == 401 || status == 403)
+            .then(|| "set CODA_API_TOKEN to the coordinator's token".into()),
+        exit: exit::FAILURE,
+    }
+}

@@ -1,0 +1,264 @@
+//! `coda-host reservation`: looks into an event log.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::app::coordinator;
+use crate::config::load::{self, Surroundings};
+use crate::error::{Explain as _, Failure, exit};
+use crate::peers::wire::time;
+use crate::reservation::export::{self, Verifier};
+use crate::reservation::ledger::State;
+use crate::reservation::log::{Log, Row};
+
+/// Rows read at once.
+const PAGE: usize = 10_000;
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+A coordinator keeps its reservations and jobs in an event log, a peer the holds on its slots. Each event is a fact that
+is never changed; a reservation's state is what replaying its events gives.
+
+Examples:
+  coda-host reservation show res-4f0c...             the events of one, and its state
+  coda-host reservation verify                       every event: as it was written, and possible where it is
+  coda-host reservation replay --lines > log.jsonl   the whole log as text
+  coda-host reservation replay log.jsonl             the same states out of that text
+  coda-host reservation show --peer res-4f0c...      as the peer on this machine saw it")]
+pub enum Command {
+    /// The events of one reservation, and its state
+    Show {
+        /// Reservation id
+        id: String,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Fold the log, or an exported one, and print every reservation's state
+    Replay {
+        /// Lines that `replay --lines` wrote
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        file: Option<PathBuf>,
+        /// Print the events as lines of JSON instead
+        #[arg(long, conflicts_with = "file")]
+        lines: bool,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Check every event of the log, or of an exported one
+    Verify {
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// Which log.
+#[derive(Debug, clap::Args)]
+pub struct Place {
+    /// The coordinator's log: a file or a postgres:// URL (CODA_COORDINATOR_STORE)
+    #[arg(long, value_name = "PATH|URL")]
+    store: Option<String>,
+    /// The log of the peer on this machine
+    #[arg(long, conflicts_with = "store")]
+    peer: bool,
+}
+
+pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let runtime = super::runtime()?;
+    runtime.block_on(async {
+        match command {
+            Command::Show { id, place } => show(&id, &open(&place, around).await?).await,
+            Command::Replay { file: Some(file), .. } => replay_file(&around.cwd.join(file)),
+            Command::Replay { lines: true, place, .. } => lines(&open(&place, around).await?).await,
+            Command::Replay { place, .. } => replay(&open(&place, around).await?).await,
+            Command::Verify { file: Some(file), .. } => verify_file(&around.cwd.join(file)),
+            Command::Verify { place, .. } => {
+                let log = open(&place, around).await?;
+                let events = log.verify().await?;
+                super::put(
+                    format!("{events} events, all as they were written ({})\n", log.place()).as_bytes(),
+                )
+            }
+        }
+    })
+}
+
+async fn open(place: &Place, around: &Surroundings) -> Result<Log, Failure> {
+    let flags = place.store.clone().map(|store| ("CODA_COORDINATOR_STORE", store)).into_iter().collect();
+    let (settings, _) = load::settings(around, flags, load::dirs(around)?, None)?;
+    let default = match place.peer {
+        true => Log::default_path(&settings.dirs.state),
+        false => Log::default_path(&coordinator::dir(&settings)),
+    };
+    let remote =
+        !place.peer && settings.coordinator.store.as_ref().is_some_and(|s| s.expose().contains("://"));
+    let path = match &settings.coordinator.store {
+        Some(store) if !place.peer => around.cwd.join(store.expose()),
+        _ => default,
+    };
+    // A look must not make an empty log.
+    if !remote && !path.is_file() {
+        return Err(Failure {
+            code: "no-log",
+            message: format!("there is no event log {}", path.display()),
+            causes: Vec::new(),
+            hint: Some("name it with --store, take --peer for a peer's, or set CODA_STATE_DIR".into()),
+            exit: exit::CONFIG,
+        });
+    }
+    match remote {
+        true => coordinator::open_log(&settings).await,
+        false => Ok(Log::sqlite(&path)?),
+    }
+}
+
+async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
+    let mut rows = log.rows(format!("reservation/{id}")).await?;
+    if rows.is_empty() {
+        // A peer's hold has a number behind the id.
+        let mut from = 0;
+        loop {
+            let page = log.page(from, PAGE).await?;
+            let Some(last) = page.last() else { break };
+            from = last.position + 1;
+            let prefix = format!("hold/{id}/");
+            rows.extend(page.into_iter().filter(|r| r.stream.starts_with(&prefix)));
+        }
+    }
+    if rows.is_empty() {
+        return Err(Failure {
+            code: "no-reservation",
+            message: format!("the log {} has no reservation {id}", log.place()),
+            causes: Vec::new(),
+            hint: Some(
+                "`coda-host reservation replay` lists those it has; --peer looks into the peer's log".into(),
+            ),
+            exit: exit::FAILURE,
+        });
+    }
+    let mut verifier = Verifier::default();
+    let mut text = String::new();
+    for row in &rows {
+        verifier.take(row).map_err(|what| damaged(log.place(), &format!("event {}", row.position), &what))?;
+        // Writing to a String can't fail.
+        writeln!(text, "{}  {}", time(row.at), row.body).ok();
+    }
+    for (stream, (_, state)) in &verifier.reservations {
+        text += &state_line(stream, state.as_ref());
+    }
+    super::put(text.as_bytes())
+}
+
+fn state_line(stream: &str, state: Option<&State>) -> String {
+    let Some(s) = state else { return format!("{stream}  (its beginning was removed)\n") };
+    let mut line = format!("{stream}  {}", s.transition.name());
+    if let Some(peer) = &s.accepting_peer_id {
+        line += &format!("  by {peer}");
+    }
+    if let Some(reason) = &s.reason {
+        line += &format!("  ({reason})");
+    }
+    if s.held {
+        line += "  holds a slot";
+    }
+    if let Some(execution) = &s.execution {
+        line += &match &execution.outcome {
+            None => format!("  {} has no end", execution.execution_id),
+            Some(Ok(())) => format!("  {} completed", execution.execution_id),
+            Some(Err(error)) => format!("  {} failed: {error}", execution.execution_id),
+        };
+    }
+    line + "\n"
+}
+
+async fn replay(log: &Log) -> Result<ExitCode, Failure> {
+    let mut verifier = Verifier::default();
+    let mut from = 0;
+    loop {
+        let rows = log.page(from, PAGE).await?;
+        let Some(last) = rows.last() else { break };
+        from = last.position + 1;
+        for row in &rows {
+            verifier
+                .take(row)
+                .map_err(|what| damaged(log.place(), &format!("event {}", row.position), &what))?;
+        }
+    }
+    super::put(states(&verifier).as_bytes())
+}
+
+fn states(verifier: &Verifier) -> String {
+    let mut streams: Vec<_> = verifier.reservations.iter().collect();
+    streams.sort_by_key(|(stream, (_, state))| (state.as_ref().map(|s| s.requested_at), (*stream).clone()));
+    let mut text: String =
+        streams.iter().map(|(stream, (_, state))| state_line(stream, state.as_ref())).collect();
+    text += &format!("{} events, {} reservations\n", verifier.rows, streams.len());
+    text
+}
+
+async fn lines(log: &Log) -> Result<ExitCode, Failure> {
+    let mut from = 0;
+    loop {
+        let rows: Vec<Row> = log.page(from, PAGE).await?;
+        let Some(last) = rows.last() else { return Ok(ExitCode::SUCCESS) };
+        from = last.position + 1;
+        let text: String = rows.iter().map(|r| export::line(r) + "\n").collect();
+        super::put(text.as_bytes())?;
+    }
+}
+
+fn read_lines(file: &Path) -> Result<export::Lines, Failure> {
+    let bytes = std::fs::read(file).map_err(|e| Failure {
+        code: "log-read",
+        message: format!("{} can't be read", file.display()),
+        causes: vec![e.to_string()],
+        hint: None,
+        exit: exit::CONFIG,
+    })?;
+    let lines = export::read(&bytes)
+        .map_err(|e| damaged(&file.display().to_string(), &format!("line {}", e.line), &e.what))?;
+    if let Some((line, length)) = lines.torn {
+        eprintln!(
+            "note: line {line} is incomplete ({length} bytes, cut by a crash or a full disk) and is left out"
+        );
+    }
+    Ok(lines)
+}
+
+fn folded(file: &Path) -> Result<Verifier, Failure> {
+    let mut verifier = Verifier::default();
+    for row in &read_lines(file)?.rows {
+        let place = file.display().to_string();
+        verifier.take(row).map_err(|what| damaged(&place, &format!("event {}", row.position), &what))?;
+    }
+    Ok(verifier)
+}
+
+fn replay_file(file: &Path) -> Result<ExitCode, Failure> {
+    super::put(states(&folded(file)?).as_bytes())
+}
+
+fn verify_file(file: &Path) -> Result<ExitCode, Failure> {
+    let events = folded(file)?.rows;
+    super::put(format!("{events} events, all as they were written ({})\n", file.display()).as_bytes())
+}
+
+fn damaged(place: &str, at: &str, what: &str) -> Failure {
+    let error = crate::reservation::log::LogError::Damaged {
+        place: place.into(),
+        position: 0,
+        stream: String::new(),
+        what: String::new(),
+    };
+    Failure {
+        code: error.code(),
+        message: format!("the event log {place} is damaged at {at}: {what}"),
+        causes: Vec::new(),
+        hint: error.hint(),
+        exit: error.exit(),
+    }
+}

@@ -1,0 +1,102 @@
+//! The settings of the peer network, of what is lent to it, and of the coordinator.
+
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
+
+use crate::config::ConfigError;
+use crate::config::settings::{AllowSetting, CoordinatorSettings, NetworkBasics, PeerSettings};
+use crate::config::source::Source;
+use crate::model::{SERVICES, Secret};
+
+pub fn peer(s: &mut Source) -> Result<PeerSettings, ConfigError> {
+    let service = |w: &str| SERVICES.contains(&w).then(|| w.to_string());
+    let names = format!("a list of services: {}", SERVICES.join(" "));
+    let allowed = "'bootstrap', 'any', or a list of peer ids";
+    let who = s.list("CODA_PEER_ALLOW", "bootstrap", allowed, |w| match w {
+        "bootstrap" | "any" => Some(w.to_string()),
+        id => id.parse::<PeerId>().ok().map(|id| id.to_string()),
+    })?;
+    let allow = match who.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["any"] => AllowSetting::Any,
+        ["bootstrap"] => AllowSetting::Bootstrap,
+        _ => AllowSetting::Listed(who),
+    };
+    Ok(PeerSettings {
+        enabled: s.boolean("CODA_PEER", None, false)?,
+        no_cloud: s.boolean("CODA_NO_CLOUD", None, false)?,
+        listen: addresses(s, "CODA_PEER_LISTEN", "/ip4/0.0.0.0/tcp/4001", false)?,
+        network: basics(s)?,
+        services: s.list("CODA_PEER_SERVICES", &SERVICES.join(","), &names, service)?,
+        allow,
+        max_ttl_seconds: s.integer("CODA_PEER_MAX_TTL_SEC", None, 300, 5..=86_400)? as i64,
+        max_slots: s.integer("CODA_PEER_MAX_SLOTS", None, 64, 1..=64)? as usize,
+        max_per_peer: s.integer("CODA_PEER_MAX_SLOTS_PER_PEER", None, 64, 1..=64)? as usize,
+        max_execution: s.seconds("CODA_PEER_MAX_EXECUTION_SEC", None, 12.0)?,
+    })
+}
+
+fn basics(s: &mut Source) -> Result<NetworkBasics, ConfigError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let namespace = s.list(
+        "CODA_PEER_NAMESPACE",
+        "quantum-backend",
+        "one name of letters, digits, '-', '_' and '.'",
+        |w| (w.len() <= 64 && w.chars().all(plain)).then(|| w.to_string()),
+    )?;
+    Ok(NetworkBasics {
+        namespace: namespace.into_iter().next().unwrap_or_default(),
+        bootstrap: addresses(s, "CODA_PEER_BOOTSTRAP", "", true)?,
+        advertise: addresses(s, "CODA_PEER_ADVERTISE", "", false)?,
+        read_limit: s.seconds("CODA_PEER_READ_TIMEOUT_SEC", None, 5.0)?,
+        exchange_limit: s.seconds("CODA_PEER_EXCHANGE_TIMEOUT_SEC", None, 120.0)?,
+        redial: s.seconds("CODA_PEER_REDIAL_SEC", None, 5.0)?,
+        heartbeat: s.seconds("CODA_PEER_HEARTBEAT_SEC", None, 30.0)?,
+        max_document_bytes: (s.integer("CODA_PEER_MAX_DOCUMENT_MIB", None, 64, 1..=1024)? << 20) as usize,
+        max_memory_bytes: (s.integer("CODA_PEER_MAX_MEMORY_MIB", None, 256, 1..=1 << 20)? << 20) as usize,
+    })
+}
+
+pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
+    Ok(CoordinatorSettings {
+        listen: addresses(s, "CODA_COORDINATOR_LISTEN", "/ip4/0.0.0.0/tcp/4002", false)?,
+        http: s.text("CODA_COORDINATOR_HTTP", None, "127.0.0.1:8090"),
+        store: s.optional("CODA_COORDINATOR_STORE", None).map(Secret::new),
+        api_token: s.optional("CODA_API_TOKEN", None).map(Secret::new),
+        url: s.text("CODA_COORDINATOR_URL", None, "http://127.0.0.1:8090"),
+        call_limit: s.seconds("CODA_COORDINATOR_CALL_TIMEOUT_SEC", None, 15.0)?,
+        dispatch_limit: s.seconds("CODA_COORDINATOR_DISPATCH_TIMEOUT_SEC", None, 60.0)?,
+        ttl_seconds: s.integer("CODA_COORDINATOR_TTL_SEC", None, 60, 5..=86_400)?,
+        stale: s.seconds("CODA_COORDINATOR_STALE_SEC", None, 300.0)?,
+        sweep: s.seconds("CODA_COORDINATOR_SWEEP_SEC", None, 30.0)?,
+        peer_wait: s.seconds("CODA_COORDINATOR_PEER_WAIT_SEC", None, 10.0)?,
+        expiry_interval: s.seconds("CODA_COORDINATOR_EXPIRY_SEC", None, 1.0)?,
+        max_running: s.integer("CODA_COORDINATOR_MAX_RUNNING", None, 8, 1..=1000)? as usize,
+        max_waiting: s.integer("CODA_COORDINATOR_MAX_WAITING", None, 256, 0..=100_000)? as usize,
+        max_shots: s.integer("CODA_COORDINATOR_MAX_SHOTS", None, 1_000_000, 1..=100_000_000)? as u32,
+    })
+}
+
+/// Multiaddresses of TCP; `full` ones end in the peer's id.
+fn addresses(
+    s: &mut Source,
+    name: &'static str,
+    default: &str,
+    full: bool,
+) -> Result<Vec<Multiaddr>, ConfigError> {
+    let allowed = match full {
+        true => "a list of addresses such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW... (the peer id is needed)",
+        false => "a list of addresses such as /ip4/0.0.0.0/tcp/4001",
+    };
+    s.list(name, default, allowed, |word| {
+        let address: Multiaddr = word.parse().ok()?;
+        let mut parts = address.iter();
+        let host = matches!(parts.next()?, Protocol::Ip4(_) | Protocol::Ip6(_));
+        let port = matches!(parts.next()?, Protocol::Tcp(_));
+        let id = match parts.next() {
+            Some(Protocol::P2p(_)) => true,
+            None => false,
+            Some(_) => return None,
+        };
+        (host && port && (id || !full) && parts.next().is_none()).then_some(address)
+    })
+}

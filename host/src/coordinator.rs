@@ -1,0 +1,21 @@
+//! The coordinator: a circuit becomes blocks, blocks are reserved, dispatched and, where a peer fails, tried with the
+//! next one.
+//!
+//! ```text
+//! circuit   OpenQASM 2 and 3 -> operations        \
+//! plan      stages, blocks, ranked candidates       | pure
+//! combine   states into one, counts out of it       |
+//! registry  (in peers) who is there                /
+//! block     the walk: prepare, commit, dispatch, fall back
+//! job       the stages of one job, its record
+//! role      the coordinator in the network
+//! service   jobs at once, what a restart finds
+//! ```
+
+pub mod block;
+pub mod circuit;
+pub mod combine;
+pub mod job;
+pub mod plan;
+pub mod role;
+pub mod service;

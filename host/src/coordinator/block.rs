@@ -1,0 +1,456 @@
+//! The walk for one block: prepare, commit and dispatch with the primary, then with each fallback.
+//!
+//! ```text
+//! prepare ─ accepted ─> commit ─ committed ─> dispatch ─ completed ─> done
+//!    │ not accepted        │ not committed        │ not completed
+//!    v rejected            v cancel, cancelled    v failed
+//!  next                   next                   next                 nobody left: the block fails
+//! ```
+//!
+//! Every step is on disk before the next message leaves. A peer that can't be reached, is late or answers rubbish has
+//! failed at that step: it is cancelled as far as possible, beside the walk, and the next is tried. What a peer sends
+//! back is checked before it is used: the answer to this question, the same qubits, finite amplitudes, norm 1.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::combine::Component;
+use super::plan::{Block, PlannedFragment};
+use super::role::Directory;
+use crate::peers::amplitude;
+use crate::peers::swarm::{CallError, Network};
+use crate::peers::wire::{
+    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, Fragment, InputPayload, Output,
+    PrepareAnswer, PrepareRequest, State, Step, StepAnswer, part, read, time, write,
+};
+use crate::reservation::event::{Request, Transition};
+use crate::reservation::ledger::Command;
+use crate::reservation::log::{Log, LogError, TellError, now_micros};
+
+/// Pause between two tries to cancel at a peer that isn't there yet.
+const RETRY_CANCEL: Duration = Duration::from_millis(500);
+
+/// How long the steps may take.
+#[derive(Debug, Clone)]
+pub struct WalkLimits {
+    pub call: Duration,
+    pub dispatch: Duration,
+    pub ttl_seconds: u64,
+}
+
+/// What a walk needs besides the block.
+#[derive(Clone)]
+pub struct Walker {
+    pub network: Network,
+    pub log: Log,
+    pub directory: Directory,
+    pub limits: WalkLimits,
+    /// Cancels that are on their way.
+    pub tasks: TaskTracker,
+}
+
+/// What is to be walked.
+pub struct Walk<'a> {
+    pub plan_id: &'a str,
+    pub workflow_run_id: &'a str,
+    pub block: &'a Block,
+    pub fragments: Vec<&'a PlannedFragment>,
+    pub state: Component,
+}
+
+/// Whom the walk turns to, told before the first message.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    pub attempt: u32,
+    pub peer_id: String,
+    pub reservation_id: String,
+}
+
+/// How a block was completed.
+#[derive(Debug)]
+pub struct Completed {
+    pub state: Component,
+    pub peer_id: String,
+    pub attempts: u32,
+    pub fidelity: Option<f64>,
+    pub latency_ms: f64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WalkError {
+    #[error("Execution block {block_id} failed across all assigned peers: {last}")]
+    AllFailed { block_id: String, attempts: u32, last: String },
+    #[error("the event log stopped the job")]
+    Log(#[from] LogError),
+}
+
+/// Why one candidate came to nothing.
+enum Next {
+    /// The next one is tried.
+    Failed(String),
+    /// Nothing more may be done: what isn't recorded didn't happen.
+    Stop(LogError),
+}
+
+impl From<LogError> for Next {
+    fn from(error: LogError) -> Next {
+        Next::Stop(error)
+    }
+}
+
+impl From<TellError> for Next {
+    fn from(error: TellError) -> Next {
+        match error {
+            TellError::Log(error) => Next::Stop(error),
+            // Somebody else has ended this reservation: by the API, or because its time was over.
+            other => Next::Failed(other.to_string()),
+        }
+    }
+}
+
+impl Walker {
+    /// Walks a block; `tell` hears of each attempt and may stop the walk.
+    ///
+    /// # Errors
+    /// When every candidate has failed, or the log can't be written.
+    pub async fn walk<F, T>(&self, walk: Walk<'_>, tell: F) -> Result<Completed, WalkError>
+    where
+        F: Fn(Attempt) -> T,
+        T: Future<Output = Result<(), LogError>>,
+    {
+        let mut last = String::from("no candidate");
+        let mut attempts = 0;
+        for candidate in &walk.block.candidates {
+            attempts += 1;
+            let reservation_id = format!("res-{}", uuid4());
+            let peer_id = candidate.peer_id.clone();
+            let attempt = Attempt {
+                attempt: attempts,
+                peer_id: peer_id.clone(),
+                reservation_id: reservation_id.clone(),
+            };
+            tell(attempt).await?;
+            match self.one(&walk, &peer_id, &reservation_id).await {
+                Ok((state, fidelity, latency_ms)) => {
+                    if let Some(fidelity) = fidelity {
+                        self.directory.report_fidelity(&peer_id, &walk.block.services, fidelity);
+                    }
+                    return Ok(Completed { state, peer_id, attempts, fidelity, latency_ms });
+                }
+                Err(Next::Failed(why)) => {
+                    let block = &walk.block.block_id;
+                    tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
+                    last = why;
+                }
+                Err(Next::Stop(error)) => return Err(error.into()),
+            }
+        }
+        Err(WalkError::AllFailed { block_id: walk.block.block_id.clone(), attempts, last })
+    }
+
+    async fn one(
+        &self,
+        walk: &Walk<'_>,
+        peer: &str,
+        reservation_id: &str,
+    ) -> Result<(Component, Option<f64>, f64), Next> {
+        let block = walk.block;
+        let request = Request {
+            workflow_run_id: walk.workflow_run_id.into(),
+            fragment_id: block.block_id.clone(),
+            service_id: block.service_id.clone(),
+            requesting_peer_id: self.network.peer_id(),
+            ttl_seconds: self.limits.ttl_seconds,
+            idempotency_key: None,
+        };
+        self.log.request(reservation_id, &request.requesting_peer_id.clone(), request).await?;
+        let committed = self.prepare(walk, peer, reservation_id).await?;
+        if !committed {
+            self.commit(walk, peer, reservation_id).await?;
+        }
+        self.dispatch(walk, peer, reservation_id).await
+    }
+
+    /// Asks for the slot; true when it is committed already.
+    async fn prepare(&self, walk: &Walk<'_>, peer: &str, id: &str) -> Result<bool, Next> {
+        let count = |n: usize| i64::try_from(n.max(1)).unwrap_or(i64::MAX);
+        let prepare = PrepareRequest {
+            reservation_id: id.into(),
+            workflow_run_id: walk.workflow_run_id.into(),
+            fragment_id: walk.block.block_id.clone(),
+            requesting_peer_id: self.network.peer_id(),
+            service_id: walk.block.service_id.clone(),
+            estimated_qubits: count(walk.state.qubits.len()),
+            estimated_depth: count(walk.fragments.len()),
+            priority: 0,
+            ttl_seconds: i64::try_from(self.limits.ttl_seconds).unwrap_or(i64::MAX),
+            idempotency_key: key(),
+            sent_at: time(now_micros()),
+        };
+        let answer = self.call(peer, Step::Prepare, write(&prepare), self.limits.call).await;
+        let answer = answer.and_then(|bytes| {
+            let answer: PrepareAnswer = read(&bytes)?;
+            echoed("reservation_id", &answer.reservation_id, id)?;
+            let transition = known(&answer.transition)?;
+            Ok((transition, answer.reason))
+        });
+        match answer {
+            Ok((transition @ (Transition::Accepted | Transition::Committed), _)) => {
+                let accept = Command::Accept { peer: peer.into(), held: false };
+                self.record_or_cancel(peer, id, accept).await?;
+                let committed = transition == Transition::Committed;
+                if committed {
+                    self.record_or_cancel(peer, id, Command::Commit).await?;
+                }
+                Ok(committed)
+            }
+            Ok((transition, reason)) => {
+                let reason = reason.filter(|r| !r.is_empty());
+                let reason = reason.unwrap_or_else(|| format!("reservation {}", transition.name()));
+                self.log.tell(id, Command::Reject { reason: reason.clone() }).await?;
+                Err(Next::Failed(reason))
+            }
+            Err(why) => self.give_up(peer, id, format!("prepare: {why}")).await,
+        }
+    }
+
+    async fn commit(&self, walk: &Walk<'_>, peer: &str, id: &str) -> Result<(), Next> {
+        let commit = CommitRequest {
+            reservation_id: id.into(),
+            workflow_run_id: walk.workflow_run_id.into(),
+            fragment_id: walk.block.block_id.clone(),
+            sent_at: time(now_micros()),
+        };
+        let answer = self.call(peer, Step::Commit, write(&commit), self.limits.call).await;
+        let answer = answer.and_then(|bytes| {
+            let answer: StepAnswer = read(&bytes)?;
+            echoed("reservation_id", &answer.reservation_id, id)?;
+            known(&answer.transition)
+        });
+        match answer {
+            Ok(Transition::Committed) => self.record_or_cancel(peer, id, Command::Commit).await,
+            Ok(other) => {
+                self.give_up(peer, id, format!("reservation commit failed with {}", other.name())).await
+            }
+            Err(why) => self.give_up(peer, id, format!("commit: {why}")).await,
+        }
+    }
+
+    async fn dispatch(
+        &self,
+        walk: &Walk<'_>,
+        peer: &str,
+        id: &str,
+    ) -> Result<(Component, Option<f64>, f64), Next> {
+        let execution_id = format!("exec-{}", uuid4());
+        self.record_or_cancel(peer, id, Command::Dispatch { execution_id: execution_id.clone() }).await?;
+        let dispatch = DispatchRequest {
+            execution_id: execution_id.clone(),
+            reservation_id: id.into(),
+            workflow_run_id: walk.workflow_run_id.into(),
+            fragment_id: walk.block.block_id.clone(),
+            service_id: walk.block.service_id.clone(),
+            // Plain data, whose JSON can't fail.
+            input_payload: serde_json::to_value(payload(walk)).unwrap_or_default(),
+            max_retries: 2,
+            idempotency_key: key(),
+            dispatched_at: time(now_micros()),
+        };
+        let start = Instant::now();
+        let answer = self.call(peer, Step::Dispatch, write(&dispatch), self.limits.dispatch).await;
+        let answer = answer.and_then(|bytes| judge(&bytes, &execution_id, walk));
+        let fail = |error: String| Command::Fail { execution_id: execution_id.clone(), error };
+        match answer {
+            Ok(Ok((state, fidelity, latency))) => {
+                let latency_ms = latency.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
+                let execution_id = execution_id.clone();
+                self.log.tell(id, Command::Complete { execution_id, fidelity, latency_ms }).await?;
+                Ok((state, fidelity, latency_ms))
+            }
+            // It has failed, and its reservation is used up.
+            Ok(Err(error)) => {
+                self.log.tell(id, fail(error.clone())).await?;
+                Err(Next::Failed(error))
+            }
+            // It may be running still.
+            Err(why) => {
+                let why = format!("dispatch: {why}");
+                self.cancel_soon(peer, id, &why);
+                self.log.tell(id, fail(why.clone())).await?;
+                Err(Next::Failed(why))
+            }
+        }
+    }
+
+    /// Records a step forward; when that isn't possible the peer must not keep a slot for nothing.
+    async fn record_or_cancel(&self, peer: &str, id: &str, command: Command) -> Result<(), Next> {
+        match self.log.tell(id, command).await {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.cancel_soon(peer, id, "the coordinator could not go on");
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Cancels at the peer and in the log.
+    async fn give_up<T>(&self, peer: &str, id: &str, reason: String) -> Result<T, Next> {
+        self.cancel_soon(peer, id, &reason);
+        self.log.tell(id, Command::Cancel { reason: reason.clone() }).await?;
+        Err(Next::Failed(reason))
+    }
+
+    /// Sends a cancel without waiting for it: a dead peer would hold up the walk.
+    pub fn cancel_soon(&self, peer: &str, id: &str, reason: &str) {
+        let (walker, peer, id) = (self.clone(), peer.to_string(), id.to_string());
+        let reason = crate::model::cut(reason, 300).to_string();
+        self.tasks.spawn(async move {
+            // The peer's ttl ends the hold where this doesn't.
+            walker.cancel(&peer, &id, reason).await;
+        });
+    }
+
+    /// Sends a cancel until it arrives, for as long as the peer may hold a slot for it: after a restart peers are only
+    /// just coming back.
+    pub fn cancel_insisting(&self, peer: &str, id: &str, reason: &str, stop: CancellationToken) {
+        let (walker, peer, id, reason) = (self.clone(), peer.to_string(), id.to_string(), reason.to_string());
+        let end = Instant::now() + Duration::from_secs(self.limits.ttl_seconds);
+        self.tasks.spawn(async move {
+            while !walker.cancel(&peer, &id, reason.clone()).await && Instant::now() < end {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY_CANCEL) => {}
+                    () = stop.cancelled() => return,
+                }
+            }
+        });
+    }
+
+    /// Sends a cancel; whether it arrived.
+    async fn cancel(&self, peer: &str, id: &str, reason: String) -> bool {
+        let cancel =
+            CancelRequest { reservation_id: id.into(), reason: Some(reason), sent_at: time(now_micros()) };
+        match self.call(peer, Step::Cancel, write(&cancel), self.limits.call).await {
+            Ok(_) => true,
+            Err(why) => {
+                tracing::info!(peer, reservation = id, why, "a cancel did not arrive");
+                false
+            }
+        }
+    }
+
+    async fn call(&self, peer: &str, step: Step, bytes: Vec<u8>, limit: Duration) -> Result<Vec<u8>, String> {
+        let addresses = self.directory.addresses(peer);
+        let called = self.network.call(peer, &addresses, step, bytes, limit).await;
+        match called {
+            Ok(mut document) => Ok(std::mem::take(&mut document.bytes)),
+            Err(CallError::Stream(text)) if text == "an empty document" => {
+                Err("it closed the stream without an answer".into())
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+fn payload(walk: &Walk<'_>) -> InputPayload {
+    let ids = |qubits: &[u32]| qubits.iter().map(|q| i64::from(*q)).collect::<Vec<i64>>();
+    let fragments = walk.fragments.iter().map(|f| Fragment {
+        fragment_id: f.fragment_id.clone(),
+        service_id: f.service_id.into(),
+        qubits: ids(&f.qubits),
+        operation_ids: vec![f.operation_id.clone()],
+        dependencies: f.dependencies.clone(),
+        raw_text: f.raw_text.clone(),
+    });
+    InputPayload {
+        plan_id: walk.plan_id.into(),
+        block_id: Some(walk.block.block_id.clone()),
+        fragment: None,
+        fragments: fragments.collect(),
+        state: State {
+            num_qubits: i64::try_from(walk.state.qubits.len()).unwrap_or(i64::MAX),
+            qubit_ids: Some(ids(&walk.state.qubits)),
+            amplitudes: walk.state.amplitudes.as_deref().map(amplitude::write_state),
+            measured_qubits: ids(&walk.state.measured),
+            previous_peer_id: walk.state.previous_peer_id.clone(),
+        },
+    }
+}
+
+/// What a dispatch came to, by the peer's word: a state with fidelity and latency, or its error.
+type Judged = Result<(Component, Option<f64>, Option<f64>), String>;
+
+/// Reads the answer to a dispatch; an error is rubbish, an inner error the peer's own.
+fn judge(bytes: &[u8], execution_id: &str, walk: &Walk<'_>) -> Result<Judged, String> {
+    let answer: DispatchAnswer = read(bytes)?;
+    echoed("execution_id", &answer.execution_id, execution_id)?;
+    if answer.transition != "completed" {
+        const KNOWN: [&str; 6] = ["dispatched", "running", "checkpointed", "failed", "retrying", "cancelled"];
+        if !KNOWN.contains(&answer.transition.as_str()) {
+            return Err(format!("the transition {:?} is unknown", crate::model::cut(&answer.transition, 40)));
+        }
+        let detail = answer.error_detail.filter(|d| !d.is_empty());
+        return Ok(Err(detail.unwrap_or_else(|| "block execution failed".into())));
+    }
+    let output: Output = part(answer.output_payload).map_err(|e| format!("output_payload: {e}"))?;
+    let state = output.state;
+    let expected: Vec<i64> = walk.state.qubits.iter().map(|q| i64::from(*q)).collect();
+    if usize::try_from(state.num_qubits) != Ok(expected.len())
+        || state.qubit_ids.is_some_and(|ids| ids != expected)
+    {
+        return Err("its state has other qubits than it was given".into());
+    }
+    let texts = state.amplitudes.ok_or("its state has no amplitudes")?;
+    let amplitudes = amplitude::read_state(&texts, expected.len()).map_err(|e| e.to_string())?;
+    let own = |q: i64| u32::try_from(q).ok().filter(|q| walk.state.qubits.contains(q));
+    let measured: Option<Vec<u32>> = state.measured_qubits.iter().map(|q| own(*q)).collect();
+    let measured = measured.ok_or("it measured qubits that it was not given")?;
+    let component = Component {
+        qubits: walk.state.qubits.clone(),
+        amplitudes: Some(amplitudes),
+        measured,
+        previous_peer_id: state.previous_peer_id,
+    };
+    Ok(Ok((component, answer.fidelity_score, answer.latency_ms)))
+}
+
+fn echoed(what: &str, found: &str, sent: &str) -> Result<(), String> {
+    match found == sent {
+        true => Ok(()),
+        false => Err(format!("it answers to another {what}: {:?}", crate::model::cut(found, 80))),
+    }
+}
+
+fn known(name: &str) -> Result<Transition, String> {
+    Transition::from_name(name)
+        .ok_or_else(|| format!("the transition {:?} is unknown", crate::model::cut(name, 40)))
+}
+
+/// An idempotency key: 32 hexadecimal digits.
+fn key() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// A random id in the form of RFC 9562, version 4.
+pub fn uuid4() -> String {
+    let bits = rand::random::<u128>() & !(0xf << 76) | 4 << 76;
+    let bits = bits & !(0b11 << 62) | 0b10 << 62;
+    let text = format!("{bits:032x}");
+    format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_have_their_form() {
+        let id = uuid4();
+        let bytes = id.as_bytes();
+        assert_eq!((id.len(), bytes[8], bytes[13], bytes[18], bytes[23]), (36, b'-', b'-', b'-', b'-'));
+        assert!(bytes[14] == b'4' && b"89ab".contains(&bytes[19]), "{id}");
+        assert_ne!(uuid4(), uuid4());
+        assert_eq!(key().len(), 32);
+    }
+}

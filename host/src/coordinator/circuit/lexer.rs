@@ -1,0 +1,173 @@
+//! Pure: a source as tokens with their places.
+
+use super::{CircuitError, MAX_SOURCE};
+
+/// Where something stands, counted from 1, in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub line: u32,
+    pub column: u32,
+}
+
+impl Place {
+    pub fn error(self, message: impl Into<String>) -> CircuitError {
+        CircuitError { line: self.line, column: self.column, message: message.into() }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Token {
+    Word(String),
+    Int(u64),
+    Real(f64),
+    Text(String),
+    /// `;`, `->`, `**` and the like.
+    Mark(&'static str),
+    End,
+}
+
+impl Token {
+    /// For messages.
+    pub fn shown(&self) -> String {
+        match self {
+            Token::Word(w) => format!("'{}'", crate::model::cut(w, 40)),
+            Token::Int(n) => format!("'{n}'"),
+            Token::Real(n) => format!("'{n}'"),
+            Token::Text(_) => "a text".into(),
+            Token::Mark(m) => format!("'{m}'"),
+            Token::End => "the end of the source".into(),
+        }
+    }
+}
+
+/// Longer ones first.
+const MARKS: [&str; 30] = [
+    "->", "**", "==", "!=", "<=", ">=", "++", "+=", "-=", "&&", "||", "(", ")", "[", "]", "{", "}", ";", ",",
+    ":", "=", "+", "-", "*", "/", "%", "^", "@", "<", ">",
+];
+
+/// Cuts a source into tokens; the last is [`Token::End`].
+///
+/// # Errors
+/// The first character that begins none.
+pub fn tokens(source: &str) -> Result<Vec<(Token, Place)>, CircuitError> {
+    let mut lexer = Lexer { rest: source, place: Place { line: 1, column: 1 } };
+    if source.len() > MAX_SOURCE {
+        return Err(lexer.place.error(format!("the source has more than {MAX_SOURCE} bytes")));
+    }
+    let mut found = Vec::new();
+    loop {
+        lexer.skip()?;
+        let place = lexer.place;
+        let token = lexer.token()?;
+        let end = token == Token::End;
+        found.push((token, place));
+        if end {
+            return Ok(found);
+        }
+    }
+}
+
+struct Lexer<'a> {
+    rest: &'a str,
+    place: Place,
+}
+
+impl<'a> Lexer<'a> {
+    fn advance(&mut self, bytes: usize) -> &'a str {
+        let (text, rest) = self.rest.split_at(bytes);
+        for c in text.chars() {
+            if c == '\n' {
+                self.place = Place { line: self.place.line + 1, column: 1 };
+            } else {
+                self.place.column += 1;
+            }
+        }
+        self.rest = rest;
+        text
+    }
+
+    /// Blanks and comments.
+    fn skip(&mut self) -> Result<(), CircuitError> {
+        loop {
+            let blank =
+                self.rest.len() - self.rest.trim_start_matches([' ', '\t', '\r', '\n', '\u{feff}']).len();
+            self.advance(blank);
+            if self.rest.starts_with("//") {
+                let end = self.rest.find('\n').unwrap_or(self.rest.len());
+                self.advance(end);
+            } else if self.rest.starts_with("/*") {
+                let open = self.place;
+                let end = self.rest.find("*/").ok_or_else(|| open.error("this comment has no end"))?;
+                self.advance(end + 2);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn token(&mut self) -> Result<Token, CircuitError> {
+        let place = self.place;
+        let Some(first) = self.rest.chars().next() else { return Ok(Token::End) };
+        if first.is_ascii_alphabetic() || matches!(first, '_' | 'π' | 'τ') {
+            let word = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | 'π' | 'τ'));
+            let end = self.rest.find(word).unwrap_or(self.rest.len());
+            return Ok(Token::Word(self.advance(end).into()));
+        }
+        if first.is_ascii_digit() || first == '.' && self.rest[1..].starts_with(|c: char| c.is_ascii_digit())
+        {
+            return self.number();
+        }
+        if first == '"' || first == '\'' {
+            let end = self.rest[1..].find([first, '\n']).map(|e| e + 1);
+            let end = end.filter(|e| !self.rest[*e..].starts_with('\n'));
+            let end = end.ok_or_else(|| place.error("this text has no end"))?;
+            let text = self.advance(end + 1);
+            return Ok(Token::Text(text[1..text.len() - 1].into()));
+        }
+        match MARKS.iter().find(|m| self.rest.starts_with(**m)) {
+            Some(mark) => {
+                self.advance(mark.len());
+                Ok(Token::Mark(mark))
+            }
+            None => Err(place.error(format!("'{}' can't stand here", first.escape_default()))),
+        }
+    }
+
+    fn number(&mut self) -> Result<Token, CircuitError> {
+        let place = self.place;
+        let bytes = self.rest.as_bytes();
+        let digits = |mut at: usize| {
+            while bytes.get(at).is_some_and(|b| b.is_ascii_digit() || *b == b'_') {
+                at += 1;
+            }
+            at
+        };
+        let mut end = digits(0);
+        let mut real = false;
+        if bytes.get(end) == Some(&b'.') {
+            real = true;
+            end = digits(end + 1);
+        }
+        if matches!(bytes.get(end), Some(b'e' | b'E')) {
+            let sign = usize::from(matches!(bytes.get(end + 1), Some(b'+' | b'-')));
+            let after = digits(end + 1 + sign);
+            if after > end + 1 + sign {
+                real = true;
+                end = after;
+            }
+        }
+        let text = self.advance(end).replace('_', "");
+        if self.rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return Err(
+                place.error(format!("'{text}' runs into a word: a unit or a name can't follow a number"))
+            );
+        }
+        let wrong =
+            || place.error(format!("'{}' is no number that can be used", crate::model::cut(&text, 40)));
+        match real {
+            true => text.parse().ok().filter(|n: &f64| n.is_finite()).map(Token::Real).ok_or_else(wrong),
+            false => text.parse().map(Token::Int).map_err(|_| wrong()),
+        }
+    }
+}

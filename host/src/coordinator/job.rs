@@ -1,0 +1,291 @@
+//! One job: its record, and its stages. A stage starts when the one before is done; its blocks run side by side.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::block::{Attempt, Completed, Walk, WalkError, Walker, uuid4};
+use super::circuit::Circuit;
+use super::combine::{Component, combine, counts};
+use super::plan::{NoCandidate, Plan, plan};
+use crate::peers::amplitude;
+use crate::peers::wire::time;
+use crate::reservation::journal::JobFact;
+use crate::reservation::log::{Log, LogError, TellError};
+
+/// Blocks of a stage that are walked at once.
+const SIDE_BY_SIDE: usize = 32;
+/// A final state of more qubits isn't shown.
+const SHOWN_QUBITS: usize = 12;
+
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    #[error(transparent)]
+    NoCandidate(#[from] NoCandidate),
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Tell(#[from] TellError),
+    #[error("a block's task ended badly: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Where a job's record goes: the log first, then everybody who looks.
+pub trait Record: Clone + Send + Sync + 'static {
+    /// Records a fact.
+    fn record(&self, fact: JobFact) -> impl Future<Output = Result<(), LogError>> + Send;
+}
+
+/// Runs a job to its end.
+///
+/// # Errors
+/// Why it failed; that is not recorded yet.
+pub async fn run(
+    walker: &Walker,
+    circuit: &Circuit,
+    shots: u32,
+    job_id: &str,
+    record: &impl Record,
+) -> Result<Value, JobError> {
+    let plan_id = format!("plan-{}", uuid4());
+    let plan = plan(&plan_id, circuit, &walker.directory.candidates())?;
+    // Plain data, whose JSON can't fail.
+    record.record(JobFact::Planned { plan: serde_json::to_value(&plan).unwrap_or_default() }).await?;
+    let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
+    let plan = std::sync::Arc::new(plan);
+    for stage in 0..plan.stages.len() {
+        let mut running: JoinSet<Result<Completed, JobError>> = JoinSet::new();
+        let mut waiting = 0..plan.stages[stage].len();
+        loop {
+            while running.len() < SIDE_BY_SIDE
+                && let Some(n) = waiting.next()
+            {
+                let block = &plan.stages[stage][n];
+                let (mine, others) = components
+                    .into_iter()
+                    .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
+                components = others;
+                let (walker, record) = (walker.clone(), record.clone());
+                let (plan, job_id) = (plan.clone(), job_id.to_string());
+                running
+                    .spawn(async move { block_of(&walker, &plan, (stage, n), &job_id, mine, &record).await });
+            }
+            match running.join_next().await {
+                Some(completed) => components.push(completed??.state),
+                None => break,
+            }
+        }
+    }
+    components.sort_by_key(|c| c.qubits.first().copied());
+    let state = combine(components);
+    Ok(result(circuit, &state, shots))
+}
+
+async fn block_of(
+    walker: &Walker,
+    plan: &Plan,
+    (stage, n): (usize, usize),
+    job_id: &str,
+    inputs: Vec<Component>,
+    record: &impl Record,
+) -> Result<Completed, JobError> {
+    let block = &plan.stages[stage][n];
+    let walk = Walk {
+        plan_id: &plan.plan_id,
+        workflow_run_id: job_id,
+        block,
+        fragments: block.fragments.iter().map(|f| &plan.fragments[*f]).collect(),
+        state: combine(inputs),
+    };
+    let block_id = &block.block_id;
+    let tell = |a: Attempt| {
+        let Attempt { attempt, peer_id, reservation_id } = a;
+        record.record(JobFact::Attempted { block_id: block_id.clone(), attempt, peer_id, reservation_id })
+    };
+    match walker.walk(walk, tell).await {
+        Ok(completed) => {
+            let fact = JobFact::BlockCompleted {
+                block_id: block_id.clone(),
+                attempts: completed.attempts,
+                peer_id: completed.peer_id.clone(),
+                fidelity: completed.fidelity,
+                latency_ms: completed.latency_ms,
+            };
+            record.record(fact).await?;
+            Ok(completed)
+        }
+        Err(WalkError::AllFailed { attempts, last, .. }) => {
+            let fact = JobFact::BlockFailed { block_id: block_id.clone(), attempts, error: last.clone() };
+            record.record(fact).await?;
+            Err(WalkError::AllFailed { block_id: block_id.clone(), attempts, last }.into())
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn result(circuit: &Circuit, state: &Component, shots: u32) -> Value {
+    let all: Vec<u32> = (0..circuit.qubits).collect();
+    // Without a measurement in the source every qubit is looked at.
+    let sampled = if circuit.measured.is_empty() { &all } else { &circuit.measured };
+    let counts = counts(state, sampled, shots, &mut rand::random::<f64>);
+    let shown = state.qubits.len() <= SHOWN_QUBITS;
+    let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
+    json!({
+        "counts": counts,
+        "measured_qubits": sampled,
+        "bit_order": "character i of a key is the i-th of measured_qubits",
+        "state": shown.then(|| json!({
+            "qubit_ids": state.qubits,
+            "amplitudes": amplitude::write_state(&amplitudes),
+        })),
+    })
+}
+
+/// A job as its facts tell it.
+#[derive(Debug, Clone, Default)]
+pub struct JobView {
+    pub status: &'static str,
+    pub shots: u32,
+    submitted_at: Option<i64>,
+    finished_at: Option<i64>,
+    pub error: Option<String>,
+    plan: Option<Value>,
+    blocks: BTreeMap<String, BlockView>,
+    pub result: Option<Value>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct BlockView {
+    attempts: u32,
+    peer_id: Option<String>,
+    state: &'static str,
+    fidelity: Option<f64>,
+    latency_ms: Option<f64>,
+    error: Option<String>,
+    tried: Vec<(String, String)>,
+}
+
+impl JobView {
+    /// One fact more.
+    pub fn take(&mut self, at: i64, fact: &JobFact) {
+        match fact {
+            JobFact::Submitted { shots, .. } => {
+                self.status = "queued";
+                self.shots = *shots;
+                self.submitted_at = Some(at);
+            }
+            JobFact::Planned { plan } => {
+                self.status = "running";
+                self.plan = Some(plan.clone());
+            }
+            JobFact::Attempted { block_id, attempt, peer_id, reservation_id } => {
+                let block = self.blocks.entry(block_id.clone()).or_default();
+                block.attempts = *attempt;
+                block.state = "running";
+                block.peer_id = Some(peer_id.clone());
+                block.tried.push((peer_id.clone(), reservation_id.clone()));
+            }
+            JobFact::BlockCompleted { block_id, attempts, peer_id, fidelity, latency_ms } => {
+                let block = self.blocks.entry(block_id.clone()).or_default();
+                block.attempts = *attempts;
+                block.state = "completed";
+                block.peer_id = Some(peer_id.clone());
+                block.fidelity = *fidelity;
+                block.latency_ms = Some(*latency_ms);
+            }
+            JobFact::BlockFailed { block_id, attempts, error } => {
+                let block = self.blocks.entry(block_id.clone()).or_default();
+                block.attempts = *attempts;
+                block.state = "failed";
+                block.error = Some(error.clone());
+            }
+            JobFact::Completed { result } => {
+                self.status = "completed";
+                self.finished_at = Some(at);
+                self.result = Some(result.clone());
+            }
+            JobFact::Failed { error } => {
+                self.status = "failed";
+                self.finished_at = Some(at);
+                self.error = Some(error.clone());
+                // What was under way isn't any more.
+                for block in self.blocks.values_mut().filter(|b| b.state == "running") {
+                    block.state = "abandoned";
+                }
+            }
+        }
+    }
+
+    /// Facts of the log, oldest first.
+    pub fn of(facts: &[(i64, JobFact)]) -> JobView {
+        let mut view = JobView::default();
+        facts.iter().for_each(|(at, fact)| view.take(*at, fact));
+        view
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.finished_at.is_some()
+    }
+
+    /// As the API shows it.
+    pub fn json(&self, job_id: &str) -> Value {
+        let none = Vec::new();
+        let planned = self.plan.as_ref().and_then(|p| p["fragments"].as_array()).unwrap_or(&none);
+        let fragments: Vec<Value> = planned
+            .iter()
+            .map(|f| {
+                let block = f["block_id"].as_str().and_then(|b| self.blocks.get(b));
+                json!({
+                    "fragment_id": f["fragment_id"],
+                    "block_id": f["block_id"],
+                    "service_id": f["service_id"],
+                    "peer_id": block.and_then(|b| b.peer_id.as_ref()),
+                    "attempts": block.map_or(0, |b| b.attempts),
+                    "fidelity": block.and_then(|b| b.fidelity),
+                    "latency_ms": block.and_then(|b| b.latency_ms),
+                    "state": block.map_or("waiting", |b| b.state),
+                    "error": block.and_then(|b| b.error.as_ref()),
+                })
+            })
+            .collect();
+        let blocks: Vec<Value> = self
+            .blocks
+            .iter()
+            .map(|(id, b)| {
+                let tried: Vec<Value> = b
+                    .tried
+                    .iter()
+                    .map(|(peer, reservation)| json!({ "peer_id": peer, "reservation_id": reservation }))
+                    .collect();
+                json!({
+                    "block_id": id, "state": b.state, "peer_id": b.peer_id, "attempts": b.attempts,
+                    "fidelity": b.fidelity, "latency_ms": b.latency_ms, "error": b.error, "tried": tried,
+                })
+            })
+            .collect();
+        json!({
+            "job_id": job_id,
+            "status": self.status,
+            "shots": self.shots,
+            "submitted_at": self.submitted_at.map(time),
+            "finished_at": self.finished_at.map(time),
+            "error": self.error,
+            "plan": self.plan,
+            "blocks": blocks,
+            "fragments": fragments,
+            "result": self.result,
+        })
+    }
+}
+
+/// Reads a job from the log.
+///
+/// # Errors
+/// When the log can't be read.
+pub async fn from_log(log: &Log, job_id: &str) -> Result<Option<JobView>, LogError> {
+    let facts = log.job_facts(job_id).await?;
+    Ok((!facts.is_empty()).then(|| JobView::of(&facts)))
+}

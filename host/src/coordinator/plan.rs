@@ -1,0 +1,252 @@
+//! Pure: which fragments make a block, when it runs, and who is to run it.
+//!
+//! Every operation is a fragment that depends on the last earlier one on each of its qubits; a stage is all whose
+//! predecessors lie in earlier stages. Each qubit starts as a component of its own; in a stage fragments that share
+//! a component, transitively, are one block, whose components are one afterwards.
+//!
+//! Candidates are ranked by `total = 0.55 (1 - F) + 0.20 move + 0.25 load`, each rounded to 6 decimals:
+//! - F: the lowest fidelity over the block's services, as last reported, else 0.99 (0.90 for unknown ids);
+//! - move: min(1, d + min(1, 0.08 (components - 1)) + min(1, 0.03 (qubits - 1))), where d is 0 without predecessor
+//!   blocks or when the peer is primary of one of them, else min(1, 0.15 times their distinct primaries);
+//! - load: (reservations + executions + blocks planned on it) / (1 + highest reservations + executions).
+//!
+//! Order: total, load, higher F, peer id. The first is the primary, the next three its fallbacks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::circuit::Circuit;
+use crate::peers::operation::{BUNDLE, SERVICES};
+
+const MAX_CANDIDATES: usize = 4;
+const ASSUMED_FIDELITY: f64 = 0.99;
+const UNKNOWN_FIDELITY: f64 = 0.90;
+
+/// A peer that may be planned on: healthy and not stale.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Candidate {
+    pub peer_id: String,
+    pub services: Vec<String>,
+    pub fidelity: BTreeMap<String, f64>,
+    /// Reservations and executions, as it says.
+    pub load: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PlannedFragment {
+    pub fragment_id: String,
+    pub operation_id: String,
+    pub service_id: &'static str,
+    pub qubits: Vec<u32>,
+    pub dependencies: Vec<String>,
+    pub raw_text: String,
+    pub block_id: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Block {
+    pub block_id: String,
+    pub stage: usize,
+    /// The one service, or the bundle of several.
+    pub service_id: String,
+    pub services: Vec<String>,
+    pub fragment_ids: Vec<String>,
+    /// Qubits of the block's state, ascending.
+    pub qubits: Vec<u32>,
+    /// The states that it starts from, by their qubits.
+    pub components: Vec<Vec<u32>>,
+    pub predecessors: Vec<String>,
+    /// Best first: the primary and its fallbacks.
+    pub candidates: Vec<Ranked>,
+    /// Places of its fragments in the plan.
+    #[serde(skip)]
+    pub fragments: Vec<usize>,
+}
+
+/// A candidate with the parts of its rank.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Ranked {
+    pub peer_id: String,
+    pub total: f64,
+    pub fidelity: f64,
+    #[serde(rename = "move")]
+    pub movement: f64,
+    pub load: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    pub plan_id: String,
+    pub qubits: u32,
+    pub fragments: Vec<PlannedFragment>,
+    /// In each stage its blocks.
+    pub stages: Vec<Vec<Block>>,
+}
+
+/// Services that nobody offers together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no healthy peer offers {} (needed by block {block_id}); {known} healthy peers are known", services.join(" and "))]
+pub struct NoCandidate {
+    pub block_id: String,
+    pub services: Vec<String>,
+    pub known: usize,
+}
+
+/// Plans a circuit on these candidates.
+///
+/// # Errors
+/// When a block has no candidate.
+pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Result<Plan, NoCandidate> {
+    let (mut fragments, stage_of) = fragments(circuit);
+    let last = stage_of.iter().max().map_or(0, |s| s + 1);
+    // The component of each qubit, and the block that made it.
+    let mut components: Vec<Vec<u32>> = (0..circuit.qubits).map(|q| vec![q]).collect();
+    let mut component_of: Vec<usize> = (0..components.len()).collect();
+    let mut made_by: Vec<Option<String>> = vec![None; components.len()];
+    let mut primaries: BTreeMap<String, String> = BTreeMap::new();
+    let mut planned: BTreeMap<String, u64> = BTreeMap::new();
+    let mut stages = Vec::with_capacity(last);
+    for stage in 0..last {
+        let here: Vec<usize> = (0..fragments.len()).filter(|f| stage_of[*f] == stage).collect();
+        let mut blocks = Vec::new();
+        for (n, group) in groups(&here, &fragments, &component_of).into_iter().enumerate() {
+            let block_id = format!("block-s{:02}-b{:02}", stage + 1, n + 1);
+            let mut inputs: Vec<usize> = group
+                .iter()
+                .flat_map(|f| &fragments[*f].qubits)
+                .map(|q| component_of[*q as usize])
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect();
+            inputs.sort_by_key(|c| components[*c].first().copied());
+            let mut qubits: Vec<u32> = inputs.iter().flat_map(|c| components[*c].clone()).collect();
+            qubits.sort_unstable();
+            let services: BTreeSet<&str> = group.iter().map(|f| fragments[*f].service_id).collect();
+            let predecessors: BTreeSet<String> = inputs.iter().filter_map(|c| made_by[*c].clone()).collect();
+            let mut block = Block {
+                service_id: match services.len() {
+                    1 => services.iter().next().map_or(BUNDLE, |s| s).to_string(),
+                    _ => BUNDLE.into(),
+                },
+                services: services.into_iter().map(String::from).collect(),
+                fragment_ids: group.iter().map(|f| fragments[*f].fragment_id.clone()).collect(),
+                components: inputs.iter().map(|c| components[*c].clone()).collect(),
+                predecessors: predecessors.into_iter().collect(),
+                candidates: Vec::new(),
+                fragments: group.clone(),
+                stage: stage + 1,
+                block_id: block_id.clone(),
+                qubits: qubits.clone(),
+            };
+            block.candidates = rank(&block, candidates, &primaries, &planned);
+            let Some(primary) = block.candidates.first().map(|c| c.peer_id.clone()) else {
+                return Err(NoCandidate { block_id, services: block.services, known: candidates.len() });
+            };
+            *planned.entry(primary.clone()).or_default() += 1;
+            primaries.insert(block_id.clone(), primary);
+            let id = components.len();
+            qubits.iter().for_each(|q| component_of[*q as usize] = id);
+            components.push(qubits);
+            made_by.push(Some(block_id.clone()));
+            group.iter().for_each(|f| fragments[*f].block_id.clone_from(&block_id));
+            blocks.push(block);
+        }
+        stages.push(blocks);
+    }
+    Ok(Plan { plan_id: plan_id.into(), qubits: circuit.qubits, fragments, stages })
+}
+
+/// Fragments with their dependencies, and the stage of each.
+fn fragments(circuit: &Circuit) -> (Vec<PlannedFragment>, Vec<usize>) {
+    let mut last: Vec<Option<usize>> = vec![None; circuit.qubits as usize];
+    let mut found: Vec<PlannedFragment> = Vec::with_capacity(circuit.operations.len());
+    let mut stages: Vec<usize> = Vec::with_capacity(circuit.operations.len());
+    for (n, operation) in circuit.operations.iter().enumerate() {
+        let before: BTreeSet<usize> = operation.qubits.iter().filter_map(|q| last[*q as usize]).collect();
+        stages.push(before.iter().map(|b| stages[*b] + 1).max().unwrap_or(0));
+        operation.qubits.iter().for_each(|q| last[*q as usize] = Some(n));
+        found.push(PlannedFragment {
+            fragment_id: format!("frag-{:04}", n + 1),
+            operation_id: format!("op-{:04}", n + 1),
+            service_id: operation.service,
+            qubits: operation.qubits.clone(),
+            dependencies: before.iter().map(|b| found[*b].fragment_id.clone()).collect(),
+            raw_text: operation.raw_text.clone(),
+            block_id: String::new(),
+        });
+    }
+    (found, stages)
+}
+
+/// Fragments of a stage that share components, transitively, in the order of their first.
+fn groups(here: &[usize], fragments: &[PlannedFragment], component_of: &[usize]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<(BTreeSet<usize>, Vec<usize>)> = Vec::new();
+    for &fragment in here {
+        let mut touched: BTreeSet<usize> =
+            fragments[fragment].qubits.iter().map(|q| component_of[*q as usize]).collect();
+        let mut members = Vec::new();
+        let (shared, apart): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|(components, _)| !components.is_disjoint(&touched));
+        for (components, others) in shared {
+            touched.extend(components);
+            members.extend(others);
+        }
+        members.push(fragment);
+        members.sort_unstable();
+        groups = apart;
+        groups.push((touched, members));
+    }
+    let mut groups: Vec<Vec<usize>> = groups.into_iter().map(|(_, members)| members).collect();
+    groups.sort();
+    groups
+}
+
+fn rank(
+    block: &Block,
+    candidates: &[Candidate],
+    primaries: &BTreeMap<String, String>,
+    planned: &BTreeMap<String, u64>,
+) -> Vec<Ranked> {
+    let able: Vec<&Candidate> =
+        candidates.iter().filter(|c| block.services.iter().all(|s| c.services.contains(s))).collect();
+    let highest = able.iter().map(|c| c.load).max().unwrap_or(0);
+    let before: BTreeSet<&String> = block.predecessors.iter().filter_map(|b| primaries.get(b)).collect();
+    let mut ranked: Vec<Ranked> = able
+        .into_iter()
+        .map(|c| {
+            let assumed = |service: &String| match SERVICES.contains(&service.as_str()) {
+                true => ASSUMED_FIDELITY,
+                false => UNKNOWN_FIDELITY,
+            };
+            let of = |service| c.fidelity.get(service).copied().unwrap_or_else(|| assumed(service));
+            let fidelity = block.services.iter().map(of).fold(1.0, f64::min);
+            let far = match before.is_empty() || before.contains(&c.peer_id) {
+                true => 0.0,
+                false => (0.15 * before.len() as f64).min(1.0),
+            };
+            let parts = (0.08 * (block.components.len() as f64 - 1.0)).min(1.0);
+            let width = (0.03 * (block.qubits.len() as f64 - 1.0)).min(1.0);
+            let movement = round6((far + parts + width).min(1.0));
+            let busy = c.load.saturating_add(planned.get(&c.peer_id).copied().unwrap_or(0));
+            let load = round6(busy as f64 / (1.0 + highest as f64));
+            let fidelity = round6(fidelity);
+            let total = round6(0.55 * (1.0 - fidelity) + 0.20 * movement + 0.25 * load);
+            Ranked { peer_id: c.peer_id.clone(), total, fidelity, movement, load }
+        })
+        .collect();
+    ranked.sort_by(|a, b| {
+        let order = a.total.total_cmp(&b.total).then(a.load.total_cmp(&b.load));
+        order.then(b.fidelity.total_cmp(&a.fidelity)).then(a.peer_id.cmp(&b.peer_id))
+    });
+    ranked.truncate(MAX_CANDIDATES);
+    ranked
+}
+
+fn round6(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,305 @@
+//! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a kill.
+//!
+//! After a restart the log says which reservations were open and which jobs had no end. Those reservations are
+//! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are failed, with the reason:
+//! a state that was under way can't be had again.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::block::{Walker, uuid4};
+use super::circuit::{self, Circuit, CircuitError};
+use super::job::{self, JobView, Record};
+use crate::reservation::event::Transition;
+use crate::reservation::journal::JobFact;
+use crate::reservation::ledger::Command;
+use crate::reservation::log::{Log, LogError, TellError, now_micros};
+
+/// Ended jobs that are kept in memory; older ones are read from the log.
+const KEPT_VIEWS: usize = 256;
+/// Why a restart fails a job.
+pub const STOPPED: &str = "the coordinator was stopped in the middle of this job; submit it again";
+
+#[derive(Debug, Clone)]
+pub struct ServiceLimits {
+    /// Jobs that run at once, and that wait besides.
+    pub running: usize,
+    pub waiting: usize,
+    pub max_shots: u32,
+    /// How long a job waits for peers that offer what it needs.
+    pub peer_wait: Duration,
+    /// How often reservations whose time is over are looked for.
+    pub expiry_interval: Duration,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    #[error(transparent)]
+    Circuit(#[from] CircuitError),
+    #[error("shots is {0}, allowed are 1 to {1}")]
+    Shots(u32, u32),
+    #[error("{0} jobs wait already; try again later")]
+    Full(usize),
+    #[error(transparent)]
+    Log(#[from] TellError),
+}
+
+/// The handle.
+#[derive(Clone)]
+pub struct Service {
+    pub walker: Walker,
+    limits: ServiceLimits,
+    jobs: Arc<Mutex<Jobs>>,
+    slots: Arc<Semaphore>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct Jobs {
+    live: HashMap<String, watch::Sender<JobView>>,
+    ended: VecDeque<String>,
+    unfinished: usize,
+}
+
+/// Records a job's facts: log, then view.
+#[derive(Clone)]
+struct Recorder {
+    log: Log,
+    job_id: String,
+    view: watch::Sender<JobView>,
+}
+
+impl Record for Recorder {
+    async fn record(&self, fact: JobFact) -> Result<(), LogError> {
+        match self.log.job(&self.job_id, fact.clone()).await {
+            Ok(()) => {
+                self.view.send_modify(|v| v.take(now_micros(), &fact));
+                Ok(())
+            }
+            Err(TellError::Log(error)) => Err(error),
+            Err(other) => Err(LogError::Write(other.to_string())),
+        }
+    }
+}
+
+impl Service {
+    pub fn new(walker: Walker, limits: ServiceLimits) -> Service {
+        Service {
+            walker,
+            slots: Arc::new(Semaphore::new(limits.running)),
+            limits,
+            jobs: Arc::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        // Each change is one statement: a panic elsewhere leaves the list whole.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cleans up what a former process left open. Before the first job.
+    ///
+    /// # Errors
+    /// When the log can't be read or written.
+    pub async fn recover(&self) -> Result<(), LogError> {
+        let log = &self.walker.log;
+        let (mut reservations, mut jobs) = (0, 0);
+        let me = self.walker.network.peer_id();
+        for job_id in log.open_jobs().await? {
+            let facts = log.job_facts(&job_id).await?;
+            // Another coordinator on the same log looks after its own.
+            let own = |f: &JobFact| matches!(f, JobFact::Submitted { coordinator, .. } if *coordinator == me);
+            if !facts.iter().any(|(_, f)| own(f)) {
+                continue;
+            }
+            // Committed reservations are closed in the log, but may hold a slot all the same.
+            for (_, fact) in facts {
+                let JobFact::Attempted { peer_id, reservation_id, .. } = fact else { continue };
+                let Some(state) = log.state(&reservation_id).await? else { continue };
+                let over = matches!(&state.execution, Some(e) if e.outcome.is_some());
+                let never = matches!(
+                    state.transition,
+                    Transition::Rejected | Transition::Cancelled | Transition::Expired
+                );
+                if over || never {
+                    continue;
+                }
+                reservations += 1;
+                self.close(&reservation_id, state.execution.map(|e| e.execution_id)).await?;
+                self.walker.cancel_insisting(&peer_id, &reservation_id, STOPPED, self.stop.clone());
+            }
+            match log.job(&job_id, JobFact::Failed { error: STOPPED.into() }).await {
+                Ok(()) => jobs += 1,
+                Err(TellError::Log(error)) => return Err(error),
+                // It has an end by now.
+                Err(_) => {}
+            }
+        }
+        if jobs > 0 {
+            tracing::warn!(
+                jobs,
+                reservations,
+                "a former coordinator was stopped in the middle of jobs: they are failed, their reservations cancelled"
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends a reservation in the log, as far as it isn't.
+    async fn close(&self, id: &str, execution: Option<String>) -> Result<(), LogError> {
+        let command = match execution {
+            Some(execution_id) => Command::Fail { execution_id, error: STOPPED.into() },
+            None => Command::Cancel { reason: STOPPED.into() },
+        };
+        match self.walker.log.tell(id, command).await {
+            Err(TellError::Log(error)) => Err(error),
+            // A committed one is terminal without more.
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks after reservations whose time is over, until stopped.
+    pub async fn expire(self) {
+        let mut tick = tokio::time::interval(self.limits.expiry_interval);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {}
+                () = self.stop.cancelled() => std::future::pending().await,
+            }
+            match self.walker.log.open_reservations().await {
+                Ok(open) => {
+                    let now = now_micros();
+                    for (id, _) in open.into_iter().take_while(|(_, until)| *until <= now) {
+                        match self.walker.log.tell(&id, Command::Expire).await {
+                            Ok(_) => tracing::info!(
+                                reservation = id,
+                                "it was not committed in time and has expired"
+                            ),
+                            // It came to its end just now.
+                            Err(error) => tracing::debug!(reservation = id, %error, "not expired"),
+                        }
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "expired reservations could not be looked for"),
+            }
+        }
+    }
+
+    /// Takes a job; its id.
+    ///
+    /// # Errors
+    /// When it can't be run, too many wait, or it can't be recorded.
+    pub async fn submit(&self, qasm: &str, shots: u32) -> Result<String, SubmitError> {
+        if shots == 0 || shots > self.limits.max_shots {
+            return Err(SubmitError::Shots(shots, self.limits.max_shots));
+        }
+        let circuit = circuit::parse(qasm)?;
+        {
+            let mut jobs = self.jobs();
+            if jobs.unfinished >= self.limits.running + self.limits.waiting {
+                return Err(SubmitError::Full(self.limits.waiting));
+            }
+            jobs.unfinished += 1;
+        }
+        let job_id = format!("job-{}", uuid4());
+        let coordinator = self.walker.network.peer_id();
+        let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator };
+        if let Err(error) = self.walker.log.job(&job_id, fact.clone()).await {
+            self.jobs().unfinished -= 1;
+            return Err(error.into());
+        }
+        let mut view = JobView::default();
+        view.take(now_micros(), &fact);
+        let view = watch::Sender::new(view);
+        self.jobs().live.insert(job_id.clone(), view.clone());
+        let (service, id) = (self.clone(), job_id.clone());
+        self.tasks.spawn(async move {
+            service.run(id.clone(), circuit, shots, view).await;
+            let mut jobs = service.jobs();
+            jobs.unfinished -= 1;
+            jobs.ended.push_back(id);
+            while jobs.ended.len() > KEPT_VIEWS {
+                let Some(oldest) = jobs.ended.pop_front() else { break };
+                jobs.live.remove(&oldest);
+            }
+        });
+        Ok(job_id)
+    }
+
+    async fn run(&self, job_id: String, circuit: Circuit, shots: u32, view: watch::Sender<JobView>) {
+        let Ok(_slot) = self.slots.acquire().await else { return };
+        let recorder = Recorder { log: self.walker.log.clone(), job_id: job_id.clone(), view };
+        self.wait_for_peers(&circuit).await;
+        let ran = job::run(&self.walker, &circuit, shots, &job_id, &recorder).await;
+        let end = match ran {
+            Ok(result) => {
+                tracing::info!(job_id, "completed");
+                JobFact::Completed { result }
+            }
+            Err(error) => {
+                let mut text = error.to_string();
+                if let Some(cause) = std::error::Error::source(&error) {
+                    text = format!("{text}: {cause}");
+                }
+                tracing::warn!(job_id, error = text, "failed");
+                JobFact::Failed { error: text }
+            }
+        };
+        if let Err(error) = recorder.record(end.clone()).await {
+            tracing::error!(job_id, %error, "the job's end could not be recorded; a restart fails it");
+            // Shown all the same: who waits for it must not wait for ever.
+            recorder.view.send_modify(|v| v.take(now_micros(), &end));
+        }
+    }
+
+    /// Peers say what they are as soon as they connect; a job that comes first waits for them, for a while.
+    async fn wait_for_peers(&self, circuit: &Circuit) {
+        let needed: std::collections::BTreeSet<&str> = circuit.operations.iter().map(|o| o.service).collect();
+        let offered = || {
+            let candidates = self.walker.directory.candidates();
+            candidates.iter().any(|c| needed.iter().all(|s| c.services.iter().any(|own| own == s)))
+        };
+        let until = tokio::time::Instant::now() + self.limits.peer_wait;
+        while !offered() && tokio::time::Instant::now() < until && !self.stop.is_cancelled() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A job's view, and its changes while it runs.
+    pub fn watch(&self, job_id: &str) -> Option<watch::Receiver<JobView>> {
+        self.jobs().live.get(job_id).map(watch::Sender::subscribe)
+    }
+
+    /// A job as the API shows it.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn show(&self, job_id: &str) -> Result<Option<Value>, LogError> {
+        if let Some(view) = self.watch(job_id) {
+            return Ok(Some(view.borrow().json(job_id)));
+        }
+        Ok(job::from_log(&self.walker.log, job_id).await?.map(|v| v.json(job_id)))
+    }
+
+    /// No more waiting; jobs that run may end within the limit, then cancels go out.
+    pub async fn shut_down(&self, limit: Duration) {
+        self.stop.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
+            tracing::warn!("stopped in the middle of jobs: the next start fails them and frees their peers");
+        }
+        self.walker.tasks.close();
+        if tokio::time::timeout(limit.min(Duration::from_secs(5)), self.walker.tasks.wait()).await.is_err() {
+            tracing::debug!("some cancels did not arrive before the end");
+        }
+    }
+}

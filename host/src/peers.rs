@@ -1,0 +1,27 @@
+//! The peer network: reservations and fragments over libp2p, and who is there.
+//!
+//! ```text
+//! scan       where a document ends            \
+//! wire       the documents, strict and bounded  | pure
+//! amplitude  complex numbers as texts           |
+//! statement  one line of raw_text               |
+//! operation  a fragment as operations           |
+//! protocol   reservations, holds, rights       /
+//! registry   who is there, from gossip         pure
+//! swarm      libp2p: streams, gossip, one thread
+//! executing  a dispatch on the executor
+//! peer       the role that lends slots
+//! identity   the key on disk
+//! ```
+
+pub mod amplitude;
+pub mod executing;
+pub mod identity;
+pub mod operation;
+pub mod peer;
+pub mod protocol;
+pub mod registry;
+pub mod scan;
+pub mod statement;
+pub mod swarm;
+pub mod wire;

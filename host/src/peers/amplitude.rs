@@ -1,0 +1,311 @@
+//! Pure: amplitudes as texts, as Python writes and reads complex numbers.
+//!
+//! Read: what `complex()` reads, without nan and inf. Written: each part rounded to 12 decimals, in Python's
+//! shortest float form; a part that is 0 is left out.
+
+use std::fmt::Write as _;
+
+/// A complex number: real and imaginary part.
+pub type Complex = [f64; 2];
+
+/// How far a state's norm may be from 1.
+pub const NORM_TOLERANCE: f64 = 1e-6;
+/// More qubits than any state that could be sent.
+pub const MAX_QUBITS: usize = 30;
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StateError {
+    #[error("amplitude {index} is {text:?}, which is no complex number")]
+    Text { index: usize, text: String },
+    #[error("amplitude {index} is {text:?}, which is not finite")]
+    NotFinite { index: usize, text: String },
+    #[error("{found} amplitudes for {qubits} qubits, expected are {expected}")]
+    Length { found: usize, qubits: usize, expected: usize },
+    #[error("the norm of the state is {0}, expected is 1 within 1e-6")]
+    Norm(f64),
+    #[error("{0} qubits are more than the {MAX_QUBITS} that a state can be sent of")]
+    Qubits(usize),
+}
+
+/// Reads the amplitudes of a state of so many qubits, and checks them.
+///
+/// # Errors
+/// The first that is wrong, or what is wrong with all of them.
+pub fn read_state<S: AsRef<str>>(texts: &[S], qubits: usize) -> Result<Vec<Complex>, StateError> {
+    if qubits > MAX_QUBITS {
+        return Err(StateError::Qubits(qubits));
+    }
+    let expected = 1 << qubits;
+    if texts.len() != expected {
+        return Err(StateError::Length { found: texts.len(), qubits, expected });
+    }
+    let mut state = Vec::with_capacity(expected);
+    for (index, text) in texts.iter().enumerate() {
+        let text = text.as_ref();
+        let shown = || crate::model::cut(text, 40).to_string();
+        let value = read(text).ok_or_else(|| StateError::Text { index, text: shown() })?;
+        if !(value[0].is_finite() && value[1].is_finite()) {
+            return Err(StateError::NotFinite { index, text: shown() });
+        }
+        state.push(value);
+    }
+    check_norm(&state)?;
+    Ok(state)
+}
+
+/// Whether a state's norm is 1, near enough.
+///
+/// # Errors
+/// When it isn't.
+pub fn check_norm(state: &[Complex]) -> Result<(), StateError> {
+    let norm = norm(state);
+    match (norm - 1.0).abs() <= NORM_TOLERANCE {
+        true => Ok(()),
+        // A norm that is no number is wrong too.
+        false => Err(StateError::Norm(norm)),
+    }
+}
+
+/// The length of a state's vector.
+pub fn norm(state: &[Complex]) -> f64 {
+    state.iter().map(|[re, im]| re * re + im * im).sum::<f64>().sqrt()
+}
+
+/// All qubits in state 0.
+pub fn zeros(qubits: usize) -> Vec<Complex> {
+    let mut state = vec![[0.0, 0.0]; 1 << qubits];
+    state[0] = [1.0, 0.0];
+    state
+}
+
+/// One amplitude, as `complex()` reads it; nan and infinity come back as such.
+pub fn read(text: &str) -> Option<Complex> {
+    let mut text = text.trim();
+    if let Some(inner) = text.strip_prefix('(') {
+        text = inner.strip_suffix(')')?.trim();
+    }
+    let Some(body) = text.strip_suffix(['j', 'J']) else {
+        return number(text).map(|re| [re, 0.0]);
+    };
+    // The imaginary part begins at the last sign that is no exponent's.
+    let bytes = body.as_bytes();
+    let exponent = |i: usize| i > 0 && matches!(bytes[i - 1], b'e' | b'E');
+    let split = (0..bytes.len()).rev().find(|&i| matches!(bytes[i], b'+' | b'-') && !exponent(i));
+    let (re, im) = match split {
+        None | Some(0) => ("", body),
+        Some(at) => body.split_at(at),
+    };
+    let re = if re.is_empty() { 0.0 } else { number(re)? };
+    let im = match im {
+        "" | "+" => 1.0,
+        "-" => -1.0,
+        digits => number(digits)?,
+    };
+    Some([re, im])
+}
+
+/// A float as Python reads it: no blanks inside, no hexadecimal, underscores between digits.
+fn number(text: &str) -> Option<f64> {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let named = ["inf", "infinity", "nan"].iter().any(|n| unsigned.eq_ignore_ascii_case(n));
+    let digits = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-' | '_');
+    if !named && (unsigned.is_empty() || !unsigned.chars().all(digits)) {
+        return None;
+    }
+    if !text.contains('_') {
+        return text.parse().ok();
+    }
+    let bytes = text.as_bytes();
+    let between = |i: usize| {
+        let digit = |at: Option<&u8>| at.is_some_and(u8::is_ascii_digit);
+        digit(i.checked_sub(1).and_then(|i| bytes.get(i))) && digit(bytes.get(i + 1))
+    };
+    let allowed = (0..bytes.len()).all(|i| bytes[i] != b'_' || between(i));
+    allowed.then(|| text.replace('_', "").parse().ok())?
+}
+
+/// Writes one amplitude.
+pub fn write(value: Complex) -> String {
+    let mut out = String::with_capacity(36);
+    write_to(&mut out, value);
+    out
+}
+
+fn write_to(out: &mut String, [re, im]: Complex) {
+    let (re, im) = (Part::of(re), Part::of(im));
+    match (re.zero, im.zero) {
+        (_, true) => re.put(out),
+        (true, false) => {
+            im.put(out);
+            out.push('j');
+        }
+        (false, false) => {
+            re.put(out);
+            if !im.text.starts_with('-') {
+                out.push('+');
+            }
+            im.put(out);
+            out.push('j');
+        }
+    }
+}
+
+/// All of a state.
+pub fn write_state(state: &[Complex]) -> Vec<String> {
+    state.iter().map(|a| write(*a)).collect()
+}
+
+/// A float rounded to 12 decimals.
+struct Part {
+    text: String,
+    zero: bool,
+}
+
+impl Part {
+    fn of(value: f64) -> Part {
+        let mut text = String::with_capacity(18);
+        // Rounds the exact value, as Python's round does. Writing to a String can't fail.
+        write!(text, "{value:.12}").ok();
+        let zero = !text.bytes().any(|b| matches!(b, b'1'..=b'9'));
+        Part { text, zero }
+    }
+
+    /// Python's shortest form of it: at most 12 decimals always read back as the same float.
+    fn put(&self, out: &mut String) {
+        if self.zero {
+            return out.push_str("0.0");
+        }
+        let (sign, digits) = match self.text.strip_prefix('-') {
+            Some(digits) => ("-", digits),
+            None => ("", self.text.as_str()),
+        };
+        out.push_str(sign);
+        let (whole, decimals) = digits.split_once('.').unwrap_or((digits, "0"));
+        let decimals = decimals.trim_end_matches('0');
+        if whole != "0" || !decimals.starts_with("0000") {
+            out.push_str(whole);
+            out.push('.');
+            return out.push_str(if decimals.is_empty() { "0" } else { decimals });
+        }
+        let significant = decimals.trim_start_matches('0');
+        let exponent = decimals.len() - significant.len() + 1;
+        out.push_str(&significant[..1]);
+        if significant.len() > 1 {
+            out.push('.');
+            out.push_str(&significant[1..]);
+        }
+        // Writing to a String can't fail.
+        write!(out, "e-{exponent:02}").ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_complex_reads() {
+        let cases = [
+            ("1", [1.0, 0.0]),
+            ("2j", [0.0, 2.0]),
+            ("j", [0.0, 1.0]),
+            ("-j", [0.0, -1.0]),
+            ("+J", [0.0, 1.0]),
+            ("1e-5-2E3J", [1e-5, -2e3]),
+            ("(0.7071067811865475+0j)", [0.7071067811865475, 0.0]),
+            (" ( -0+0j ) ", [0.0, 0.0]),
+            ("0j", [0.0, 0.0]),
+            ("5e-1J", [0.0, 0.5]),
+            ("-.5", [-0.5, 0.0]),
+            ("1.", [1.0, 0.0]),
+            ("+0.3-4E-1j", [0.3, -0.4]),
+            ("1e+2+1e+2j", [100.0, 100.0]),
+            ("1_0.5", [10.5, 0.0]),
+            ("3+j", [3.0, 1.0]),
+        ];
+        for (text, value) in cases {
+            assert_eq!(read(text), Some(value), "{text}");
+        }
+        for text in [
+            "",
+            "one",
+            "0.6 + 0.8j",
+            "1+2",
+            "1j2",
+            "(1",
+            "1)",
+            "((1))",
+            "0x1p3",
+            "1e",
+            "--1",
+            "1__0",
+            "_1",
+            "+",
+            "jj",
+            "e5",
+            "1+e5j",
+        ] {
+            assert_eq!(read(text), None, "{text:?}");
+        }
+        for text in ["nan", "inf", "-Infinity", "1+nanj", "1e999"] {
+            assert!(read(text).is_some_and(|[a, b]| !(a.is_finite() && b.is_finite())), "{text}");
+        }
+    }
+
+    #[test]
+    fn writes_as_existing_peers_do() {
+        let half = std::f64::consts::FRAC_1_SQRT_2;
+        let cases = [
+            ([0.5, 0.0], "0.5"),
+            ([1.0, 0.0], "1.0"),
+            ([0.0, 0.0], "0.0"),
+            ([-0.0, 1e-13], "0.0"),
+            ([1e-5, 0.0], "1e-05"),
+            ([half, 0.0], "0.707106781187"),
+            ([0.0, 0.5], "0.5j"),
+            ([0.5, -0.5], "0.5-0.5j"),
+            ([-0.5, 0.25], "-0.5+0.25j"),
+            ([0.0, -1e-12], "-1e-12j"),
+            ([0.00012, -0.000012], "0.00012-1.2e-05j"),
+            ([1.2345678e-7, 0.0], "1.23457e-07"),
+            ([1.0000001, 0.0], "1.0000001"),
+            ([0.9999999999999999, 0.0], "1.0"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(write(value), text);
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back_within_its_decimals() {
+        let mut seed = 1_u64;
+        for _ in 0..10_000 {
+            let mut random = || {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let scale = 10_f64.powi(-((seed >> 60) as i32));
+                ((seed >> 11) as f64 / (1_u64 << 53) as f64 - 0.5) * scale
+            };
+            let value = [random(), random()];
+            let text = write(value);
+            let back = read(&text).unwrap();
+            for (a, b) in value.iter().zip(back) {
+                assert!((a - b).abs() <= 0.500001e-12, "{value:?} {text}");
+            }
+            assert_eq!(write(back), text, "the form is stable");
+        }
+    }
+
+    #[test]
+    fn states_are_checked() {
+        let bad = |texts: &[&str], qubits| read_state(texts, qubits).unwrap_err().to_string();
+        assert!(bad(&["1", "0", "0"], 2).contains("3 amplitudes for 2 qubits"));
+        assert!(bad(&["1", "1"], 1).contains("norm"));
+        assert!(bad(&["0", "0"], 1).contains("norm"));
+        assert!(bad(&["nan", "0"], 1).contains("not finite"));
+        assert!(bad(&["1e200", "1e200"], 1).contains("norm"));
+        assert!(bad(&["", "1"], 1).contains("amplitude 0"));
+        assert!(bad(&[], 60).contains("60 qubits"));
+        assert!(read_state(&["0.70710685", "0.70710678118"], 1).is_ok(), "within 1e-6");
+        assert!(read_state(&["0.70711385", "0.70710678118"], 1).is_err(), "beyond");
+    }
+}

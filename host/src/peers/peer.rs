@@ -1,0 +1,490 @@
+//! The peer role: lends the executor's slots to coordinators.
+//!
+//! It lives on the network's thread and answers there; an execution runs on a slot's own thread and comes back on a
+//! channel. Large documents are read and written beside, so that a prepare never waits for one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+
+use super::amplitude::Complex;
+use super::executing::{self, Job};
+use super::operation::Unitary;
+use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Noted, Now, Slots, Table};
+use super::registry::Topic;
+use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
+use super::wire::{
+    Advertisement, CancelRequest, CommitRequest, DispatchRequest, Heartbeat, PrepareRequest,
+    SINGLE_READ_BYTES, ServiceSummary, Step, read, time, write,
+};
+use crate::reservation::log::{Log, now_micros};
+
+/// Documents from this size on are read and written beside the network's thread.
+const LARGE: usize = 64 << 10;
+/// So are the states of more qubits.
+const LARGE_QUBITS: u16 = 10;
+/// Facts are handed to the log so many at a time, or after so long.
+const NOTES_MAX: usize = 256;
+const NOTES_WAIT: Duration = Duration::from_millis(20);
+
+/// A state for the executor, and where its answer goes.
+pub struct Evolve {
+    pub execution_id: String,
+    pub num_qubits: u16,
+    pub amplitudes: Vec<Complex>,
+    pub steps: Vec<Unitary>,
+    pub done: Box<dyn FnOnce(Evolved) + Send>,
+}
+
+/// What came of it.
+pub struct Evolved {
+    pub answer: Result<Vec<Complex>, String>,
+    pub run_time: Duration,
+}
+
+/// The executor, as the peer sees it: slots that can be held, and states that are evolved on a held one.
+pub trait Lender: Send + Sync + 'static {
+    /// Holds a free slot.
+    ///
+    /// # Errors
+    /// When there is none for a reservation.
+    fn hold(&self) -> Result<(), NoSlot>;
+
+    /// Gives a held slot back.
+    fn release(&self);
+
+    /// Runs on a held slot. The slot stays held until it is released, so that the record of a hold's end comes before
+    /// the next use.
+    fn evolve(&self, work: Evolve);
+
+    /// Asks the execution to end soon.
+    fn stop(&self, execution_id: &str);
+
+    /// What a device of this kind reports of its fidelity: 1 for an exact simulator.
+    fn fidelity(&self) -> Option<f64>;
+}
+
+/// The slots as the table sees them.
+struct Lent(Arc<dyn Lender>);
+
+impl Slots for Lent {
+    fn take(&mut self) -> Result<(), NoSlot> {
+        self.0.hold()
+    }
+
+    fn give(&mut self) {
+        self.0.release();
+    }
+}
+
+/// What others may know of the peer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerView {
+    pub load: Load,
+    pub accepted: u64,
+    pub declined: u64,
+    pub completed: u64,
+    pub failed: u64,
+}
+
+/// A dispatch that runs, and who waits for it.
+struct Running {
+    owner: String,
+    request: DispatchRequest,
+    waiting: Vec<(Caller, Channel)>,
+    started: Instant,
+}
+
+/// What comes back to the network's thread.
+enum Report {
+    /// A large document was read.
+    Read(Caller, Channel, Result<DispatchRequest, String>),
+    /// The executor has answered.
+    Evolved(u64, Job, Evolved),
+    /// A fragment was made out to be no work for the executor, or its answer is written.
+    Done { key: u64, outcome: Result<Vec<u8>, String>, seconds: f64 },
+}
+
+pub struct Peer {
+    table: Table,
+    lender: Arc<dyn Lender>,
+    log: Log,
+    view: watch::Sender<PeerView>,
+    started: Instant,
+    running: HashMap<u64, Running>,
+    next: u64,
+    reports: mpsc::UnboundedSender<Report>,
+    inbox: mpsc::UnboundedReceiver<Report>,
+    ready: Vec<Ready>,
+    /// Facts that the log's thread hasn't got yet, and when it is to get them.
+    unwritten: Vec<Noted>,
+    write_at: Option<Instant>,
+    trust_tier: &'static str,
+    protocols: Vec<String>,
+}
+
+impl Peer {
+    pub fn new(
+        table: Table,
+        lender: Arc<dyn Lender>,
+        log: Log,
+        view: watch::Sender<PeerView>,
+        namespace: &str,
+    ) -> Peer {
+        let protocols = Step::ALL.iter().map(|s| s.protocol(namespace)).collect();
+        let (reports, inbox) = mpsc::unbounded_channel();
+        Peer {
+            table,
+            lender,
+            log,
+            view,
+            started: Instant::now(),
+            running: HashMap::new(),
+            next: 0,
+            reports,
+            inbox,
+            ready: Vec::new(),
+            unwritten: Vec::new(),
+            write_at: None,
+            trust_tier: "external",
+            protocols,
+        }
+    }
+
+    fn now(&self) -> Now {
+        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Now { elapsed_ms, at: now_micros() }
+    }
+
+    /// Records what the table has decided and shows the new load.
+    fn settle(&mut self) {
+        self.unwritten.extend(self.table.notes());
+        if self.unwritten.len() >= NOTES_MAX {
+            self.write_notes();
+        } else if !self.unwritten.is_empty() {
+            self.write_at.get_or_insert_with(|| Instant::now() + NOTES_WAIT);
+        }
+        let load = self.table.load();
+        self.view.send_if_modified(|v| std::mem::replace(&mut v.load, load) != load);
+    }
+
+    /// Hands the record to the log's thread: in one go, since each time wakes it.
+    fn write_notes(&mut self) {
+        self.write_at = None;
+        for noted in std::mem::take(&mut self.unwritten) {
+            self.log.note(&noted.hold, noted.at, &noted.facts);
+        }
+    }
+
+    fn count(&self, field: fn(&mut PeerView) -> &mut u64) {
+        self.view.send_modify(|v| *field(v) += 1);
+    }
+
+    fn prepare(&mut self, caller: &Caller, request: &PrepareRequest) -> Vec<u8> {
+        let now = self.now();
+        let lender = self.lender.clone();
+        let mut slots = Lent(lender);
+        let answer = match self.log.is_writable() {
+            true => self.table.prepare(now, &caller.peer, request, &mut slots),
+            // What isn't recorded isn't promised.
+            false => super::wire::PrepareAnswer {
+                reservation_id: request.reservation_id.clone(),
+                accepting_peer_id: self.table.limits().peer_id.clone(),
+                transition: "rejected".into(),
+                reason: Some("this peer can't write its event log (disk full?)".into()),
+                replied_at: time(now.at),
+            },
+        };
+        if answer.transition == "rejected" {
+            tracing::debug!(
+                peer = caller.peer,
+                reservation = answer.reservation_id,
+                reason = answer.reason,
+                "declined"
+            );
+            self.count(|v| &mut v.declined);
+        } else {
+            self.count(|v| &mut v.accepted);
+        }
+        write(&answer)
+    }
+
+    fn dispatch(&mut self, caller: Caller, channel: Channel, request: DispatchRequest) -> Option<Ready> {
+        let now = self.now();
+        let lender = self.lender.clone();
+        let mut slots = Lent(lender);
+        let outcome = self.table.dispatch(now, &caller.peer, &request, &mut slots);
+        self.settle();
+        match outcome {
+            Dispatch::Answer(bytes) => {
+                Some((Step::Dispatch, channel, self.readable(&caller, &request, bytes.to_vec())))
+            }
+            Dispatch::Wait => {
+                let same = |r: &&mut Running| {
+                    r.owner == caller.peer && r.request.execution_id == request.execution_id
+                };
+                if let Some(running) = self.running.values_mut().find(same) {
+                    running.waiting.push((caller, channel));
+                }
+                None
+            }
+            Dispatch::Run => {
+                self.run(caller, channel, request);
+                None
+            }
+        }
+    }
+
+    /// Existing peers read one frame: what exceeds it would be lost, so they are told instead.
+    fn readable(&self, caller: &Caller, request: &DispatchRequest, bytes: Vec<u8>) -> Vec<u8> {
+        if caller.ours || bytes.len() <= SINGLE_READ_BYTES {
+            return bytes;
+        }
+        let error = format!(
+            "the answer has {} bytes, and peers of your kind read at most {SINGLE_READ_BYTES} of one answer: \
+             send fewer qubits, or reserve by a coda-host",
+            bytes.len()
+        );
+        let peer_id = &self.table.limits().peer_id;
+        write(&protocol::failed(peer_id, request, &error, self.now()))
+    }
+
+    fn run(&mut self, caller: Caller, channel: Channel, mut request: DispatchRequest) {
+        self.next += 1;
+        let (key, reports, lender) = (self.next, self.reports.clone(), self.lender.clone());
+        let head = DispatchRequest { input_payload: serde_json::Value::Null, ..request.clone() };
+        let payload = std::mem::take(&mut request.input_payload);
+        let large = payload["state"]["num_qubits"].as_f64().is_some_and(|n| n > f64::from(LARGE_QUBITS));
+        request.input_payload = payload;
+        let running = Running {
+            owner: caller.peer.clone(),
+            request: head,
+            waiting: vec![(caller, channel)],
+            started: Instant::now(),
+        };
+        self.running.insert(key, running);
+        let max_qubits = self.table.limits().max_qubits.unwrap_or(0);
+        let work = move || match executing::read(request, max_qubits) {
+            Ok(job) => evolve(job, &*lender, key, reports),
+            Err(error) => {
+                let done = Report::Done { key, outcome: Err(error), seconds: 0.0 };
+                if reports.send(done).is_err() {
+                    tracing::debug!("a fragment was refused after the network had stopped");
+                }
+            }
+        };
+        match large {
+            true => drop(tokio::task::spawn_blocking(work)),
+            false => work(),
+        }
+    }
+
+    fn take(&mut self, report: Report) {
+        match report {
+            Report::Read(caller, channel, Ok(request)) => {
+                let ready = self.dispatch(caller, channel, request);
+                self.ready.extend(ready);
+            }
+            Report::Read(caller, _, Err(why)) => refuse(&caller, Step::Dispatch, &why),
+            Report::Evolved(key, job, evolved) => self.evolved(key, job, evolved),
+            Report::Done { key, outcome, seconds } => self.done(key, outcome, seconds),
+        }
+    }
+
+    /// Writes an answer: here, or beside when it is large.
+    fn evolved(&mut self, key: u64, job: Job, evolved: Evolved) {
+        let seconds = evolved.run_time.as_secs_f64();
+        let (fidelity, now) = (self.lender.fidelity(), self.now());
+        let (peer_id, large) = (self.table.limits().peer_id.clone(), job.num_qubits > LARGE_QUBITS);
+        let answer = evolved.answer;
+        let written = move || {
+            let state = answer?;
+            executing::check(&state, job.num_qubits)?;
+            Ok(executing::answer(job, &state, &peer_id, seconds * 1000.0, fidelity, now))
+        };
+        if !large {
+            return self.done(key, written(), seconds);
+        }
+        let reports = self.reports.clone();
+        tokio::task::spawn_blocking(move || {
+            if reports.send(Report::Done { key, outcome: written(), seconds }).is_err() {
+                tracing::debug!("an answer was written after the network had stopped");
+            }
+        });
+    }
+
+    fn done(&mut self, key: u64, outcome: Result<Vec<u8>, String>, seconds: f64) {
+        let Some(running) = self.running.remove(&key) else { return };
+        let now = self.now();
+        let (bytes, error) = match outcome {
+            Ok(bytes) => (bytes, None),
+            Err(error) => {
+                let peer_id = &self.table.limits().peer_id;
+                (write(&protocol::failed(peer_id, &running.request, &error, now)), Some(error))
+            }
+        };
+        let execution = &running.request.execution_id;
+        match &error {
+            Some(error) => {
+                tracing::info!(peer = running.owner, execution, error, "a fragment failed");
+                self.count(|v| &mut v.failed);
+            }
+            None => {
+                tracing::debug!(peer = running.owner, execution, took = ?running.started.elapsed(), "a fragment ran");
+                self.count(|v| &mut v.completed);
+            }
+        }
+        let fidelity = if error.is_none() { self.lender.fidelity() } else { None };
+        let answer: Arc<[u8]> = bytes.into();
+        let finish = Finish { answer: answer.clone(), error, seconds, fidelity };
+        let lender = self.lender.clone();
+        let mut slots = Lent(lender);
+        self.table.finished(now, &running.owner, execution, finish, &mut slots);
+        self.settle();
+        for (caller, channel) in running.waiting {
+            let bytes = self.readable(&caller, &running.request, answer.to_vec());
+            self.ready.push((Step::Dispatch, channel, bytes));
+        }
+    }
+}
+
+/// Hands a job to the executor and sees to its answer.
+fn evolve(mut job: Job, lender: &dyn Lender, key: u64, reports: mpsc::UnboundedSender<Report>) {
+    let (num_qubits, execution_id) = (job.num_qubits, job.execution_id.clone());
+    let (amplitudes, steps) = (std::mem::take(&mut job.amplitudes), std::mem::take(&mut job.steps));
+    // On the slot's thread, which has the next call to do.
+    let done = move |evolved: Evolved| {
+        if reports.send(Report::Evolved(key, job, evolved)).is_err() {
+            tracing::debug!("an execution ended after the network had stopped");
+        }
+    };
+    lender.evolve(Evolve { execution_id, num_qubits, amplitudes, steps, done: Box::new(done) });
+}
+
+fn refuse(caller: &Caller, step: Step, why: &str) {
+    tracing::debug!(peer = caller.peer, step = step.name(), why, "a request breaks the contract's form");
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.write_notes();
+    }
+}
+
+impl Role for Peer {
+    fn serves(&self) -> bool {
+        true
+    }
+
+    fn request(&mut self, caller: Caller, step: Step, document: Document, channel: Channel) -> Option<Ready> {
+        if step == Step::Dispatch && document.bytes.len() > LARGE {
+            let reports = self.reports.clone();
+            tokio::task::spawn_blocking(move || {
+                let request = read(&document.bytes);
+                drop(document);
+                if reports.send(Report::Read(caller, channel, request)).is_err() {
+                    tracing::debug!("a request was read after the network had stopped");
+                }
+            });
+            return None;
+        }
+        let bytes = &document.bytes;
+        let lender = self.lender.clone();
+        let mut slots = Lent(lender.clone());
+        let answered = match step {
+            Step::Prepare => read(bytes).map(|r| self.prepare(&caller, &r)),
+            Step::Commit => read::<CommitRequest>(bytes)
+                .map(|r| write(&self.table.commit(self.now(), &caller.peer, &r, &mut slots))),
+            Step::Cancel => read::<CancelRequest>(bytes).map(|r| {
+                let (answer, stop) = self.table.cancel(self.now(), &caller.peer, &r, &mut slots);
+                if let Some(execution) = stop {
+                    lender.stop(&execution);
+                }
+                write(&answer)
+            }),
+            Step::Dispatch => match read(bytes) {
+                Ok(request) => return self.dispatch(caller, channel, request),
+                Err(why) => Err(why),
+            },
+        };
+        self.settle();
+        match answered {
+            Ok(bytes) => Some((step, channel, bytes)),
+            Err(why) => {
+                refuse(&caller, step, &why);
+                None
+            }
+        }
+    }
+
+    async fn work(&mut self) {
+        let end = self.table.next_end_ms().map(|ms| self.started + Duration::from_millis(ms));
+        let end = end.into_iter().chain(self.write_at).min();
+        let expiry = async {
+            match end {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            report = self.inbox.recv() => {
+                if let Some(report) = report {
+                    self.take(report);
+                }
+            }
+            () = expiry => {
+                let lender = self.lender.clone();
+                self.table.expire(self.now(), &mut Lent(lender));
+                self.settle();
+                if self.write_at.is_some_and(|at| at <= Instant::now()) {
+                    self.write_notes();
+                }
+            }
+        }
+    }
+
+    fn answers(&mut self) -> Vec<Ready> {
+        std::mem::take(&mut self.ready)
+    }
+
+    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
+        // A peer needs nobody's news, but passes on what is genuine.
+        super::registry::Registry::new(0).hear(0, author, topic, bytes)
+    }
+
+    fn announcement(&self, addresses: &[String]) -> Option<Announcement> {
+        let limits = self.table.limits();
+        let emitted_at = time(now_micros());
+        let load = self.table.load();
+        let advertisement = Advertisement {
+            peer_id: limits.peer_id.clone(),
+            trust_tier: self.trust_tier.into(),
+            network_addresses: addresses.to_vec(),
+            supported_protocols: self.protocols.clone(),
+            service_summaries: limits
+                .services
+                .iter()
+                .map(|service| ServiceSummary {
+                    service_id: service.clone(),
+                    version: "1.0.0".into(),
+                    quantum_capability: service.clone(),
+                    benchmark_mode: "sim".into(),
+                })
+                .collect(),
+            peer_log_position: 0,
+            emitted_at: emitted_at.clone(),
+        };
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let heartbeat = Heartbeat {
+            peer_id: limits.peer_id.clone(),
+            health_status: if limits.max_qubits.is_some() { "healthy" } else { "degraded" }.into(),
+            active_reservations: count(load.reservations),
+            active_executions: count(load.executions),
+            peer_log_position: 0,
+            emitted_at,
+        };
+        Some(Announcement { advertisement: write(&advertisement), heartbeat: write(&heartbeat) })
+    }
+}

@@ -1,0 +1,16 @@
+//! Reservations as facts: what happened to each, appended and never changed; the state is what replaying them
+//! gives.
+//!
+//! ```text
+//! event   the versioned facts
+//! ledger  pure: command -> facts, fold -> state
+//! journal pure: the same for a coordinator's jobs
+//! log     append and replay: SQLite, or PostgreSQL for coordinators that share one log
+//! export  a log as lines of text: written, read back, damage found
+//! ```
+
+pub mod event;
+pub mod export;
+pub mod journal;
+pub mod ledger;
+pub mod log;

@@ -1,0 +1,147 @@
+//! A log as lines of JSON, one event each, and the check of a whole log.
+//!
+//! A last line without its end is what a cut leaves: it is dropped, and said. Anything else that can't be read
+//! is damage, named by its line.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::event::Fact;
+use super::journal::{self, JobFact};
+use super::ledger::{self, State};
+use super::log::Row;
+
+/// One event as a line, without its end.
+pub fn line(row: &Row) -> String {
+    let head = json!({
+        "position": row.position, "stream": row.stream, "seq": row.seq, "at": row.at, "version": row.version,
+        "sum": row.sum,
+    })
+    .to_string();
+    // The fact as it lies in the log, letter by letter: its checksum is made of that.
+    format!("{}{FACT}{}}}", head.trim_end_matches('}'), row.body)
+}
+
+const FACT: &str = ",\"fact\":";
+
+/// What is wrong with a line.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct Damage {
+    pub line: usize,
+    pub what: String,
+}
+
+/// The events of a text.
+#[derive(Debug, Default, PartialEq)]
+pub struct Lines {
+    pub rows: Vec<Row>,
+    /// The incomplete record at the end that was dropped: its line and length.
+    pub torn: Option<(usize, usize)>,
+}
+
+/// Reads lines back.
+///
+/// # Errors
+/// The first line that is not as it was written.
+pub fn read(bytes: &[u8]) -> Result<Lines, Damage> {
+    let mut lines = Lines::default();
+    let mut verifier = Verifier::default();
+    let mut rest = bytes;
+    let mut number = 0;
+    while !rest.is_empty() {
+        number += 1;
+        let end = rest.iter().position(|b| *b == b'\n');
+        let (text, after) = match end {
+            Some(end) => (&rest[..end], &rest[end + 1..]),
+            None => (rest, &rest[..0]),
+        };
+        rest = after;
+        let damage = |what| Damage { line: number, what };
+        match parse(text) {
+            Err(_) if end.is_none() => lines.torn = Some((number, text.len())),
+            // Its checksum says that it is whole, so only the newline may be missing.
+            Ok(row) => {
+                verifier.take(&row).map_err(damage)?;
+                lines.rows.push(row);
+            }
+            Err(what) => return Err(damage(what)),
+        }
+    }
+    Ok(lines)
+}
+
+fn parse(text: &[u8]) -> Result<Row, String> {
+    let text = std::str::from_utf8(text).map_err(|e| format!("it is no text: {e}"))?;
+    let parts = text.split_once(FACT).and_then(|(head, fact)| Some((head, fact.strip_suffix('}')?)));
+    let (head, body) = parts.ok_or("it is no event")?;
+    let value: Value =
+        serde_json::from_str(&format!("{head}}}")).map_err(|e| format!("it is no event: {e}"))?;
+    let number = |key: &str| value[key].as_i64().ok_or_else(|| format!("it has no number '{key}'"));
+    let words =
+        |key: &str| value[key].as_str().map(String::from).ok_or_else(|| format!("it has no text '{key}'"));
+    let row = Row {
+        position: number("position")?,
+        stream: words("stream")?,
+        seq: number("seq")?,
+        at: number("at")?,
+        version: number("version")?,
+        body: body.into(),
+        sum: words("sum")?,
+    };
+    row.check()?;
+    Ok(row)
+}
+
+/// Folds the events of a whole log, in their order.
+#[derive(Default)]
+pub struct Verifier {
+    pub rows: u64,
+    pub reservations: HashMap<String, (i64, Option<State>)>,
+    jobs: HashMap<String, (i64, Vec<JobFact>)>,
+    last: i64,
+}
+
+impl Verifier {
+    /// Takes the next event.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn take(&mut self, row: &Row) -> Result<(), String> {
+        if row.position <= self.last {
+            return Err(format!("its position {} comes after {}", row.position, self.last));
+        }
+        self.last = row.position;
+        let follows = |before: i64| match before + 1 == row.seq {
+            true => Ok(()),
+            false => Err(format!("it is number {} of its stream, number {} was before it", row.seq, before)),
+        };
+        if row.stream.starts_with("job/") {
+            let (seq, facts) = self.jobs.entry(row.stream.clone()).or_default();
+            follows(*seq)?;
+            let fact: JobFact = row.fact()?;
+            journal::may_follow(facts.iter(), &fact).map_err(|e| e.to_string())?;
+            *seq = row.seq;
+            facts.push(fact);
+        } else {
+            let (seq, state) = self.reservations.entry(row.stream.clone()).or_default();
+            // The beginning of an old hold may have been pruned away.
+            let pruned = *seq == 0 && row.seq > 1 && row.stream.starts_with("hold/");
+            let fact: Fact = row.fact()?;
+            if pruned || (row.stream.starts_with("hold/") && state.is_none() && *seq > 0) {
+                *seq = row.seq;
+            } else {
+                follows(*seq)?;
+                *state = Some(ledger::fold(state.take(), row.at, &fact).map_err(|e| e.to_string())?);
+                *seq = row.seq;
+            }
+        }
+        self.rows += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "export_tests.rs"]
+mod tests;

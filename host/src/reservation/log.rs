@@ -1,0 +1,524 @@
+//! The event log: facts appended in one order, read back to states.
+//!
+//! ```text
+//! reservation/<id>   a coordinator's reservations
+//! hold/<id>/<n>      a peer's; n tells a used-up id from its next use
+//! job/<id>           a coordinator's jobs
+//! ```
+//!
+//! What may be appended is decided inside the transaction that appends it, on the facts that are there by then:
+//! two writers, in one process or in several, can't both make a transition that only one may make. An append is
+//! answered when it is on disk; one that fails is answered as failed and leaves nothing behind. Each row has a
+//! checksum over all of it, so that a damaged one is named instead of believed.
+//!
+//! A peer notes its facts behind its answers ([`Log::note`]): nothing that it holds outlives the process, so the
+//! log is a record there, not the truth. While notes can't be written [`Log::is_writable`] says so, and the peer
+//! takes no reservations.
+
+mod postgres;
+mod sqlite;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::oneshot;
+
+use super::event::{Fact, Request, VERSION};
+use super::journal::{self, JobFact, JobRefused};
+use super::ledger::{self, Command, Refused, State};
+use crate::error::{Explain, exit};
+
+pub use sqlite::Sqlite;
+
+/// Never: a stream that is open without a time limit.
+const NO_DEADLINE: i64 = i64::MAX;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum LogError {
+    #[error("the event log {place} can't be opened: {text}")]
+    Open { place: String, text: String },
+    #[error("the event log {place} was written by a newer coda-host (schema {found})")]
+    Newer { place: String, found: i64 },
+    #[error("the event log {place} is damaged at event {position} ({stream}): {what}")]
+    Damaged { place: String, position: i64, stream: String, what: String },
+    #[error("the event log could not be written, so nothing was recorded: {0}")]
+    Write(String),
+    #[error("the event log could not be read: {0}")]
+    Read(String),
+    #[error("the event log has stopped")]
+    Stopped,
+}
+
+impl Explain for LogError {
+    fn code(&self) -> &'static str {
+        match self {
+            LogError::Open { .. } => "log-open",
+            LogError::Newer { .. } => "log-newer",
+            LogError::Damaged { .. } => "log-damaged",
+            LogError::Write(_) => "log-write",
+            LogError::Read(_) => "log-read",
+            LogError::Stopped => "log-stopped",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            LogError::Open { .. } => "check the path or URL of --store, its permissions and free space".into(),
+            LogError::Newer { .. } => "use the newer coda-host, or another --store".into(),
+            LogError::Damaged { .. } => {
+                "see `coda-host reservation verify`; restore the file from a backup, or move it away to begin \
+                 a new log"
+                    .into()
+            }
+            LogError::Write(_) => "free space on the disk of the log".into(),
+            LogError::Read(_) => "check the disk or the database server of the log".into(),
+            LogError::Stopped => "report this as a bug of coda-host".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            LogError::Open { .. } | LogError::Newer { .. } => exit::CONFIG,
+            _ => exit::FAILURE,
+        }
+    }
+}
+
+/// Why nothing was appended.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum TellError {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Job(#[from] JobRefused),
+    #[error(transparent)]
+    Log(#[from] LogError),
+}
+
+/// One row, as it lies in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    pub position: i64,
+    pub stream: String,
+    pub seq: i64,
+    /// Microseconds since 1970.
+    pub at: i64,
+    pub version: i64,
+    /// The fact's JSON.
+    pub body: String,
+    pub sum: String,
+}
+
+impl Row {
+    fn new(position: i64, stream: &str, seq: i64, at: i64, body: String) -> Row {
+        let version = i64::from(VERSION);
+        let sum = checksum(position, stream, seq, at, version, &body);
+        Row { position, stream: stream.into(), seq, at, version, body, sum }
+    }
+
+    /// Reads its fact, when it is whole and not newer than this host.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn fact<T: DeserializeOwned>(&self) -> Result<T, String> {
+        self.check()?;
+        serde_json::from_str(&self.body).map_err(|e| format!("its fact can't be read: {e}"))
+    }
+
+    /// Whether it is as it was written.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        let sum = checksum(self.position, &self.stream, self.seq, self.at, self.version, &self.body);
+        if sum != self.sum {
+            return Err(format!("its checksum is {}, its content has {sum}", self.sum));
+        }
+        if self.version > i64::from(VERSION) {
+            return Err(format!("it has version {}, known is {VERSION}", self.version));
+        }
+        Ok(())
+    }
+}
+
+fn checksum(position: i64, stream: &str, seq: i64, at: i64, version: i64, body: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(format!("{position}|{stream}|{seq}|{at}|{version}|"));
+    hash.update(body);
+    hash.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
+}
+
+/// What a decision appends.
+struct Decided {
+    bodies: Vec<String>,
+    /// The stream's deadline when it is open afterwards; none when it has ended.
+    open_until: Option<i64>,
+}
+
+/// Looks at what is there and the time, and says what follows.
+type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decided, TellError> + Send>;
+
+/// One append.
+struct Append {
+    stream: String,
+    /// Caller and key: used before, the stream of then is the answer and nothing is appended.
+    key: Option<(String, String)>,
+    decide: Decide,
+}
+
+/// An append's outcome: all rows of the stream, and whether it was this one.
+struct Appended {
+    stream: String,
+    rows: Vec<Row>,
+    fresh: bool,
+}
+
+/// What a store is asked.
+enum Ask {
+    Append(Append, oneshot::Sender<Result<Appended, TellError>>),
+    /// Facts with their times, to be written soon.
+    Note {
+        stream: String,
+        facts: Vec<(i64, String)>,
+    },
+    Rows {
+        stream: String,
+        answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
+    },
+    /// Rows from a position on, at most so many.
+    Page {
+        from: i64,
+        limit: usize,
+        answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
+    },
+    /// Open streams with this prefix and their deadlines.
+    Open {
+        prefix: &'static str,
+        answer: oneshot::Sender<Result<Vec<(String, i64)>, LogError>>,
+    },
+    Flush(oneshot::Sender<()>),
+    Stop,
+}
+
+/// The handle; clones share the one writer.
+#[derive(Clone)]
+pub struct Log {
+    store: Store,
+    place: Arc<str>,
+    writable: Arc<AtomicBool>,
+}
+
+#[derive(Clone)]
+enum Store {
+    Sqlite(Sqlite),
+    Postgres(postgres::Postgres),
+}
+
+/// A reservation and whether this request made it.
+pub struct Requested {
+    pub reservation_id: String,
+    pub state: State,
+    pub created: bool,
+}
+
+impl Log {
+    /// Opens the log that a path or a URL names.
+    ///
+    /// # Errors
+    /// When it can't be used.
+    pub async fn open(store: &str, cwd: &Path) -> Result<Log, LogError> {
+        if !(store.starts_with("postgres://") || store.starts_with("postgresql://")) {
+            return Log::sqlite(&cwd.join(store));
+        }
+        let writable = Arc::new(AtomicBool::new(true));
+        let place = crate::model::masked_url(store);
+        let postgres = postgres::Postgres::connect(store, &place, writable.clone()).await?;
+        Ok(Log { store: Store::Postgres(postgres), place: place.into(), writable })
+    }
+
+    /// Opens or makes a log in a file.
+    ///
+    /// # Errors
+    /// When it can't be used.
+    pub fn sqlite(path: &Path) -> Result<Log, LogError> {
+        let writable = Arc::new(AtomicBool::new(true));
+        let store = Sqlite::open(path, writable.clone())?;
+        Ok(Log { store: Store::Sqlite(store), place: path.display().to_string().into(), writable })
+    }
+
+    /// The default place of a log.
+    pub fn default_path(state_dir: &Path) -> PathBuf {
+        state_dir.join("reservations.db")
+    }
+
+    /// Where it is, for messages.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Whether the last write went well.
+    pub fn is_writable(&self) -> bool {
+        self.writable.load(Ordering::Acquire)
+    }
+
+    fn ask(&self, ask: Ask) -> Result<(), LogError> {
+        match &self.store {
+            Store::Sqlite(s) => s.ask(ask),
+            Store::Postgres(s) => s.ask(ask),
+        }
+    }
+
+    async fn append(&self, append: Append) -> Result<Appended, TellError> {
+        let (answer, wait) = oneshot::channel();
+        self.ask(Ask::Append(append, answer))?;
+        wait.await.map_err(|_| LogError::Stopped)?
+    }
+
+    fn damaged(&self, row: &Row, what: String) -> LogError {
+        let (place, stream) = (self.place.to_string(), row.stream.clone());
+        LogError::Damaged { place, position: row.position, stream, what }
+    }
+
+    /// Records a request under its id, or finds the one that the same caller made with the same key.
+    ///
+    /// # Errors
+    /// When the id is in use, or the log can't be written.
+    pub async fn request(
+        &self,
+        reservation_id: &str,
+        caller: &str,
+        request: Request,
+    ) -> Result<Requested, TellError> {
+        let key = request.idempotency_key.clone().map(|key| (caller.to_string(), key));
+        let decide = reservation_decision(self.place.clone(), Command::Request(request));
+        let stream = format!("reservation/{reservation_id}");
+        let appended = self.append(Append { stream, key, decide }).await?;
+        let id = appended.stream.trim_start_matches("reservation/").to_string();
+        let state = self.folded(&appended.rows)?.ok_or(Refused::Unknown)?;
+        Ok(Requested { reservation_id: id, state, created: appended.fresh })
+    }
+
+    /// Records what happened to a reservation; on disk when it returns.
+    ///
+    /// # Errors
+    /// When it may not happen to it, or the log can't be written.
+    pub async fn tell(&self, reservation_id: &str, command: Command) -> Result<State, TellError> {
+        let stream = format!("reservation/{reservation_id}");
+        let decide = reservation_decision(self.place.clone(), command);
+        let appended = self.append(Append { stream, key: None, decide }).await?;
+        Ok(self.folded(&appended.rows)?.ok_or(Refused::Unknown)?)
+    }
+
+    /// A reservation's state.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn state(&self, reservation_id: &str) -> Result<Option<State>, LogError> {
+        let rows = self.rows(format!("reservation/{reservation_id}")).await?;
+        self.folded(&rows)
+    }
+
+    /// The rows of one stream.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn rows(&self, stream: String) -> Result<Vec<Row>, LogError> {
+        let (answer, wait) = oneshot::channel();
+        self.ask(Ask::Rows { stream, answer })?;
+        wait.await.map_err(|_| LogError::Stopped)?
+    }
+
+    /// The next rows of all streams from a position on.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn page(&self, from: i64, limit: usize) -> Result<Vec<Row>, LogError> {
+        let (answer, wait) = oneshot::channel();
+        self.ask(Ask::Page { from, limit, answer })?;
+        wait.await.map_err(|_| LogError::Stopped)?
+    }
+
+    /// Reservations that are requested or accepted, and when their time is over (microseconds since 1970).
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn open_reservations(&self) -> Result<Vec<(String, i64)>, LogError> {
+        self.open_streams("reservation/").await
+    }
+
+    /// Jobs that have no end.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn open_jobs(&self) -> Result<Vec<String>, LogError> {
+        Ok(self.open_streams("job/").await?.into_iter().map(|(id, _)| id).collect())
+    }
+
+    async fn open_streams(&self, prefix: &'static str) -> Result<Vec<(String, i64)>, LogError> {
+        let (answer, wait) = oneshot::channel();
+        self.ask(Ask::Open { prefix, answer })?;
+        let open = wait.await.map_err(|_| LogError::Stopped)??;
+        Ok(open.into_iter().map(|(s, until)| (s.trim_start_matches(prefix).to_string(), until)).collect())
+    }
+
+    /// Records what happened to a job; on disk when it returns.
+    ///
+    /// # Errors
+    /// When it has ended, or the log can't be written.
+    pub async fn job(&self, job_id: &str, fact: JobFact) -> Result<(), TellError> {
+        let place = self.place.clone();
+        let decide = move |rows: &[Row], _now: i64| {
+            let before = facts::<JobFact>(&place, rows)?;
+            journal::may_follow(before.iter(), &fact)?;
+            let ends = matches!(fact, JobFact::Completed { .. } | JobFact::Failed { .. });
+            let open_until = (!ends).then_some(NO_DEADLINE);
+            Ok(Decided { bodies: vec![text(&fact)], open_until })
+        };
+        let stream = format!("job/{job_id}");
+        self.append(Append { stream, key: None, decide: Box::new(decide) }).await.map(|_| ())
+    }
+
+    /// A job's facts with their times.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn job_facts(&self, job_id: &str) -> Result<Vec<(i64, JobFact)>, LogError> {
+        let rows = self.rows(format!("job/{job_id}")).await?;
+        let facts = facts::<JobFact>(&self.place, &rows)?;
+        Ok(rows.iter().map(|r| r.at).zip(facts).collect())
+    }
+
+    /// Writes a peer's facts soon, without being waited for.
+    pub fn note(&self, hold: &str, at: i64, facts: &[Fact]) {
+        let facts = facts.iter().map(|f| (at, text(f))).collect();
+        if self.ask(Ask::Note { stream: format!("hold/{hold}"), facts }).is_err() {
+            tracing::debug!("a note came after the event log had closed");
+        }
+    }
+
+    /// Returns when everything noted so far is written.
+    pub async fn flush(&self) {
+        let (answer, wait) = oneshot::channel();
+        if self.ask(Ask::Flush(answer)).is_ok() && wait.await.is_err() {
+            tracing::debug!("the event log closed while it was flushed");
+        }
+    }
+
+    /// Writes what waits and closes.
+    pub async fn close(&self) {
+        self.flush().await;
+        if self.ask(Ask::Stop).is_err() {
+            tracing::debug!("the event log had stopped before");
+        }
+        if let Store::Sqlite(store) = &self.store {
+            store.join();
+        }
+    }
+
+    fn folded(&self, rows: &[Row]) -> Result<Option<State>, LogError> {
+        let facts = facts::<Fact>(&self.place, rows)?;
+        let replayed = ledger::replay(rows.iter().map(|r| r.at).zip(&facts));
+        replayed.map_err(|(n, e)| self.damaged(&rows[n], e.to_string()))
+    }
+
+    /// Reads all of it and folds every stream; the number of rows.
+    ///
+    /// # Errors
+    /// The first row that is not as it was written, or can't be where it is.
+    pub async fn verify(&self) -> Result<u64, LogError> {
+        let mut streams = super::export::Verifier::default();
+        let mut from = 0;
+        loop {
+            let rows = self.page(from, 10_000).await?;
+            let Some(last) = rows.last() else { return Ok(streams.rows) };
+            from = last.position + 1;
+            for row in &rows {
+                streams.take(row).map_err(|what| self.damaged(row, what))?;
+            }
+        }
+    }
+}
+
+/// Facts are plain data, whose JSON can't fail.
+fn text<T: Serialize>(fact: &T) -> String {
+    serde_json::to_string(fact).unwrap_or_default()
+}
+
+fn facts<T: DeserializeOwned>(place: &str, rows: &[Row]) -> Result<Vec<T>, LogError> {
+    rows.iter()
+        .map(|row| {
+            row.fact().map_err(|what| LogError::Damaged {
+                place: place.to_string(),
+                position: row.position,
+                stream: row.stream.clone(),
+                what,
+            })
+        })
+        .collect()
+}
+
+fn reservation_decision(place: Arc<str>, command: Command) -> Decide {
+    Box::new(move |rows, now| {
+        let before = facts::<Fact>(&place, rows)?;
+        let state = ledger::replay(rows.iter().map(|r| r.at).zip(&before));
+        let state = state.map_err(|(n, e)| LogError::Damaged {
+            place: place.to_string(),
+            position: rows[n].position,
+            stream: rows[n].stream.clone(),
+            what: e.to_string(),
+        })?;
+        let new = ledger::decide(state.as_ref(), &command)?;
+        let mut after = state;
+        for fact in &new {
+            let folded = ledger::fold(after, now, fact);
+            after = Some(folded.map_err(|e| LogError::Write(format!("a decided fact does not fold: {e}")))?);
+        }
+        let open = after.filter(|s| !s.transition.is_terminal());
+        let until = |s: State| s.requested_at.saturating_add(micros(s.request.ttl_seconds));
+        Ok(Decided { bodies: new.iter().map(text).collect(), open_until: open.map(until) })
+    })
+}
+
+fn micros(seconds: u64) -> i64 {
+    i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000)
+}
+
+/// Now, as the log writes it.
+pub fn now_micros() -> i64 {
+    let now = time::OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000;
+    i64::try_from(now).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;
+
+/// Rows for the tests beside this file.
+#[cfg(test)]
+pub mod tests_support {
+    use super::*;
+
+    pub fn rows_of_five() -> Vec<Row> {
+        let request = Request {
+            workflow_run_id: "workflow-1".into(),
+            fragment_id: "frag-0001".into(),
+            service_id: "hadamard".into(),
+            requesting_peer_id: "12D3KooWcoordinator".into(),
+            ttl_seconds: 60,
+            idempotency_key: None,
+        };
+        let accepted = Fact::Accepted { accepting_peer_id: "12D3KooWpeer".into(), held: false };
+        let done = Fact::Completed { execution_id: "exec-1".into(), fidelity: None, latency_ms: 1.0 };
+        let dispatched = Fact::Dispatched { execution_id: "exec-1".into() };
+        let facts = [Fact::Requested(request), accepted, Fact::Committed, dispatched, done];
+        let row = |(n, f): (usize, &Fact)| {
+            let n = n as i64 + 1;
+            Row::new(n, "reservation/res-00000001", n, 1_000 * n, text(f))
+        };
+        facts.iter().enumerate().map(row).collect()
+    }
+}

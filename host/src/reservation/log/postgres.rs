@@ -1,0 +1,276 @@
+//! The log in PostgreSQL, for coordinators that share one: a few connections, each append a transaction of its own.
+//!
+//! A transaction first takes an advisory lock on its stream (and before that on its idempotency key), so that what it
+//! decides on can't change under it, whoever else writes. A lost connection is made anew for the next question; the
+//! one that was under way is answered as failed, and its transaction is rolled back by the server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc};
+use tokio_postgres::{Client, NoTls, Transaction};
+
+use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros};
+
+const SCHEMA_VERSION: i64 = 1;
+const SCHEMA: &str = "
+    CREATE TABLE IF NOT EXISTS coda_meta (version BIGINT NOT NULL);
+    CREATE SEQUENCE IF NOT EXISTS coda_positions;
+    CREATE TABLE IF NOT EXISTS coda_events (
+        position BIGINT PRIMARY KEY,
+        stream TEXT NOT NULL,
+        seq BIGINT NOT NULL,
+        at BIGINT NOT NULL,
+        version BIGINT NOT NULL,
+        body TEXT NOT NULL,
+        sum TEXT NOT NULL,
+        UNIQUE (stream, seq)
+    );
+    CREATE TABLE IF NOT EXISTS coda_keys (
+        caller TEXT NOT NULL,
+        key TEXT NOT NULL,
+        stream TEXT NOT NULL,
+        PRIMARY KEY (caller, key)
+    );
+    CREATE TABLE IF NOT EXISTS coda_open (stream TEXT PRIMARY KEY, until BIGINT NOT NULL);
+    INSERT INTO coda_meta (version) SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM coda_meta);
+";
+/// Serialises the making of the schema; any number that nobody else uses.
+const SCHEMA_LOCK: i64 = 0x636f_6461_686f_7374;
+/// Questions under way at once.
+const CONNECTIONS: usize = 4;
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const COLUMNS: &str = "position, stream, seq, at, version, body, sum";
+
+#[derive(Clone)]
+pub struct Postgres {
+    asks: mpsc::UnboundedSender<Ask>,
+}
+
+impl Postgres {
+    pub(super) async fn connect(
+        url: &str,
+        place: &str,
+        writable: Arc<AtomicBool>,
+    ) -> Result<Postgres, LogError> {
+        let fail = |text: String| LogError::Open { place: place.into(), text };
+        let mut first = open(url).await.map_err(fail)?;
+        prepare(&mut first, place).await?;
+        let (asks, inbox) = mpsc::unbounded_channel();
+        let inbox = Arc::new(Mutex::new(inbox));
+        let mut first = Some(first);
+        for _ in 0..CONNECTIONS {
+            let worker = Worker { url: url.into(), client: first.take(), writable: writable.clone() };
+            tokio::spawn(worker.run(inbox.clone()));
+        }
+        Ok(Postgres { asks })
+    }
+
+    pub(super) fn ask(&self, ask: Ask) -> Result<(), LogError> {
+        self.asks.send(ask).map_err(|_| LogError::Stopped)
+    }
+}
+
+async fn open(url: &str) -> Result<Client, String> {
+    let connecting = tokio_postgres::connect(url, NoTls);
+    let connected = tokio::time::timeout(CONNECT_LIMIT, connecting).await;
+    let (client, connection) =
+        connected.map_err(|_| format!("no answer within {CONNECT_LIMIT:?}"))?.map_err(|e| words(&e))?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::warn!(error = words(&error), "a connection to the event log was lost");
+        }
+    });
+    Ok(client)
+}
+
+/// The server's own words, which the error's text leaves out.
+fn words(error: &tokio_postgres::Error) -> String {
+    match (error.as_db_error(), std::error::Error::source(error)) {
+        (Some(db), _) => db.message().to_string(),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+async fn prepare(client: &mut Client, place: &str) -> Result<(), LogError> {
+    let fail = |e: tokio_postgres::Error| LogError::Open { place: place.into(), text: words(&e) };
+    let tx = client.transaction().await.map_err(fail)?;
+    tx.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await.map_err(fail)?;
+    tx.batch_execute(SCHEMA).await.map_err(fail)?;
+    let found: i64 = tx.query_one("SELECT max(version) FROM coda_meta", &[]).await.map_err(fail)?.get(0);
+    tx.commit().await.map_err(fail)?;
+    match found {
+        SCHEMA_VERSION => Ok(()),
+        found => Err(LogError::Newer { place: place.into(), found }),
+    }
+}
+
+struct Worker {
+    url: String,
+    client: Option<Client>,
+    writable: Arc<AtomicBool>,
+}
+
+impl Worker {
+    async fn run(mut self, inbox: Arc<Mutex<mpsc::UnboundedReceiver<Ask>>>) {
+        loop {
+            let ask = inbox.lock().await.recv().await;
+            match ask {
+                None => return,
+                Some(Ask::Stop) => {
+                    // For the others too.
+                    inbox.lock().await.close();
+                    return;
+                }
+                Some(ask) => self.answer(ask).await,
+            }
+        }
+    }
+
+    async fn client(&mut self) -> Result<&mut Client, String> {
+        if self.client.as_ref().is_none_or(Client::is_closed) {
+            self.client = Some(open(&self.url).await?);
+        }
+        self.client.as_mut().ok_or_else(|| "no connection".into())
+    }
+
+    async fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Append(append, answer) => {
+                let appended = self.append(append).await;
+                let failed = matches!(appended, Err(TellError::Log(LogError::Write(_))));
+                self.writable.store(!failed, Ordering::Release);
+                drop(answer.send(appended));
+            }
+            Ask::Note { stream, facts } => {
+                // A peer's log is a file of its own; here for completeness, each at once.
+                if let Err(error) = self.note(&stream, facts).await {
+                    self.writable.store(false, Ordering::Release);
+                    tracing::error!(error, stream, "events could not be recorded");
+                }
+            }
+            Ask::Rows { stream, answer } => {
+                let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY seq");
+                let rows = self.query(&sql, &[&stream]).await;
+                drop(answer.send(rows.map(|rows| rows.iter().map(row).collect())));
+            }
+            Ask::Page { from, limit, answer } => {
+                let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+                let sql = format!(
+                    "SELECT {COLUMNS} FROM coda_events WHERE position >= $1 ORDER BY position LIMIT $2"
+                );
+                let rows = self.query(&sql, &[&from, &limit]).await;
+                drop(answer.send(rows.map(|rows| rows.iter().map(row).collect())));
+            }
+            Ask::Open { prefix, answer } => {
+                let sql = "SELECT stream, until FROM coda_open WHERE starts_with(stream, $1) ORDER BY until, stream";
+                let rows = self.query(sql, &[&prefix]).await;
+                drop(answer.send(rows.map(|rows| rows.iter().map(|r| (r.get(0), r.get(1))).collect())));
+            }
+            Ask::Flush(answer) => {
+                answer.send(()).ok();
+            }
+            Ask::Stop => {}
+        }
+    }
+
+    async fn query(
+        &mut self,
+        sql: &str,
+        values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, LogError> {
+        let client = self.client().await.map_err(LogError::Read)?;
+        client.query(sql, values).await.map_err(|e| LogError::Read(words(&e)))
+    }
+
+    async fn append(&mut self, append: Append) -> Result<Appended, TellError> {
+        let write = |e: tokio_postgres::Error| LogError::Write(words(&e));
+        let client = self.client().await.map_err(LogError::Write)?;
+        let tx = client.transaction().await.map_err(write)?;
+        if let Some((caller, key)) = &append.key {
+            lock(&tx, &format!("key|{caller}|{key}")).await.map_err(write)?;
+            let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
+            if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
+                let stream: String = known.get(0);
+                let rows = rows_of(&tx, &stream).await.map_err(write)?;
+                return Ok(Appended { stream, rows, fresh: false });
+            }
+        }
+        lock(&tx, &append.stream).await.map_err(write)?;
+        let mut rows = rows_of(&tx, &append.stream).await.map_err(write)?;
+        let now = now_micros();
+        // A refusal drops the transaction, which rolls it back.
+        let decided = (append.decide)(&rows, now)?;
+        let mut seq = rows.last().map_or(0, |r| r.seq);
+        for body in decided.bodies {
+            seq += 1;
+            rows.push(insert(&tx, &append.stream, seq, now, body).await.map_err(write)?);
+        }
+        let open = match decided.open_until {
+            Some(until) => {
+                let sql = "INSERT INTO coda_open (stream, until) VALUES ($1, $2)
+                           ON CONFLICT (stream) DO UPDATE SET until = $2";
+                tx.execute(sql, &[&append.stream, &until]).await
+            }
+            None => tx.execute("DELETE FROM coda_open WHERE stream = $1", &[&append.stream]).await,
+        };
+        open.map_err(write)?;
+        if let Some((caller, key)) = &append.key {
+            let sql = "INSERT INTO coda_keys (caller, key, stream) VALUES ($1, $2, $3)";
+            tx.execute(sql, &[caller, key, &append.stream]).await.map_err(write)?;
+        }
+        tx.commit().await.map_err(write)?;
+        Ok(Appended { stream: append.stream, rows, fresh: true })
+    }
+
+    async fn note(&mut self, stream: &str, facts: Vec<(i64, String)>) -> Result<(), String> {
+        let client = self.client().await?;
+        let tx = client.transaction().await.map_err(|e| words(&e))?;
+        lock(&tx, stream).await.map_err(|e| words(&e))?;
+        let mut seq = rows_of(&tx, stream).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
+        for (at, body) in facts {
+            seq += 1;
+            insert(&tx, stream, seq, at, body).await.map_err(|e| words(&e))?;
+        }
+        tx.commit().await.map_err(|e| words(&e))
+    }
+}
+
+async fn lock(tx: &Transaction<'_>, name: &str) -> Result<u64, tokio_postgres::Error> {
+    tx.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&name]).await
+}
+
+async fn rows_of(tx: &Transaction<'_>, stream: &str) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY seq");
+    Ok(tx.query(&sql, &[&stream]).await?.iter().map(row).collect())
+}
+
+async fn insert(
+    tx: &Transaction<'_>,
+    stream: &str,
+    seq: i64,
+    at: i64,
+    body: String,
+) -> Result<Row, tokio_postgres::Error> {
+    let position: i64 = tx.query_one("SELECT nextval('coda_positions')", &[]).await?.get(0);
+    let row = Row::new(position, stream, seq, at, body);
+    let sql = format!("INSERT INTO coda_events ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7)");
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
+        [&row.position, &row.stream, &row.seq, &row.at, &row.version, &row.body, &row.sum];
+    tx.execute(&sql, &values).await?;
+    Ok(row)
+}
+
+fn row(r: &tokio_postgres::Row) -> Row {
+    Row {
+        position: r.get(0),
+        stream: r.get(1),
+        seq: r.get(2),
+        at: r.get(3),
+        version: r.get(4),
+        body: r.get(5),
+        sum: r.get(6),
+    }
+}

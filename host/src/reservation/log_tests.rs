@@ -1,0 +1,177 @@
+use std::sync::Barrier;
+
+use super::*;
+use crate::reservation::event::Transition;
+
+fn request(key: Option<&str>) -> Request {
+    Request {
+        workflow_run_id: "workflow-1".into(),
+        fragment_id: "block-s01-b01".into(),
+        service_id: "hadamard".into(),
+        requesting_peer_id: "12D3KooWcoordinator".into(),
+        ttl_seconds: 60,
+        idempotency_key: key.map(String::from),
+    }
+}
+
+fn accept() -> Command {
+    Command::Accept { peer: "12D3KooWpeer".into(), held: false }
+}
+
+fn cancel() -> Command {
+    Command::Cancel { reason: "by hand".into() }
+}
+
+fn submitted() -> JobFact {
+    JobFact::Submitted { qasm: "OPENQASM 3;".into(), shots: 5, coordinator: "me".into() }
+}
+
+fn run<T>(task: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(task)
+}
+
+#[test]
+fn five_events_survive_and_a_torn_tail_does_not_spoil_what_is_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("reservations.db");
+    run(async {
+        let log = Log::sqlite(&path).unwrap();
+        log.request("res-00000001", "me", request(None)).await.unwrap();
+        log.tell("res-00000001", accept()).await.unwrap();
+        log.tell("res-00000001", Command::Commit).await.unwrap();
+        log.request("res-00000002", "me", request(None)).await.unwrap();
+        // What a power cut leaves: main file and write-ahead log as they are, then the last frame cut.
+        let torn = dir.path().join("torn.db");
+        log.tell("res-00000002", cancel()).await.unwrap();
+        std::fs::copy(&path, &torn).unwrap();
+        let wal = std::fs::read(dir.path().join("reservations.db-wal")).unwrap();
+        std::fs::write(dir.path().join("torn.db-wal"), &wal[..wal.len() - 100]).unwrap();
+        log.close().await;
+
+        let log = Log::sqlite(&torn).unwrap();
+        assert_eq!(log.verify().await.unwrap(), 4, "the event that was being written is gone, whole");
+        log.request("res-00000003", "me", request(None)).await.unwrap();
+        log.close().await;
+        let log = Log::sqlite(&torn).unwrap();
+        assert_eq!(log.verify().await.unwrap(), 5, "and what came afterwards is there");
+        assert_eq!(log.state("res-00000003").await.unwrap().unwrap().transition, Transition::Requested);
+        assert_eq!(log.state("res-00000002").await.unwrap().unwrap().transition, Transition::Requested);
+        let open: Vec<String> =
+            log.open_reservations().await.unwrap().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(open, ["res-00000002", "res-00000003"]);
+    });
+}
+
+#[test]
+fn a_flipped_byte_is_named_by_its_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("reservations.db");
+    run(async {
+        let log = Log::sqlite(&path).unwrap();
+        log.request("res-00000001", "me", request(None)).await.unwrap();
+        log.tell("res-00000001", accept()).await.unwrap();
+        log.close().await;
+        let bytes = std::fs::read(&path).unwrap();
+        let at = bytes.windows(12).position(|w| w == b"12D3KooWpeer").unwrap();
+        let mut damaged = bytes;
+        damaged[at + 3] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        let log = Log::sqlite(&path).unwrap();
+        let error = log.verify().await.unwrap_err().to_string();
+        assert!(error.contains("damaged at event 2 (reservation/res-00000001)"), "{error}");
+        let error = log.tell("res-00000001", Command::Commit).await.unwrap_err().to_string();
+        assert!(error.contains("damaged at event 2"), "nothing is built on it: {error}");
+    });
+}
+
+#[test]
+fn a_key_belongs_to_its_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        let first = log.request("res-00000001", "a", request(Some("key-0001"))).await.unwrap();
+        let again = log.request("res-00000002", "a", request(Some("key-0001"))).await.unwrap();
+        let other = log.request("res-00000003", "b", request(Some("key-0001"))).await.unwrap();
+        assert!(first.created && !again.created && other.created);
+        assert_eq!(again.reservation_id, "res-00000001");
+        assert_eq!(other.reservation_id, "res-00000003");
+        assert!(log.state("res-00000002").await.unwrap().is_none());
+        let exists = log.request("res-00000001", "c", request(None)).await.map(|_| ()).unwrap_err();
+        assert!(matches!(exists, TellError::Refused(Refused::Exists)), "{exists}");
+    });
+}
+
+/// Two connections stand for two processes: each opens the file for itself.
+#[test]
+fn of_two_writers_one_makes_a_transition() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.db");
+    let rounds = 25;
+    let logs = [Log::sqlite(&path).unwrap(), Log::sqlite(&path).unwrap()];
+    run(async {
+        for n in 0..rounds {
+            logs[0].request(&format!("res-000000{n:02}"), "me", request(None)).await.unwrap();
+            logs[1].tell(&format!("res-000000{n:02}"), accept()).await.unwrap();
+        }
+    });
+    let barrier = Barrier::new(2);
+    let wins: Vec<Vec<bool>> = std::thread::scope(|scope| {
+        let threads = logs.iter().zip([Command::Commit, cancel()]).map(|(log, command)| {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                run(async {
+                    let mut wins = Vec::new();
+                    for n in 0..rounds {
+                        barrier.wait();
+                        wins.push(log.tell(&format!("res-000000{n:02}"), command.clone()).await.is_ok());
+                    }
+                    wins
+                })
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    for (n, (a, b)) in wins[0].iter().zip(&wins[1]).enumerate() {
+        assert!(a != b, "round {n}: exactly one of commit and cancel");
+    }
+    assert_eq!(run(logs[0].verify()).unwrap(), rounds * 3);
+}
+
+#[test]
+fn a_log_that_can_not_be_written_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.db");
+    run(async {
+        let log = Log::sqlite(&path).unwrap();
+        log.request("res-00000001", "me", request(None)).await.unwrap();
+        let other = rusqlite::Connection::open(&path).unwrap();
+        // A full disk, as far as SQLite can tell.
+        other.execute_batch("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END").unwrap();
+        let error =
+            log.request("res-00000002", "me", request(Some("key-0002"))).await.map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("nothing was recorded") && !log.is_writable(), "{error}");
+        log.note("res-hold/1", 1, &[Fact::Requested(request(None))]);
+        log.flush().await;
+        other.execute_batch("DROP TRIGGER full").unwrap();
+        let made = log.request("res-00000002", "me", request(Some("key-0002"))).await.unwrap();
+        assert!(made.created && log.is_writable());
+        log.flush().await;
+        assert_eq!(log.verify().await.unwrap(), 3, "the note was kept until it could be written");
+    });
+}
+
+#[test]
+fn jobs_are_open_until_they_end() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        log.job("job-1", submitted()).await.unwrap();
+        log.job("job-2", submitted()).await.unwrap();
+        log.job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
+        assert_eq!(log.open_jobs().await.unwrap(), ["job-2"]);
+        let late = log.job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
+        assert!(matches!(late, TellError::Job(JobRefused::Ended("failed"))), "{late}");
+        assert_eq!(log.job_facts("job-1").await.unwrap().len(), 2);
+    });
+}

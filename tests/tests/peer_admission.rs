@@ -1,0 +1,214 @@
+//! One slot, cloud jobs and peers that all want it: held and running never exceed the slots at any instant, by the
+//! peer's event log and by the executor's own record.
+
+use std::time::Duration;
+
+use coda_host::peers::swarm::Network;
+use coda_host::peers::wire::{
+    self, CancelRequest, CommitRequest, PrepareAnswer, PrepareRequest, Step, StepAnswer,
+};
+use coda_host_tests::crooked::{Behave, join};
+use coda_host_tests::{Bed, Plan, bell, eventually, holds};
+use serde_json::Value;
+
+fn prepare(id: &str, ttl: i64) -> Vec<u8> {
+    wire::write(&PrepareRequest {
+        reservation_id: id.into(),
+        workflow_run_id: "workflow-1".into(),
+        fragment_id: "block-s01-b01".into(),
+        requesting_peer_id: "whoever".into(),
+        service_id: "hadamard".into(),
+        estimated_qubits: 1,
+        estimated_depth: 1,
+        priority: 0,
+        ttl_seconds: ttl,
+        idempotency_key: "0123456789abcdef".into(),
+        sent_at: wire::time(0),
+    })
+}
+
+async fn call(network: &Network, peer: &str, step: Step, bytes: Vec<u8>) -> Value {
+    let answer = network.call(peer, &[], step, bytes, Duration::from_secs(30)).await.expect("an answer");
+    serde_json::from_slice(&answer.bytes).expect("JSON")
+}
+
+/// A host with one slot that lends it to anybody.
+async fn lending(record: &str) -> (Bed, String, String) {
+    let device = format!("evolve: true\nclock: true\nrun_ms: 3\nrecord: {record}");
+    let mut bed = Plan::faulty(&device)
+        .env("CODA_PEER", "true")
+        .env("CODA_PEER_LISTEN", "/ip4/127.0.0.1/tcp/0")
+        .env("CODA_PEER_ALLOW", "any")
+        .start()
+        .await;
+    let peer = eventually("the peer is up", async || {
+        let (_, body) = bed.try_get("/ready").await?;
+        let ready: Value = serde_json::from_str(&body).ok()?;
+        let address = ready["peer"]["addresses"][0].as_str()?.to_string();
+        Some((address, ready["peer"]["peer_id"].as_str()?.to_string()))
+    })
+    .await;
+    bed.host();
+    (bed, peer.0, peer.1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_and_running_never_exceed_the_slots() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("record").display().to_string();
+    let (bed, address, peer) = lending(&record).await;
+    let clients = [
+        join(&address, Behave::Idle, &[]).await.network,
+        join(&address, Behave::Idle, &[]).await.network,
+        join(&address, Behave::Idle, &[]).await.network,
+    ];
+    for client in &clients {
+        let view = client.view();
+        holds("the client is connected", async || view.borrow().connected > 0).await;
+    }
+    let mut accepted = 0;
+    let mut job = 0;
+    // Until both kinds have had the slot often enough, whoever wins.
+    for round in 0..40 {
+        let prepares = (0..100).map(|n| {
+            let (client, peer) = (clients[n % 3].clone(), peer.clone());
+            let id = format!("reservation-{round}-{n}");
+            tokio::spawn(async move {
+                let answer = call(&client, &peer, Step::Prepare, prepare(&id, 60)).await;
+                let answer: PrepareAnswer = wire::part(answer).expect("an answer to a prepare");
+                (n, id, answer)
+            })
+        });
+        let prepares: Vec<_> = prepares.collect();
+        for _ in 0..3 {
+            job += 1;
+            bed.submit(&format!("J{job}"), &bell(), 10).await;
+        }
+        let mut won = Vec::new();
+        for prepare in prepares {
+            let (n, id, answer) = prepare.await.unwrap();
+            match answer.transition.as_str() {
+                "accepted" => won.push((n, id)),
+                _ => assert!(answer.reason.unwrap_or_default().contains("capacity exhausted")),
+            }
+        }
+        assert!(won.len() <= 1, "one slot: {won:?}");
+        accepted += won.len();
+        for (n, id) in won {
+            let client = &clients[n % 3];
+            let commit = CommitRequest {
+                reservation_id: id.clone(),
+                workflow_run_id: "workflow-1".into(),
+                fragment_id: "block-s01-b01".into(),
+                sent_at: wire::time(0),
+            };
+            let answer: StepAnswer =
+                wire::part(call(client, &peer, Step::Commit, wire::write(&commit)).await).unwrap();
+            assert_eq!(answer.transition, "committed");
+            if round % 2 == 0 {
+                let cancel = CancelRequest { reservation_id: id, reason: None, sent_at: wire::time(0) };
+                call(client, &peer, Step::Cancel, wire::write(&cancel)).await;
+            } else {
+                let answer = call(client, &peer, Step::Dispatch, dispatch(&id)).await;
+                assert_eq!(answer["transition"], "completed", "{answer}");
+            }
+        }
+        for n in job - 2..=job {
+            bed.wait_state(&format!("J{n}"), "completed").await;
+        }
+        if accepted >= 10 && round >= 9 {
+            break;
+        }
+    }
+    assert!(accepted > 0, "the peers had the slot as well");
+    // Every interval in which the slot was used, by either record.
+    let mut uses: Vec<(i64, i64, String)> = Vec::new();
+    // The peer's log is written behind its answers.
+    let said = eventually("every hold has its end in the log", async || {
+        let said = bed.cli(&["reservation", "replay", "--peer", "--lines"]).await;
+        assert_eq!(said.code, 0, "{}", said.text());
+        (said.out.matches("\"hold_released\"").count() == accepted).then_some(said)
+    })
+    .await;
+    let mut open: std::collections::HashMap<String, i64> = Default::default();
+    for line in said.out.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        let stream = event["stream"].as_str().unwrap().to_string();
+        let at = event["at"].as_i64().unwrap();
+        match event["fact"]["kind"].as_str().unwrap() {
+            "accepted" => drop(open.insert(stream, at)),
+            "hold_released" => {
+                let from = open.remove(&stream).expect("a hold begins before it ends");
+                uses.push((from, at, stream));
+            }
+            _ => {}
+        }
+    }
+    assert!(open.is_empty(), "every hold has ended: {open:?}");
+    assert_eq!(uses.len(), accepted);
+    let mut started: Option<(i64, String)> = None;
+    for line in std::fs::read_to_string(&record).unwrap().lines() {
+        let [what, id, at] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let at: i64 = at.parse().unwrap();
+        match (what, started.take()) {
+            ("start", None) => started = Some((at, id.into())),
+            // An execution lies inside its hold.
+            ("end", Some((from, own))) if own == id && id.starts_with('J') => uses.push((from, at, own)),
+            ("end", Some((_, own))) => assert_eq!(own, id),
+            (_, before) => panic!("two runs at once: {line} after {before:?}"),
+        }
+    }
+    uses.sort();
+    for pair in uses.windows(2) {
+        let ((_, end, first), (begin, _, second)) = (&pair[0], &pair[1]);
+        assert!(end <= begin, "{first} and {second} had the one slot together");
+    }
+    assert!(uses.len() >= accepted + 27, "{} uses", uses.len());
+}
+
+fn dispatch(id: &str) -> Vec<u8> {
+    serde_json::json!({
+        "execution_id": format!("exec-{id}"), "reservation_id": id, "workflow_run_id": "workflow-1",
+        "fragment_id": "block-s01-b01", "service_id": "hadamard", "max_retries": 2,
+        "idempotency_key": "0123456789abcdef", "dispatched_at": wire::time(0),
+        "input_payload": {
+            "plan_id": "plan-0001", "block_id": "block-s01-b01", "fragment": null,
+            "fragments": [{"fragment_id": "frag-0001", "service_id": "hadamard", "qubits": [0], "operation_ids": [],
+                           "dependencies": [], "raw_text": ""}],
+            "state": {"num_qubits": 1, "qubit_ids": [0], "amplitudes": null, "measured_qubits": [],
+                      "previous_peer_id": null},
+        },
+    })
+    .to_string()
+    .into_bytes()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_execution_holds_up_nobody_and_a_stop_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("record").display().to_string();
+    let device =
+        format!("executor_factory: coda_faulty\nevolve: true\nslots: 2\nrun_ms: 4000\nrecord: {record}");
+    let mut net = coda_host_tests::net::Net::start(&[]).await;
+    let node = net.add(&device, &[("CODA_PEER_ALLOW", "any")]).await;
+    let (address, peer) = (node.address.clone(), node.peer_id.clone());
+    let client = join(&address, Behave::Idle, &[]).await.network;
+    let id = "reservation-long";
+    call(&client, &peer, Step::Prepare, prepare(id, 60)).await;
+    let commit = serde_json::json!({"reservation_id": id, "workflow_run_id": "workflow-1", "fragment_id": "block-s01-b01", "sent_at": wire::time(0)});
+    call(&client, &peer, Step::Commit, commit.to_string().into_bytes()).await;
+    let long = {
+        let (client, peer) = (client.clone(), peer.clone());
+        tokio::spawn(async move { call(&client, &peer, Step::Dispatch, dispatch(id)).await })
+    };
+    holds("it runs", async || std::fs::read_to_string(&record).is_ok_and(|r| r.contains("start"))).await;
+    // Beside it everything goes on.
+    let answer = call(&client, &peer, Step::Prepare, prepare("reservation-other", 60)).await;
+    assert_eq!(answer["transition"], "accepted");
+    assert!(!long.is_finished(), "the other one was answered meanwhile");
+    net.peers[0].host.signal(libc::SIGTERM);
+    let answer = long.await.unwrap();
+    assert_eq!(answer["transition"], "completed", "{answer}");
+    net.peers[0].host.wait_exit().await;
+    net.peers.clear();
+}

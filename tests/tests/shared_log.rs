@@ -1,0 +1,72 @@
+//! One event log in PostgreSQL, shared by coordinators.
+
+use coda_host::reservation::event::{Request, Transition};
+use coda_host::reservation::ledger::Command;
+use coda_host::reservation::log::Log;
+use coda_host_tests::net::{Net, SIMULATOR};
+use coda_host_tests::postgres::Postgres;
+use serde_json::json;
+
+fn request(key: Option<&str>) -> Request {
+    Request {
+        workflow_run_id: "workflow-1".into(),
+        fragment_id: "block-s01-b01".into(),
+        service_id: "hadamard".into(),
+        requesting_peer_id: "12D3KooWcoordinator".into(),
+        ttl_seconds: 60,
+        idempotency_key: key.map(String::from),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_writers_one_makes_a_transition() {
+    let Some(server) = Postgres::start().await else { return };
+    let here = std::path::Path::new("/");
+    let (a, b) =
+        (Log::open(&server.url(), here).await.unwrap(), Log::open(&server.url(), here).await.unwrap());
+    for n in 0..40 {
+        let id = format!("res-000000{n:02}");
+        a.request(&id, "me", request(None)).await.unwrap();
+        b.tell(&id, Command::Accept { peer: "12D3KooWpeer".into(), held: false }).await.unwrap();
+        let (commit, cancel) = tokio::join!(
+            a.tell(&id, Command::Commit),
+            b.tell(&id, Command::Cancel { reason: "enough".into() })
+        );
+        assert!(commit.is_ok() != cancel.is_ok(), "round {n}: exactly one of commit and cancel");
+    }
+    // One key, asked for from both sides at once, makes one reservation.
+    for n in 0..20 {
+        let key = format!("key-{n:04}");
+        let (first, second) = (format!("res-key-a{n:02}"), format!("res-key-b{n:02}"));
+        let (x, y) = tokio::join!(
+            a.request(&first, "me", request(Some(&key))),
+            b.request(&second, "me", request(Some(&key)))
+        );
+        let (x, y) = (x.unwrap(), y.unwrap());
+        assert_eq!(x.reservation_id, y.reservation_id);
+        assert!(x.created != y.created, "round {n}");
+        assert_eq!(x.state.transition, Transition::Requested);
+    }
+    assert_eq!(a.open_reservations().await.unwrap().len(), 20);
+    assert_eq!(b.verify().await.unwrap(), 40 * 3 + 20);
+    a.close().await;
+    b.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_coordinators_share_a_log() {
+    let Some(server) = Postgres::start().await else { return };
+    let url = server.url();
+    let mut one = Net::start(&[("CODA_COORDINATOR_STORE", &url)]).await;
+    let other = Net::start(&[("CODA_COORDINATOR_STORE", &url)]).await;
+    one.add(SIMULATOR, &[]).await;
+    let job = one.coordinator.submit("OPENQASM 3.0; include \"stdgates.inc\"; qubit q; h q;", 10).await;
+    assert_eq!(one.coordinator.ended(&job).await["status"], "completed");
+    let (status, seen) = other.coordinator.get(&format!("/api/v1/jobs/{job}")).await;
+    assert_eq!((status, &seen["status"]), (200, &json!("completed")));
+    let reservation = seen["blocks"][0]["tried"][0]["reservation_id"].as_str().unwrap();
+    let (status, state) = other.coordinator.get(&format!("/api/v1/reservations/{reservation}")).await;
+    assert_eq!((status, &state["current_transition"]), (200, &json!("committed")));
+    let said = other.coordinator.cli(&["reservation", "verify"]).await;
+    assert!(said.code == 0 && said.out.contains("all as they were written"), "{}", said.text());
+}
