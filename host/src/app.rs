@@ -30,7 +30,7 @@ use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
-use crate::executor::view::Reloaded;
+use crate::executor::view::{Described, Reloaded, View};
 use crate::executor::{Executor, PluginInfo};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
@@ -299,7 +299,10 @@ async fn host(
     tasks.spawn("redis-writer", writer.run());
     tasks.spawn("courier", courier.run());
     tasks.spawn("heartbeat", heartbeat.run(beat_stop.clone()));
-    tasks.spawn("heartbeat-state", tell_heartbeat(snapshot_seen.clone(), redis.clone(), edges, beat_state));
+    tasks.spawn(
+        "heartbeat-state",
+        tell_heartbeat(snapshot_seen.clone(), redis.clone(), view.clone(), beat_state),
+    );
     let reader_ended = CancellationToken::new();
     tasks.spawn("reader", {
         let (stop, ended) = (stop.clone(), reader_ended.clone());
@@ -499,12 +502,20 @@ async fn keep_notified(
 async fn tell_heartbeat(
     mut snapshot: watch::Receiver<Snapshot>,
     redis: Redis,
-    edges: Option<Vec<(u16, u16)>>,
+    executor: View,
     state: watch::Sender<HeartbeatState>,
 ) {
-    let connectivity: Option<Arc<[(u16, u16)]>> = edges.map(Into::into);
     let mut link = redis.changes();
+    let mut described = executor.described();
+    let wiring = |d: &Described| d.device.connectivity.edges().map(Arc::<[(u16, u16)]>::from);
+    let mut connectivity = wiring(&described);
     loop {
+        // Another device may have come by a reload.
+        let now = executor.described();
+        if !Arc::ptr_eq(&now, &described) {
+            connectivity = wiring(&now);
+            described = now;
+        }
         let next = {
             let snapshot = snapshot.borrow_and_update();
             HeartbeatState {

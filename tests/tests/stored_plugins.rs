@@ -22,12 +22,13 @@ async fn plugins_of_every_former_interface_still_run() {
             let body = bed.delivered("J1").await;
             assert_eq!(body["counts"]["10"], 100, "interface {version}, {}: {body}", file.display());
             let (_, ready) = bed.ready().await;
-            assert_eq!(ready["plugin"]["name"], "coda-plugin-example-rust");
+            let name = ready["plugin"]["name"].as_str().unwrap_or_default();
+            assert!(["coda-plugin-example-rust", "acme-example-c"].contains(&name), "{name}");
             found += 1;
         }
     }
     if cfg!(target_arch = "x86_64") {
-        assert!(found >= 1, "there are stored plugins for this machine");
+        assert!(found >= 3, "there are stored plugins for this machine");
     } else {
         println!("SKIPPED: no stored plugins for this machine");
     }

@@ -70,7 +70,7 @@ pub enum StartError {
     Create { path: PathBuf, error: Error },
     #[error("the device config {} does not fit the plugin: {what}", config.display())]
     Config { config: PathBuf, what: String },
-    #[error("the process of plugin {} could not be used: it {what}", path.display())]
+    #[error("the process of plugin {} could not be used: {what}", path.display())]
     Process { path: PathBuf, what: String },
     #[error("the plugin {} could not describe its device: {}", path.display(), error.text)]
     Describe { path: PathBuf, error: Error },

@@ -158,7 +158,9 @@ impl Remote {
             answered: AtomicBool::new(false),
         });
         let process = Remote::make(&remote, &spec)?;
-        lock(&remote.state).phase = Phase::Up(process);
+        let mut state = lock(&remote.state);
+        Remote::put_up(&remote, &mut state, process);
+        drop(state);
         Ok(remote)
     }
 
@@ -220,22 +222,42 @@ impl Remote {
             return;
         }
         state.phase = Phase::Down;
+        drop(state);
         this.changed.notify_all();
-        loop {
+        Remote::start_again(this, end.to_string());
+    }
+
+    /// Lets calls go to this process; one that has died already, unseen by its keeper, is replaced.
+    fn put_up(this: &Arc<Remote>, state: &mut State, process: Arc<Process>) {
+        match process.end() {
+            None => state.phase = Phase::Up(process),
+            Some(end) => {
+                state.phase = Phase::Down;
+                let this = this.clone();
+                std::thread::spawn(move || Remote::start_again(&this, end));
+            }
+        }
+        this.changed.notify_all();
+    }
+
+    /// Starts a process in the place of one that is down, again and again if need be, later and later.
+    fn start_again(this: &Arc<Remote>, mut end: String) {
+        let mut state = lock(&this.state);
+        while matches!(state.phase, Phase::Down) {
             // One that has answered something since it was started begins a new count.
             state.in_a_row = if this.answered.swap(false, Ordering::AcqRel) { 1 } else { state.in_a_row + 1 };
-            state.last = end.to_string();
-            let plugin = &*this.common.plugin();
+            state.last.clone_from(&end);
             let wait = match state.in_a_row {
                 1 => Duration::ZERO,
                 n => this.restart.backoff.saturating_mul(1 << (n - 2).min(20)).min(this.restart.backoff_max),
             };
+            let (plugin, in_a_row) = (&*this.common.plugin(), state.in_a_row);
             tracing::error!(
                 plugin,
                 end,
-                deaths_in_a_row = state.in_a_row,
+                in_a_row,
                 ?wait,
-                "the plugin's process died; it is started again"
+                "the plugin's process is gone; it is started again"
             );
             let until = Instant::now() + wait;
             while matches!(state.phase, Phase::Down) && Instant::now() < until {
@@ -250,21 +272,16 @@ impl Remote {
             let made = Remote::make(this, &spec);
             state = lock(&this.state);
             match made {
-                Ok(process) if matches!(state.phase, Phase::Down) => {
-                    state.phase = Phase::Up(process);
-                    this.changed.notify_all();
-                    return;
-                }
+                Ok(process) if matches!(state.phase, Phase::Down) => match process.end() {
+                    None => {
+                        state.phase = Phase::Up(process);
+                        this.changed.notify_all();
+                        return;
+                    }
+                    Some(how) => end = how,
+                },
                 Ok(process) => return process.kill("it is not needed any more"),
-                Err(error) => {
-                    state.last = error.text();
-                    let error = state.last.as_str();
-                    tracing::error!(
-                        plugin = &*this.common.plugin(),
-                        error,
-                        "the plugin could not be started again"
-                    );
-                }
+                Err(error) => end = format!("could not be started again: {}", error.text()),
             }
         }
     }
@@ -291,7 +308,7 @@ impl Remote {
         loop {
             match &state.phase {
                 // Its keeper has yet to hear of its end.
-                Phase::Up(process) if !process.has_ended() => return Some(process.clone()),
+                Phase::Up(process) if process.end().is_none() => return Some(process.clone()),
                 Phase::Stopped => return None,
                 _ if state.leaving => return None,
                 _ => {
@@ -476,8 +493,9 @@ impl Remote {
         let mut state = lock(&this.state);
         let answer = match made {
             Ok(process) => {
-                (state.spec, state.phase) = (spec, Phase::Up(process));
+                state.spec = spec;
                 state.in_a_row = 0;
+                Remote::put_up(this, &mut state, process);
                 Ok(this.described())
             }
             Err(error) => {
@@ -486,12 +504,11 @@ impl Remote {
                 let again = Remote::make(this, &old);
                 state = lock(&this.state);
                 match again {
-                    Ok(process) => state.phase = Phase::Up(process),
+                    Ok(process) => Remote::put_up(this, &mut state, process),
                     Err(e) => {
                         state.phase = Phase::Down;
-                        state.last = e.text();
-                        let (this, end) = (this.clone(), state.last.clone());
-                        std::thread::spawn(move || Remote::start_again(&this, &end));
+                        let (this, end) = (this.clone(), format!("could not be started again: {}", e.text()));
+                        std::thread::spawn(move || Remote::start_again(&this, end));
                     }
                 }
                 Err(error)
@@ -499,34 +516,6 @@ impl Remote {
         };
         this.changed.notify_all();
         answer
-    }
-
-    /// For an executor that was up before a swap and could not be made again.
-    fn start_again(this: &Arc<Remote>, end: &str) {
-        let mut state = lock(&this.state);
-        while matches!(state.phase, Phase::Down) {
-            let spec = state.spec.clone();
-            let wait = this.restart.backoff_max.min(Duration::from_secs(1));
-            state = this.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
-            if !matches!(state.phase, Phase::Down) {
-                return;
-            }
-            drop(state);
-            let made = Remote::make(this, &spec);
-            state = lock(&this.state);
-            match made {
-                Ok(process) => {
-                    state.phase = Phase::Up(process);
-                    this.changed.notify_all();
-                }
-                Err(e) => tracing::error!(
-                    plugin = &*this.common.plugin(),
-                    end,
-                    error = e.text(),
-                    "the plugin could not be started again"
-                ),
-            }
-        }
     }
 }
 

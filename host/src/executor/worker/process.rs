@@ -171,8 +171,9 @@ impl Process {
         error
     }
 
-    pub fn has_ended(&self) -> bool {
-        lock(&self.end).how.is_some()
+    /// How it ended, once it has.
+    pub fn end(&self) -> Option<String> {
+        lock(&self.end).how.clone()
     }
 
     fn wait_ended(&self, limit: Duration) -> bool {
