@@ -177,6 +177,21 @@ struct Appended {
     fresh: bool,
 }
 
+/// Facts of one hold, and when they happened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Note {
+    /// The reservation's id and a number of the peer's.
+    pub hold: String,
+    pub at: i64,
+    pub facts: Vec<Fact>,
+}
+
+impl Note {
+    fn stream(&self) -> String {
+        format!("hold/{}", self.hold)
+    }
+}
+
 /// What a store is asked.
 enum Ask {
     Append(Append, oneshot::Sender<Result<Appended, TellError>>),
@@ -392,10 +407,9 @@ impl Log {
         Ok(rows.iter().map(|r| r.at).zip(facts).collect())
     }
 
-    /// Writes a peer's facts soon, without being waited for.
-    pub fn note(&self, hold: &str, at: i64, facts: &[Fact]) {
-        let facts = facts.iter().map(|f| (at, text(f))).collect();
-        if self.ask(Ask::Note { stream: format!("hold/{hold}"), facts }).is_err() {
+    /// Writes a peer's facts soon, without being waited for; many in one go, since each time wakes the writer.
+    pub fn note(&self, notes: Vec<Note>) {
+        if self.ask(Ask::Note(notes)).is_err() {
             tracing::debug!("a note came after the event log had closed");
         }
     }
