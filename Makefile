@@ -16,6 +16,7 @@ ROOT := $(DESTDIR)$(PREFIX)
 .DEFAULT_GOAL := help
 INPUTS ?= 12000000
 KILLS ?= 200
+SECONDS ?= 3600
 PYTHON ?= python3
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
@@ -24,7 +25,8 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 # Empty where the venv could not be made: those tests are then skipped, and say so.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
-.PHONY: cxx help run test fuzz crash bench bench-python check build plugins deps vpn-deps python-deps postgres-deps deny cargo-deny advisories install deb clean
+.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps python-deps \
+        postgres-deps deny cargo-deny advisories install deb clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -35,12 +37,18 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps python-deps postgres-deps build plugins ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps fault-deps python-deps postgres-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
 fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
 	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
+
+faults: deps fault-deps build plugins ## A table of what is lost or run twice under each fault (about four minutes)
+	CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults
+
+soak: deps build plugins ## 20 jobs/s with random faults: nothing lost, memory and open files flat (SECONDS=3600)
+	CODA_SOAK_SECONDS=$(SECONDS) $(CARGO) test --release -p coda-host-tests --test soak
 
 crash: deps build plugins ## SIGKILL at random moments under 50 jobs/s (KILLS=200)
 	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
@@ -109,6 +117,13 @@ vpn-deps: ## Installs openvpn for the tests against a real server, which are ski
 	         apt-get install -y -q --no-install-recommends openvpn iproute2; } \
 	  || echo 'openvpn could not be installed; the tests against a real server are skipped'
 
+# Without it the rows about the clock are skipped with a message.
+fault-deps: ## Installs libfaketime for tests with a clock that is wrong
+	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends faketime; } \
+	  || echo 'libfaketime could not be installed; tests with a wrong clock are skipped'
+
 # py-libp2p 0.8.1 is what the public peers run on; others are named in docs/peers.md.
 python-deps: ## A venv with py-libp2p and schemathesis for the tests against them, which are skipped without it
 	@[ -x '$(PEERS_VENV)/bin/schemathesis' ] && [ -x '$(PEERS_VENV)/bin/python' ] || { \
@@ -140,14 +155,34 @@ cargo-deny:
 	  echo 'cargo-deny is missing; installing it (about five minutes)'; \
 	  $(CARGO) install cargo-deny --locked; }
 
+SDK := $(or $(CARGO_TARGET_DIR),target)/sdk
+
+# The interface's crate as it would be published, and the crates that a plugin needs, for building without a network.
+sdk: ## What `coda-host plugin new` builds against: crate, its dependencies, headers
+	rm -rf '$(SDK)'
+	mkdir -p '$(SDK)/include' '$(SDK)/probe/src'
+	cp plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(SDK)/include/'
+	$(CARGO) package -q -p coda-plugin-abi --no-verify --allow-dirty --target-dir '$(SDK)/package'
+	tar -xzf '$(SDK)'/package/package/coda-plugin-abi-*.crate -C '$(SDK)'
+	mv '$(SDK)'/coda-plugin-abi-* '$(SDK)/coda-plugin-abi'
+	rm -rf '$(SDK)/package' '$(SDK)/coda-plugin-abi/tests' '$(SDK)/coda-plugin-abi/Cargo.lock'
+	printf '[package]\nname = "probe"\nversion = "0.0.0"\nedition = "2024"\n[dependencies]\ncoda-plugin-abi = { path = "../coda-plugin-abi" }\nschemars = "1"\nserde = { version = "1", features = ["derive"] }\n[workspace]\n' > '$(SDK)/probe/Cargo.toml'
+	touch '$(SDK)/probe/src/lib.rs'
+	cp Cargo.lock '$(SDK)/probe/Cargo.lock'
+	cd '$(SDK)/probe' && $(CARGO) vendor -q --versioned-dirs ../vendor > /dev/null
+	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
+
 # install(1) replaces files by new ones, so that a running host keeps what it has loaded.
-install: build plugins ## Binary, simulator, header, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+install: build plugins sdk ## Binary, simulator, header, SDK, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
 	install -m 755 $(HOST) '$(ROOT)/bin/coda-host'
 	install -m 755 $(RELEASE)/libcoda_simulator.so '$(ROOT)/lib/coda-host/libcoda_simulator.so'
-	install -m 644 plugin-abi/include/coda_executor.h '$(ROOT)/include/coda_executor.h'
+	install -m 644 plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(ROOT)/include/'
+	rm -rf '$(ROOT)/share/coda-host/sdk'
+	install -d '$(ROOT)/share/coda-host'
+	cp -r '$(SDK)' '$(ROOT)/share/coda-host/sdk'
 	$(HOST) man --dir '$(ROOT)/share/man/man1'
 	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'

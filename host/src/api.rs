@@ -24,6 +24,7 @@ use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
 use crate::executor::PluginInfo;
+use crate::executor::view::{Reloaded, View};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
@@ -61,7 +62,7 @@ pub enum Reading {
     PeerOnly {
         peers: PeerSources,
         metrics: Arc<Metrics>,
-        plugin: PluginInfo,
+        executor: View,
     },
 }
 
@@ -98,7 +99,8 @@ pub struct Sources {
     pub heartbeat: watch::Receiver<HeartbeatOutcome>,
     pub vpn: watch::Receiver<VpnStatus>,
     pub metrics: Arc<Metrics>,
-    pub plugin: PluginInfo,
+    pub executor: View,
+    pub reloads: watch::Receiver<Reloaded>,
     pub qpu_id: String,
 }
 
@@ -131,10 +133,10 @@ async fn ready(State(up): State<Up>) -> Response {
     let reading = up.borrow().clone();
     let (ready, body) = match reading.as_deref() {
         Some(Reading::Host(sources)) => readiness(sources),
-        Some(Reading::PeerOnly { peers, plugin, .. }) => (
+        Some(Reading::PeerOnly { peers, executor, .. }) => (
             true,
             json!({ "ready": true, "vpn_state": null, "redis_healthy": null, "current_job": null, "reasons": [],
-                    "peer": peers.json(), "plugin": about(plugin), "version": env!("CARGO_PKG_VERSION") }),
+                    "peer": peers.json(), "plugin": about(&executor.described().info), "version": env!("CARGO_PKG_VERSION") }),
         ),
         None => (
             false,
@@ -155,6 +157,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
     if let Some(call) = &snapshot.stuck {
         reasons.push(format!("the executor is stuck in its {call}: restart coda-host"));
     }
+    reasons.extend(s.executor.trouble());
     if s.gate.disk_full() {
         reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
     }
@@ -165,11 +168,15 @@ fn readiness(s: &Sources) -> (bool, Value) {
     }
     let ready = reasons.is_empty();
     let heartbeat = s.heartbeat.borrow().clone();
+    let described = s.executor.described();
+    let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
+    let reloads = s.reloads.borrow().clone();
     let body = json!({
         "ready": ready,
         "vpn_state": vpn.state.name(),
         "redis_healthy": redis_healthy,
         "current_job": snapshot.current_job.as_deref(),
+        "progress": progress.map(|(done, total)| json!({ "done": done, "total": total })),
         "reasons": reasons,
         "vpn_interface": vpn.interface,
         "qpu_id": s.qpu_id,
@@ -183,7 +190,8 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
             "error": heartbeat.error,
         },
-        "plugin": about(&s.plugin),
+        "plugin": about(&described.info),
+        "reloads": { "count": reloads.count, "ok": reloads.ok, "message": reloads.message },
         "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
     });
@@ -199,14 +207,15 @@ fn about(p: &PluginInfo) -> Value {
 
 async fn metrics(State(up): State<Up>) -> Response {
     let reading = up.borrow().clone();
-    let metrics = reading.as_deref().map(|reading| match reading {
-        Reading::Host(sources) => &sources.metrics,
-        Reading::PeerOnly { metrics, .. } => metrics,
+    let sources = reading.as_deref().map(|reading| match reading {
+        Reading::Host(sources) => (&sources.metrics, &sources.executor),
+        Reading::PeerOnly { metrics, executor, .. } => (metrics, executor),
     });
-    match metrics {
-        Some(metrics) => {
+    match sources {
+        Some((metrics, executor)) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], metrics.render()).into_response()
+            let text = metrics.render_with(&executor.described().info.name, &executor.gauges());
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }

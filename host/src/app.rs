@@ -6,10 +6,12 @@
 mod alone;
 pub mod coordinator;
 pub mod peer;
+mod prepare;
+mod reload;
 mod site;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,27 +22,22 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{self, PeerSources, Reading, Sources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatState};
 use crate::cloud::http::{HttpClient, HttpError};
-use crate::cloud::provision::{self, Site, reconnects};
-use crate::config::device::DeviceConfig;
-use crate::config::load::{self, Surroundings};
-use crate::config::near;
+use crate::cloud::provision::{self, Site};
+use crate::config::load::Surroundings;
 use crate::config::settings::Settings;
-use crate::config::source::Shown;
 use crate::daemon::neighbours::{self, ConsumerPlace};
 use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
-use crate::executor::locate::{self, Located};
-use crate::executor::{Executor, PluginInfo, RunDone, StartRequest};
+use crate::executor::view::Reloaded;
+use crate::executor::{Executor, PluginInfo};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
-use crate::model::Secret;
 use crate::results::outbox::Courier;
 use crate::results::webhook::WebhookSender;
 use crate::state::answers::Answers;
-use crate::state::credentials::{self, Stored};
 use crate::state::db::{Database, Phase, StoredRow};
 use crate::state::marks::RunMarks;
 use crate::supervise::Supervisor;
@@ -48,6 +45,9 @@ use crate::sys::{self, Dispositions};
 use crate::telemetry::Metrics;
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
+
+use prepare::executor_request;
+pub use prepare::{Prepared, locate_plugin, prepare, start_executor};
 
 /// How long the last connections and tasks may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -85,10 +85,18 @@ impl Explain for AppError {
 
 /// Stops: the first signal asks, the second ends.
 pub fn watch_signals(stop: CancellationToken) {
+    watch_signals_and_reloads(stop, None);
+}
+
+/// The same; a SIGHUP asks for a reload, except at a terminal, whose end it tells.
+fn watch_signals_and_reloads(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>) {
+    use std::io::IsTerminal as _;
+    let reloads = reloads.filter(|_| !std::io::stdin().is_terminal());
     let waiter = move || {
         let mut asked = false;
         loop {
             match sys::wait_stop_signal() {
+                Ok(libc::SIGHUP) if reloads.as_ref().is_some_and(|r| r.send(()).is_ok()) => {}
                 Ok(signal) if asked || stop.is_cancelled() => {
                     tracing::warn!("a second signal: ending at once");
                     std::process::exit(128 + signal);
@@ -107,88 +115,6 @@ pub fn watch_signals(stop: CancellationToken) {
     }
 }
 
-/// Settings, device config and stored credentials of a start.
-pub struct Prepared {
-    pub settings: Settings,
-    pub device: DeviceConfig,
-    stored: Option<Stored>,
-    /// Every setting with its origin, secrets masked.
-    pub shown: Vec<Shown>,
-}
-
-impl Prepared {
-    /// The QPU of the stored credentials.
-    pub fn qpu_id(&self) -> Option<&str> {
-        self.stored.as_ref()?.config.qpu_id.as_deref()
-    }
-}
-
-/// Reads everything that a start is told.
-///
-/// # Errors
-/// When a setting, the device config or a state file can't be used.
-pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
-    let dirs = load::dirs(around)?;
-    let stored = credentials::load(&dirs.credentials)?;
-    let flag = flags.get("CODA_NODE_TOKEN").map(String::as_str).filter(|t| !t.is_empty());
-    let token = flag.or_else(|| around.ours("CODA_NODE_TOKEN")).map(Secret::new);
-    let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
-    let (settings, shown) = load::settings(around, flags, dirs, known)?;
-    let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
-    let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
-    for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
-        tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
-    }
-    if let Some(key) = &device.misspelt {
-        let path = device.path.display();
-        tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
-    }
-    Ok(Prepared { settings, device, stored, shown })
-}
-
-/// Finds the plugin that the settings name.
-///
-/// # Errors
-/// When there is none, or several.
-pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> Result<Located, Failure> {
-    let binary = std::env::current_exe().ok();
-    let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
-    let config = (!device.path.as_os_str().is_empty())
-        .then_some((device.path.as_path(), device.executor_factory.as_deref()));
-    let request = locate::Request {
-        environment: settings.executor.factory.as_deref(),
-        device_config: config,
-        dirs: &dirs,
-        cwd,
-    };
-    Ok(locate::locate(&request)?)
-}
-
-/// Loads the plugin and makes its executor.
-///
-/// # Errors
-/// Whatever keeps it from being usable.
-pub async fn start_executor(
-    settings: &Settings,
-    device: &DeviceConfig,
-    located: Located,
-    dispositions: Arc<Dispositions>,
-) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
-    let (done, answers) = mpsc::unbounded_channel();
-    let request = StartRequest {
-        located,
-        state_dir: settings.dirs.state.clone(),
-        config_path: device.path.clone(),
-        config_text: device.text.clone(),
-        native_gate_set: settings.identity.native_gate_set.clone(),
-        num_qubits: settings.identity.num_qubits,
-        control_timeout: settings.executor.control_timeout,
-        batch_max: settings.jobs.batch_max,
-        dispositions,
-    };
-    Ok((Executor::start(request, done).await?, answers))
-}
-
 /// Runs the host until it is stopped.
 ///
 /// # Errors
@@ -196,7 +122,8 @@ pub async fn start_executor(
 pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     let dispositions = Arc::new(Dispositions::capture());
-    watch_signals(stop.clone());
+    let (reloads, wanted) = mpsc::unbounded_channel();
+    watch_signals_and_reloads(stop.clone(), Some(reloads));
     let prepared = prepare(&around, flags)?;
     let dirs = prepared.settings.dirs.clone();
     let place = Place::take(&dirs.state, &dirs.credentials)?;
@@ -206,7 +133,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     if prepared.settings.peer.no_cloud {
         return alone::host(&around, prepared, place, dispositions, stop).await;
     }
-    let ended = host(&around, prepared, place, &openvpn, dispositions, stop).await;
+    let ended = host(&around, prepared, place, &openvpn, dispositions, (stop, wanted)).await;
     // However it ended, and also the one that a killed host has left.
     site::leave(&openvpn).await;
     ended
@@ -219,7 +146,7 @@ async fn host(
     mut place: Place,
     openvpn: &Openvpn,
     dispositions: Arc<Dispositions>,
-    stop: CancellationToken,
+    (stop, wanted): (CancellationToken, mpsc::UnboundedReceiver<()>),
 ) -> Result<ExitCode, Failure> {
     let Prepared { settings, device, stored, .. } = prepared;
     let state_dir = settings.dirs.state.clone();
@@ -325,14 +252,16 @@ async fn host(
         gate: gate.clone(),
         state_dir: state_dir.clone(),
         metrics: metrics.clone(),
+        executor: executor.view(),
     };
-    let plugin = executor.info().clone();
+    let view = executor.view();
     let callback = {
         let sender = sender.clone();
         Arc::new(move |url: &str| {
             sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line())
         })
     };
+    let reload_dispositions = dispositions.clone();
     let lent = match settings.peer.enabled {
         true => Some(peer::start(&settings.peer, &executor, &state_dir).await?),
         false => None,
@@ -383,6 +312,17 @@ async fn host(
             }
         }
     });
+    let (report, reloaded_seen) = watch::channel(Reloaded::default());
+    let settings = Arc::new(settings);
+    let reloads = reload::Reloads {
+        settings: settings.clone(),
+        cwd: around.cwd.clone(),
+        view: view.clone(),
+        dispositions: reload_dispositions,
+        wanted,
+        report,
+    };
+    tasks.spawn("reloads", reloads.serve());
     // Beside the jobs' own end.
     let lending = lent.map(|lent| {
         let (stop, drain) = (stop.clone(), settings.shutdown.drain);
@@ -399,7 +339,8 @@ async fn host(
         heartbeat: beats,
         vpn,
         metrics,
-        plugin,
+        executor: view.clone(),
+        reloads: reloaded_seen,
         qpu_id: site.identity.qpu_id.clone(),
     })))));
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");

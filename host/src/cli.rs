@@ -12,6 +12,7 @@ mod jobs;
 mod logs;
 mod note;
 mod plugin;
+mod reload;
 mod reservation;
 mod reset;
 mod results;
@@ -105,6 +106,11 @@ enum Command {
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
+    /// Have the running host take a new plugin or device config without a stop
+    Reload(reload::Args),
+    /// The process of an isolated plugin
+    #[command(hide = true)]
+    ExecutorWorker { plugin: String },
     /// Print tab completions for a shell
     Completions(completions::Args),
     /// Print the manual page, or write those of all commands
@@ -143,10 +149,13 @@ pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Jobs(command)) => jobs::run(command, &around),
         Some(Command::Reset(args)) => reset::run(args, &around),
         Some(Command::Config(args)) => config::run(args, &around),
+        Some(Command::Reload(args)) => reload::run(args, &around),
         Some(Command::Coordinator(args)) => coordinator::run(args, around),
         Some(Command::Coordinate(args)) => coordinate::run(args, around),
         Some(Command::Reservation(command)) => reservation::run(command, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
+        Some(Command::ExecutorWorker { .. }) => crate::executor::worker::child::run()
+            .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e)),
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
     }

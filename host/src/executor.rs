@@ -9,21 +9,33 @@
 //! queue   what waits for a slot, and who holds one
 //! slot    one slot's thread
 //! evolve  a state in, operations, a state out
+//! plugin  the executor in this process, or in one of its own
+//! worker  that process: start, end, and start again
+//! wire    what is said to it
+//! watchdog runs that take too long
+//! view    what others see of the executor, and the swap
 //! turn    when the cancel hook may be called
+//! schema  the device config against the plugin's JSON schema
 //! ffi     the calls into the library, and the copies of what it lends
 //! gauges  quantities that the plugin reports of its device
 //! ```
 
 pub mod elf;
 mod evolve;
-mod ffi;
+pub(crate) mod ffi;
 pub mod gauges;
 pub mod loader;
 pub mod locate;
+mod plugin;
 pub mod pool;
 mod queue;
+pub mod schema;
 mod slot;
 mod turn;
+pub mod view;
+pub mod watchdog;
+mod wire;
+pub mod worker;
 
 pub use evolve::{EvolveDone, EvolveJob, Lending};
 pub use ffi::JobContext;

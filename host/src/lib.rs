@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod app;
+pub mod check;
 pub mod cli;
 pub mod cloud;
 pub mod config;

@@ -13,8 +13,8 @@ use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What ends the host.
-pub const STOP_SIGNALS: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
+/// What is waited for: what ends the host, and SIGHUP, which makes it reload.
+pub const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 /// Dispositions that the host depends on.
 const WATCHED: [(i32, &str); 5] = [
     (libc::SIGTERM, "SIGTERM"),
@@ -176,6 +176,55 @@ fn spawner() -> io::Result<Sender<SpawnOrder>> {
     Ok(known.insert(orders).clone())
 }
 
+/// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors as its numbers 3, 4 and so on. It gains
+/// no privileges by what it executes, and is the first that the kernel ends when memory runs out.
+///
+/// # Errors
+/// When it can't be started.
+pub fn spawn_worker(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Result<Child> {
+    // SAFETY: between fork and exec the closure makes async-signal-safe system calls on descriptors that it owns, and
+    // allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            const HIGH: i32 = 512;
+            // Out of the way first: one of them may have a number that another is to get.
+            for (i, fd) in descriptors.iter().enumerate() {
+                if libc::dup2(fd.as_raw_fd(), HIGH + i as i32) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            for i in 0..descriptors.len() as i32 {
+                if libc::dup2(HIGH + i, FIRST_INHERITED + i) < 0 || libc::close(HIGH + i) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+    }
+    spawn_dying_with_parent(command)
+}
+
+const FIRST_INHERITED: i32 = 3;
+
+/// The descriptors that [`spawn_worker`] gave to this process, `count` of them. Call it once.
+///
+/// # Errors
+/// When one of them isn't there.
+pub fn inherited(count: usize) -> io::Result<Vec<OwnedFd>> {
+    let own = |fd: i32| {
+        // SAFETY: a plain system call; nothing that the plugin starts shall inherit it.
+        match unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } {
+            // SAFETY: the descriptor is open, and nobody else in this process knows of it.
+            0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    (FIRST_INHERITED..).take(count).map(own).collect()
+}
+
 /// Starts a process in a session of its own, which neither the caller's terminal nor its end touches.
 ///
 /// # Errors
@@ -189,6 +238,41 @@ pub fn spawn_detached(mut command: Command) -> io::Result<Child> {
         });
     }
     command.spawn()
+}
+
+/// A signal's usual name.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL (illegal instruction)",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT (abort)",
+        libc::SIGBUS => "SIGBUS (bus error)",
+        libc::SIGFPE => "SIGFPE (arithmetic error)",
+        libc::SIGKILL => "SIGKILL (killed, perhaps for want of memory)",
+        libc::SIGSEGV => "SIGSEGV (segmentation fault)",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU (CPU time limit)",
+        libc::SIGSYS => "SIGSYS (forbidden system call)",
+        other => return format!("signal {other}"),
+    };
+    name.to_string()
+}
+
+/// The C library's locale for all categories.
+pub fn locale() -> String {
+    // SAFETY: with a null locale the call only reads; the text is copied before anyone could set another.
+    unsafe {
+        let text = libc::setlocale(libc::LC_ALL, std::ptr::null());
+        match text.is_null() {
+            true => String::new(),
+            false => std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned(),
+        }
+    }
 }
 
 /// Sends a signal to one process; never to a group, as the numbers 0 and below would.

@@ -106,6 +106,25 @@ impl Metrics {
         self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
     }
 
+    /// The text that Prometheus reads, with the gauges of the plugin's own.
+    pub fn render_with(&self, plugin: &str, gauges: &[(String, f64)]) -> String {
+        use std::fmt::Write as _;
+        const END: &str = "# EOF\n";
+        let mut text = self.render();
+        let end = text.ends_with(END);
+        text.truncate(text.len() - if end { END.len() } else { 0 });
+        let plugin = plugin.replace(['\\', '"', '\n'], "_");
+        for (name, value) in gauges {
+            // Writing to a String can't fail; the names were checked when they were set.
+            write!(
+                text,
+                "# TYPE coda_plugin_{name} gauge\ncoda_plugin_{name}{{plugin=\"{plugin}\"}} {value:?}\n"
+            )
+            .ok();
+        }
+        text + END
+    }
+
     /// The text that Prometheus reads.
     pub fn render(&self) -> String {
         let mut text = String::new();

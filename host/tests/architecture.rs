@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cloud", &["config", "error", "model", "state"]),
     ("vpn", &["cloud", "config", "error", "model", "state", "sys"]),
     ("executor", &["error", "model", "sys"]),
+    ("check", &["error", "executor", "model", "sys"]),
     ("coordinator", &["error", "model", "peers", "reservation"]),
     ("peers", &["error", "model", "reservation", "state"]),
     ("reservation", &["error", "model", "state"]),
@@ -65,6 +66,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "cli",
         &[
             "app",
+            "check",
             "cloud",
             "config",
             "coordinator",

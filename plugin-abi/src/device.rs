@@ -4,7 +4,7 @@ use crate::ir::Target;
 use crate::raw::{self, RawDevice, RawEdge, RawStr};
 
 /// Which pairs of qubits can take a two-qubit gate.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Connectivity {
     /// Not reported: nothing is sent to the cloud, any pair is accepted.
     #[default]
@@ -35,7 +35,7 @@ impl Connectivity {
 }
 
 /// The optional functions that an executor offers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Hooks {
     pub batch_run: bool,
     pub cancel: bool,
@@ -44,7 +44,7 @@ pub struct Hooks {
 }
 
 /// A device's description. What it says decides which jobs reach the executor.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Device {
     pub name: String,
     /// 1 to 50.

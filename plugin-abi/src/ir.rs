@@ -20,7 +20,7 @@ const DEFAULT_COMPILER_VERSION: &str = "0.1.0";
 const DEFAULT_OPTIMIZATION_LEVEL: u32 = 2;
 
 /// A native gate set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Target {
     Cz,
     Iswap,
@@ -240,6 +240,15 @@ pub struct Program {
     optimization_level: u32,
 }
 
+/// What a compiler notes about a circuit; nothing that changes what is run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Notes {
+    pub source_hash: String,
+    pub compiled_at: String,
+    pub compiler_version: String,
+    pub optimization_level: u32,
+}
+
 impl Program {
     /// Reads NativeGateIR JSON.
     ///
@@ -271,6 +280,23 @@ impl Program {
         };
         program.validate()?;
         Ok(program)
+    }
+
+    /// The same circuit with these notes of its compiler.
+    pub fn with_notes(mut self, notes: Notes) -> Program {
+        let Notes { source_hash, compiled_at, compiler_version, optimization_level } = notes;
+        (self.source_hash, self.compiled_at) = (source_hash, compiled_at);
+        (self.compiler_version, self.optimization_level) = (compiler_version, optimization_level);
+        self
+    }
+
+    pub fn notes(&self) -> Notes {
+        Notes {
+            source_hash: self.source_hash.clone(),
+            compiled_at: self.compiled_at.clone(),
+            compiler_version: self.compiler_version.clone(),
+            optimization_level: self.optimization_level,
+        }
     }
 
     fn validate(&self) -> Result<(), IrError> {

@@ -26,6 +26,18 @@ pub fn library(name: &str) -> PathBuf {
     built(&format!("lib{name}.so"))
 }
 
+/// Another program that was built beside it.
+pub fn target_file(name: &str) -> PathBuf {
+    built(name)
+}
+
+/// What `make sdk` has laid out.
+pub fn sdk() -> PathBuf {
+    let sdk = target_dir().parent().expect("target/").join("sdk");
+    assert!(sdk.join("include").is_dir(), "{} is missing: run `make sdk` first", sdk.display());
+    sdk
+}
+
 /// A file of the project, by its path from the top.
 pub fn project_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the project").join(path)

@@ -35,6 +35,7 @@ pub struct Plan {
     env: BTreeMap<String, String>,
     num_qubits: u16,
     redis_arguments: Vec<&'static str>,
+    wrapper: Vec<String>,
 }
 
 impl Plan {
@@ -55,7 +56,7 @@ impl Plan {
             ("CODA_MIN_FREE_MIB", "1"),
         ];
         let env = short.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
-        Plan { device: text.into(), env, num_qubits: 5, redis_arguments: Vec::new() }
+        Plan { device: text.into(), env, num_qubits: 5, redis_arguments: Vec::new(), wrapper: Vec::new() }
     }
 
     /// The reference executor with these keys besides.
@@ -85,6 +86,12 @@ impl Plan {
         self
     }
 
+    /// Starts the host by a command that replaces itself by the one that it is given.
+    pub fn within(mut self, wrapper: &[&str]) -> Plan {
+        self.wrapper = wrapper.iter().map(ToString::to_string).collect();
+        self
+    }
+
     /// Prepares everything but the host.
     pub async fn lay(self) -> Bed {
         let redis = DevRedis::start(&self.redis_arguments, LIMIT).await.expect("redis-server");
@@ -100,7 +107,8 @@ impl Plan {
         env.insert("CODA_STATE_DIR".into(), dir.path().join("state").display().to_string());
         env.insert("CODA_DEVICE_CONFIG".into(), device.display().to_string());
         env.insert("CODA_WEBAPP_URL".into(), cloud.url().into());
-        Bed { env, redis, cloud, dir, port: 0, host: None, connection: tokio::sync::Mutex::default() }
+        let (wrapper, connection) = (self.wrapper, tokio::sync::Mutex::default());
+        Bed { env, redis, cloud, dir, wrapper, port: 0, host: None, connection }
     }
 
     /// Prepares everything and starts the host.
@@ -118,6 +126,7 @@ pub struct Bed {
     pub redis: DevRedis,
     pub cloud: DevCloud,
     dir: TempDir,
+    wrapper: Vec<String>,
     port: u16,
     host: Option<Host>,
     connection: tokio::sync::Mutex<Option<MultiplexedConnection>>,
@@ -167,7 +176,7 @@ impl Bed {
         if !self.state_dir().join("coda.config").exists() {
             env.entry("CODA_NODE_TOKEN".into()).or_insert_with(|| TOKEN.into());
         }
-        self.host = Some(Host::spawn(&[], &env, self.dir(), &self.log_file()));
+        self.host = Some(Host::spawn_within(&self.wrapper, &[], &env, self.dir(), &self.log_file()));
     }
 
     /// Starts the process and waits until it is ready.

@@ -33,8 +33,26 @@ pub struct Host {
 impl Host {
     /// Starts the binary with this environment alone; its output is added to the log.
     pub fn spawn(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path, log: &Path) -> Host {
+        Host::spawn_within(&[], arguments, env, cwd, log)
+    }
+
+    /// The same, by a command that replaces itself by the one that it is given (`unshare`, `sh -c 'exec "$@"'`).
+    pub fn spawn_within(
+        wrapper: &[String],
+        arguments: &[&str],
+        env: &BTreeMap<String, String>,
+        cwd: &Path,
+        log: &Path,
+    ) -> Host {
         let file = OpenOptions::new().create(true).append(true).open(log).expect("the log can be opened");
-        let mut command = command(arguments, env, cwd);
+        let mut command = match wrapper.split_first() {
+            None => command(arguments, env, cwd),
+            Some((program, before)) => {
+                let mut command = plain(program.as_ref(), env, cwd);
+                command.args(before).arg(crate::artifacts::binary()).args(arguments);
+                command
+            }
+        };
         command.stdout(second(&file)).stderr(second(&file)).stdin(Stdio::null());
         Host { child: command.spawn().expect("coda-host can be started") }
     }
@@ -90,8 +108,14 @@ fn second(file: &File) -> Stdio {
 
 /// The binary under test with these arguments and this environment alone.
 pub fn command(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Command {
-    let mut command = Command::new(crate::artifacts::binary());
-    command.args(arguments).env_clear().current_dir(cwd);
+    let mut command = plain(&crate::artifacts::binary(), env, cwd);
+    command.args(arguments);
+    command
+}
+
+fn plain(program: &Path, env: &BTreeMap<String, String>, cwd: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().current_dir(cwd);
     command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", cwd).envs(env);
     command
 }

@@ -9,10 +9,12 @@ mod bed;
 mod circuits;
 pub mod crooked;
 mod host;
+pub mod load;
 pub mod net;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod random;
 mod state;
 mod wait;
 

@@ -20,6 +20,11 @@ pub fn rss_mib(pid: i32) -> f64 {
     tree(pid).iter().map(|p| kib(p.pid)).sum::<f64>() / 1024.0
 }
 
+/// File descriptors that a process has open.
+pub fn open_files(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
 struct Process {
     pid: i32,
     parent: i32,

@@ -2,7 +2,7 @@
 //!
 //! `CODA_FUZZ_INPUTS` (60,000) sets how many in all, `CODA_SEED` the sequence; the seed is printed. The inputs
 //! start from `tests/corpus`, a folder per parser; an input that once failed is added there. `make fuzz` runs
-//! 12 million.
+//! 12 million; `CODA_FUZZ_ONLY=vpn,state` shares them among these parsers alone.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -220,6 +220,15 @@ fn vpn(input: &[u8]) {
     drop(coda_host::vpn::profile::check(input));
 }
 
+/// What the files of a state directory may hold, without the file system.
+fn state(input: &[u8]) {
+    let path = Path::new("/nowhere/coda.config");
+    drop(coda_host::state::credentials::parse(path, input));
+    assert!(coda_host::state::answers::parse(input).count() <= input.len());
+    drop(coda_host::state::marks::parse(input));
+    drop(serde_json::from_slice::<coda_host::daemon::place::Holder>(input));
+}
+
 /// What a state directory may hold in place of credentials.
 fn stored(input: &[u8]) {
     let dir = tempfile::tempdir().expect("a directory");
@@ -290,8 +299,9 @@ type Parser = fn(&[u8]);
 /// Parser, its folder, and its share of the inputs in percent.
 const PARSERS: &[(Parser, &str, u64)] = &[
     (vpn, "vpn", 15),
+    (state, "state", 10),
     (stored, "bundle", 1),
-    (ir, "ir", 40),
+    (ir, "ir", 30),
     (message, "message", 19),
     (settings, "settings", 12),
     (bundle, "bundle", 12),
@@ -307,11 +317,19 @@ fn no_parser_panics() {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64);
     let seed = number("CODA_SEED").unwrap_or(clock);
     println!("CODA_SEED={seed} CODA_FUZZ_INPUTS={inputs}");
+    let only = std::env::var("CODA_FUZZ_ONLY").ok();
+    let chosen: Vec<_> = PARSERS
+        .iter()
+        .filter(|(_, name, _)| only.as_deref().is_none_or(|only| only.split(',').any(|o| o == *name)))
+        .collect();
+    let all: u64 = chosen.iter().map(|(.., share)| share).sum();
+    assert!(all > 0, "CODA_FUZZ_ONLY names no parser");
+    let chosen = &chosen;
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
             scope.spawn(move || {
                 let mut random = Random(seed.wrapping_add(thread));
-                for (parse, name, share) in PARSERS {
+                for (parse, name, share) in chosen {
                     let folder = project_file("tests/corpus").join(name);
                     let seeds: Vec<Vec<u8>> = std::fs::read_dir(&folder)
                         .expect("the corpus")
@@ -321,7 +339,7 @@ fn no_parser_panics() {
                         let _shown = Shown(name, seed);
                         parse(seed);
                     }
-                    for _ in 0..inputs * share / 200 {
+                    for _ in 0..inputs * share / all / 2 {
                         let input = mutate(&mut random, &seeds);
                         let _shown = Shown(name, &input);
                         parse(&input);

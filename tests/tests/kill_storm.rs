@@ -6,22 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use coda_host_tests::random::SplitMix;
 use coda_host_tests::{Plan, eventually, example};
 
 const JOBS_PER_SECOND: u64 = 50;
-
-/// SplitMix64, as published by Steele, Lea and Flood (2014): enough for moments.
-struct Moments(u64);
-
-impl Moments {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
-}
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -33,7 +21,7 @@ async fn random_kills_under_load_lose_nothing() {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.subsec_nanos());
     let seed = number("CODA_SEED").unwrap_or(u64::from(clock));
     println!("CODA_SEED={seed} CODA_KILLS={kills}");
-    let mut moments = Moments(seed);
+    let mut moments = SplitMix(seed);
     let record = tempfile::NamedTempFile::new().unwrap();
     let device = format!("run_ms: 5\nrecord: {}\n", record.path().display());
     // A job may be in the plugin at several kills in a row.
@@ -42,13 +30,13 @@ async fn random_kills_under_load_lose_nothing() {
     let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 / JOBS_PER_SECOND));
     for _ in 0..kills {
         // Up to half a second of load between two kills.
-        for _ in 0..=moments.next(JOBS_PER_SECOND / 2) {
+        for _ in 0..=moments.below(JOBS_PER_SECOND / 2) {
             ticks.tick().await;
             bed.submit(&format!("J{sent}"), &example(), 10).await;
             sent += 1;
         }
         // The random moment itself; nothing is waited for.
-        tokio::time::sleep(Duration::from_micros(moments.next(20_000))).await;
+        tokio::time::sleep(Duration::from_micros(moments.below(20_000))).await;
         bed.kill();
         bed.start().await;
     }

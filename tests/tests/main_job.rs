@@ -219,3 +219,25 @@ async fn waiting_jobs_run_in_the_order_of_the_stream() {
         in_the_plugin(&format!("J{n}")).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_run_in_the_streams_order_whichever_is_read_first() {
+    let load = coda_host_tests::load::Load::new();
+    let bed = Plan::faulty(&load.device()).env("CODA_PREFETCH", "8").lay().await;
+    let mut large = coda_host_tests::Circuit::new(2);
+    for _ in 0..40_000 {
+        large = large.rx(0, 0.5);
+    }
+    let mut expected = Vec::new();
+    for n in 0..12 {
+        let (id, circuit) = (format!("J{n}"), if n % 3 == 0 { &large } else { &example() });
+        bed.submit(&id, circuit, 10).await;
+        expected.push(id);
+    }
+    let mut bed = bed;
+    bed.start().await;
+    for id in &expected {
+        bed.delivered(id).await;
+    }
+    assert_eq!(load.order(), expected);
+}

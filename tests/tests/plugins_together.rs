@@ -6,6 +6,7 @@ use std::sync::Arc;
 use coda_host::error::Explain as _;
 use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
 use coda_host::executor::pool::StartError;
+use coda_host::executor::watchdog::Limits;
 use coda_host::executor::{EvolveJob, Executor, JobContext, Load, RunDone, RunJob, StartRequest};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
@@ -23,8 +24,12 @@ struct Loaded {
 
 async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Result<Loaded, StartError> {
     let (done, answers) = unbounded_channel();
-    let located =
-        Located { path: path.to_path_buf(), entry: DEFAULT_ENTRY.into(), source: Source::Environment };
+    let located = Located {
+        path: path.to_path_buf(),
+        entry: DEFAULT_ENTRY.into(),
+        source: Source::Environment,
+        pinned: None,
+    };
     let request = StartRequest {
         located,
         state_dir: state_dir.to_path_buf(),
@@ -35,6 +40,8 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         control_timeout: LIMIT,
         batch_max: 1,
         dispositions: Arc::new(Dispositions::capture()),
+        isolation: None,
+        limits: Limits { run: None, grace: LIMIT, exit: false },
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }
@@ -154,7 +161,7 @@ async fn a_failed_load_does_not_stick() {
     }
     // A factory that refuses its config, then the same library with a good one, then another library.
     let error = load(&library("coda_example_rust"), dir.path(), "host: ''\nport: 1", 3).await.err().unwrap();
-    assert_eq!(error.code(), "executor-create");
+    assert_eq!(error.code(), "executor-config");
     let acme = load(&library("coda_example_rust"), dir.path(), ACME, 3).await.unwrap();
     let simulator = load(&library("coda_simulator"), dir.path(), "", 3).await.unwrap();
     assert_eq!([acme.name(), simulator.name()], ["acme-example", "coda-simulator"]);

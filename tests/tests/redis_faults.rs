@@ -231,3 +231,26 @@ async fn an_account_with_the_python_nodes_commands_is_enough() {
     assert!(!bed.log().contains("NOPERM"));
     assert!(!bed.log().contains("p@ss#w") && !bed.log().contains("p%40ss"), "the password is not shown");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_open_connection_is_noticed_within_the_block_time_and_a_margin() {
+    use coda_host_tests::proxy::{Link, Proxy};
+    let mut bed = Plan::simulator("")
+        .env("CODA_REDIS_BLOCK_SEC", "0.2")
+        .env("CODA_REDIS_TIMEOUT_SEC", "0.3")
+        .lay()
+        .await;
+    let link = Proxy::start(bed.redis.port(), std::time::Duration::ZERO).await.unwrap();
+    let url = format!("redis://127.0.0.1:{}/0", link.port());
+    bed.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+    bed.start().await;
+    bed.good_job_goes_through("J1").await;
+    // Neither a FIN nor an answer, as when a NAT forgets: only a deadline can tell.
+    link.set(Link::Freeze);
+    holds("it is noticed", async || bed.ready().await.1["redis_healthy"] == false).await;
+    bed.wait_log("no connection to Redis").await;
+    link.set(Link::Pass);
+    bed.wait_ready().await;
+    bed.good_job_goes_through("J2").await;
+    bed.wait_nothing_pending().await;
+}

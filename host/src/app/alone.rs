@@ -50,8 +50,8 @@ pub(super) async fn host(
     tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, CancellationToken::new()));
     let lent = peer::start(&settings.peer, &executor, &settings.dirs.state).await?;
     let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
-    let (peers, plugin) = (PeerSources::of(&lent), executor.info().clone());
-    up.send_replace(Some(Arc::new(Reading::PeerOnly { peers, metrics, plugin })));
+    let (peers, view) = (PeerSources::of(&lent), executor.view());
+    up.send_replace(Some(Arc::new(Reading::PeerOnly { peers, metrics, executor: view })));
     tracing::info!("coda-host is up, without a cloud");
     let variable = |name: &str| around.environment.get(name).map(String::as_str);
     let notifier = Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC"));

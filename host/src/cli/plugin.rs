@@ -1,5 +1,8 @@
 //! `coda-host plugin`: what a library says of itself, without running any of it; and the device behind it.
 
+mod check;
+mod new;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,7 +17,8 @@ use super::way::Out;
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::error::{Failure, exit};
-use crate::executor::{Executor, elf};
+use crate::executor::locate::{DEFAULT_ENTRY, Located, Source};
+use crate::executor::{Executor, elf, loader};
 use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
@@ -28,7 +32,16 @@ pub enum Command {
         /// JSON for machines
         #[arg(long)]
         json: bool,
+        /// The JSON schema of the device config, if the plugin exports one; loads the library
+        #[arg(long, conflicts_with = "json")]
+        schema: bool,
     },
+    /// Make a plugin's project that builds and passes its checks
+    New(new::Args),
+    /// Check a plugin: every case in a process of its own
+    Check(check::Args),
+    #[command(hide = true)]
+    CheckCase(check::CaseArgs),
     /// Start the plugin as a device config says and show what it tells of its device
     #[command(after_help = "\
 Examples:
@@ -113,7 +126,11 @@ fn line(name: &str, value: &str) -> String {
 pub fn run(command: Command, around: Surroundings) -> Result<ExitCode, Failure> {
     let mut out = Out::new(&around);
     match command {
-        Command::Inspect { file, json } => out.text(&inspect(file, json)?)?,
+        Command::New(args) => return new::run(&args, &around),
+        Command::Check(args) => return check::run(args, &around),
+        Command::CheckCase(args) => return check::run_case(&args),
+        Command::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
+        Command::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
         Command::Device { device, json } => {
             let runtime = super::runtime()?;
             let view = runtime.block_on(describe(device, around));
@@ -148,6 +165,35 @@ async fn describe(device: Option<PathBuf>, around: Surroundings) -> Result<Devic
     let view = DeviceView::new(&executor);
     executor.shutdown(prepared.settings.executor.control_timeout).await;
     Ok(view)
+}
+
+/// The schema that the library exports for its usual entry, laid out for reading.
+fn schema(file: &std::path::Path) -> Result<String, Failure> {
+    let found = elf::inspect(file)?;
+    let scratch =
+        tempfile::tempdir().map_err(|e| super::failed("plugin-schema", "no temporary directory", &e))?;
+    let path =
+        file.canonicalize().map_err(|e| super::failed("plugin-schema", "the path can't be read", &e))?;
+    let usual = |e: &&String| e.as_str() == DEFAULT_ENTRY;
+    let entry = found.descriptor.entries.iter().find(usual).or(found.descriptor.entries.first());
+    let entry = entry.cloned().unwrap_or_else(|| DEFAULT_ENTRY.into());
+    let located = Located { path, entry: entry.clone(), source: Source::Environment, pinned: None };
+    let library = loader::load(&located, scratch.path())?.library;
+    let none = |message: String| Failure {
+        code: "plugin-schema",
+        message,
+        causes: Vec::new(),
+        hint: Some("ask the vendor which keys its device config takes".into()),
+        exit: exit::PLUGIN,
+    };
+    let text = library
+        .config_schema(&entry)
+        .map_err(|e| none(format!("the plugin could not tell its schema: {}", e.text)))?;
+    let text =
+        text.ok_or_else(|| none(format!("{} exports no schema of its device config", file.display())))?;
+    let value: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| none(format!("the plugin's schema is no JSON: {e}")))?;
+    Ok(format!("{value:#}\n"))
 }
 
 fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {

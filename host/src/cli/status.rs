@@ -62,7 +62,7 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
 }
 
 /// The body of `/ready`, whatever its status.
-async fn ask(address: &str) -> Result<Value, Failure> {
+pub async fn ask(address: &str) -> Result<Value, Failure> {
     // A host that listens everywhere is asked on this machine.
     let address = address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:");
     let target = Target::parse(&format!("http://{address}/ready"))?;
@@ -103,6 +103,11 @@ fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
             ),
         );
         line("job", text(&ready["current_job"]));
+        if let (Some(done), Some(total)) =
+            (ready["progress"]["done"].as_u64(), ready["progress"]["total"].as_u64())
+        {
+            line("progress", format!("{done} of {total}"));
+        }
         let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
         line("slots", format!("{busy} of {slots} busy, {} job(s) read ahead", text(&ready["waiting"])));
         line("undelivered", text(&ready["undelivered"]));

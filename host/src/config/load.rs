@@ -222,5 +222,31 @@ fn executor(s: &mut Source, around: &Surroundings) -> Result<ExecutorSettings, C
         device_config,
         plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| around.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
+        isolated: isolated(s)?,
+        restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
+        restart_backoff_max: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", None, 30.0)?,
+        job_timeout: Some(s.seconds("CODA_JOB_TIMEOUT_SEC", None, 0.0)?).filter(|limit| !limit.is_zero()),
+        cancel_grace: s.seconds("CODA_CANCEL_GRACE_SEC", None, 30.0)?,
+        stuck_exit: s.boolean("CODA_EXECUTOR_STUCK_EXIT", None, false)?,
+        sha256: sha256(s)?,
+    })
+}
+
+fn isolated(s: &mut Source) -> Result<bool, ConfigError> {
+    let read = |text: &str| match text.to_ascii_lowercase().as_str() {
+        "none" => Some(false),
+        "process" => Some(true),
+        _ => None,
+    };
+    let write = |on: &bool| if *on { "process" } else { "none" }.to_string();
+    s.parsed("CODA_EXECUTOR_ISOLATION", None, false, "none or process", read, write)
+}
+
+fn sha256(s: &mut Source) -> Result<Option<String>, ConfigError> {
+    let allowed = "64 hexadecimal digits, as sha256sum prints them";
+    let good = |text: &str| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let read = |text: &str| good(text).then(|| Some(text.to_ascii_lowercase()));
+    s.parsed("CODA_EXECUTOR_SHA256", None, None, allowed, read, |pin: &Option<String>| {
+        pin.clone().unwrap_or_default()
     })
 }

@@ -130,6 +130,19 @@ pub struct ExecutorSettings {
     pub plugin_path: Vec<PathBuf>,
     /// A control call that takes longer marks the executor stuck.
     pub control_timeout: Duration,
+    /// Whether the plugin runs in a process of its own.
+    pub isolated: bool,
+    /// Before a plugin's process that died twice in a row is started again; doubles from there.
+    pub restart_backoff: Duration,
+    pub restart_backoff_max: Duration,
+    /// Longest run; `None` for no limit.
+    pub job_timeout: Option<Duration>,
+    /// How long a run may go on after its cancel or timeout.
+    pub cancel_grace: Duration,
+    /// Whether the host ends, for its supervisor to start it again, when a run is stuck in this process.
+    pub stuck_exit: bool,
+    /// The SHA-256 that the plugin's file must have.
+    pub sha256: Option<String>,
 }
 
 /// The local HTTP service.

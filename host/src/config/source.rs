@@ -112,7 +112,7 @@ impl Source {
     }
 
     /// A value that `read` understands; `allowed` says what that is.
-    fn parsed<T>(
+    pub fn parsed<T>(
         &mut self,
         name: &'static str,
         stored: Option<String>,

@@ -80,18 +80,21 @@ impl Slot {
     pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
         let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
         let start = Instant::now();
-        let answer = match turn.filter(|t| t.enter(&job.context)) {
+        let answer = match turn.filter(|t| t.enter()) {
             None => Err(cancelled()),
             Some(turn) => {
-                let answer = self.instance.evolve_state(&CallEvolve {
-                    job_id: &job.job_id,
-                    num_qubits: job.num_qubits,
-                    amplitudes: &job.amplitudes,
-                    operations: &job.operations,
-                    context: &job.context,
-                });
+                let answer = self.plugin.evolve_state(
+                    self.index,
+                    &CallEvolve {
+                        job_id: &job.job_id,
+                        num_qubits: job.num_qubits,
+                        amplitudes: &job.amplitudes,
+                        operations: &job.operations,
+                        context: &job.context,
+                    },
+                );
                 turn.leave(self.shared.control_timeout);
-                report_changes(&self.shared.dispositions, &self.plugin, "evolve_state");
+                report_changes(&self.shared.dispositions, &self.common.plugin(), "evolve_state");
                 answer.and_then(|state| check(state, job.amplitudes.len()))
             }
         };

@@ -25,7 +25,7 @@ use services::release;
 
 pub use library::{CreateRequest, Library, OpenError};
 pub use reply::DeviceReply;
-pub use services::JobContext;
+pub use services::{Common, JobContext, Sink};
 
 /// What became of one job of a call: `None` when the plugin gave no answer for it.
 pub type Answer = Option<Result<Outcome, Error>>;

@@ -37,6 +37,10 @@ impl Gauges {
         Ok(())
     }
 
+    pub fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Every gauge and its latest value, by name.
     pub fn all(&self) -> Vec<(String, f64)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(n, v)| (n.clone(), *v)).collect()

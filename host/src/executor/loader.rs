@@ -21,18 +21,14 @@ use crate::model::hex;
 pub struct Loaded {
     pub library: Library,
     pub descriptor: Descriptor,
-    /// Where the operator keeps it.
-    pub path: PathBuf,
-    pub entry: String,
-    pub source: Source,
-    /// Of the file's content.
-    pub sha256: String,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error(transparent)]
     Elf(#[from] ElfError),
+    #[error("{} has the SHA-256 {found}, and CODA_EXECUTOR_SHA256 pins {pinned}", path.display())]
+    Pinned { path: PathBuf, pinned: String, found: String },
     #[error("{} is built with panic=abort, so an error in it would end the whole host", path.display())]
     PanicAborts { path: PathBuf },
     #[error("the function table of {} can't be used: {text}", path.display())]
@@ -55,6 +51,7 @@ impl Explain for LoadError {
     fn code(&self) -> &'static str {
         match self {
             LoadError::Elf(e) => e.code(),
+            LoadError::Pinned { .. } => "plugin-pinned",
             LoadError::PanicAborts { .. } => "plugin-panic-aborts",
             LoadError::Table { .. } => "plugin-table",
             LoadError::Writable { .. } => "plugin-writable",
@@ -69,7 +66,14 @@ impl Explain for LoadError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             LoadError::Elf(e) => return e.hint(),
-            LoadError::PanicAborts { .. } => "the vendor must build it with panic = \"unwind\"".into(),
+            LoadError::Pinned { .. } => {
+                "compare it with the vendor's figure; set CODA_EXECUTOR_SHA256 to the new one if it is meant"
+                    .into()
+            }
+            LoadError::PanicAborts { .. } => {
+                "the vendor must build it with panic = \"unwind\", or set CODA_EXECUTOR_ISOLATION=process"
+                    .into()
+            }
             LoadError::Table { .. } => "the vendor must correct what coda_executor_entry returns".into(),
             LoadError::Writable { path, .. } => {
                 format!("chown root:root {0} && chmod go-w {0}", path.display())
@@ -106,16 +110,29 @@ fn loader_hint(text: &str) -> String {
     }
 }
 
-/// Opens the library. Its constructors run on the calling thread.
+/// A file that may be opened: checked, and copied where nobody else writes.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    pub descriptor: Descriptor,
+    /// Where the operator keeps it.
+    pub path: PathBuf,
+    /// What is to be opened.
+    pub opened: PathBuf,
+    pub entry: String,
+    pub source: Source,
+    /// Of the file's content.
+    pub sha256: String,
+}
+
+/// Checks the library's file and makes the copy. Nothing of it has run then.
 ///
 /// # Errors
-/// See [`LoadError`]; nothing of a refused library's code has run, except where the loader itself or the
-/// layout check refuses it.
-pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
+/// The first thing that speaks against opening it in this process, or in one of its own when `isolated`.
+pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Prepared, LoadError> {
     let path = &located.path;
     let inspection = elf::inspect(path)?;
     let own = || path.clone();
-    if !inspection.descriptor.unwinds {
+    if !inspection.descriptor.unwinds && !isolated {
         return Err(LoadError::PanicAborts { path: own() });
     }
     let known = &inspection.descriptor.entries;
@@ -125,6 +142,9 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     }
     trusted(path)?;
     let sha256 = hex(&Sha256::digest(&inspection.bytes));
+    if let Some(pinned) = located.pinned.as_ref().filter(|p| !p.eq_ignore_ascii_case(&sha256)) {
+        return Err(LoadError::Pinned { path: own(), pinned: pinned.clone(), found: sha256 });
+    }
     let opened = if inspection.uses_origin {
         tracing::warn!(
             plugin = %path.display(),
@@ -135,21 +155,46 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     } else {
         private_copy(&inspection.bytes, &sha256, state_dir)?
     };
-    let library = Library::open(&opened, inspection.descriptor.door, inspection.descriptor.api_minor)
-        .map_err(|e| match e {
-            OpenError::Loader(text) => LoadError::Loader { path: own(), text },
-            OpenError::NoModule(text) => LoadError::NoModule { path: own(), text },
-            OpenError::Layout(text) => LoadError::Layout { path: own(), text },
-            OpenError::Table(text) => LoadError::Table { path: own(), text },
-        })?;
-    Ok(Loaded {
-        library,
+    Ok(Prepared {
         descriptor: inspection.descriptor,
         path: own(),
+        opened,
         entry: located.entry.clone(),
         source: located.source.clone(),
         sha256,
     })
+}
+
+impl Prepared {
+    /// Opens the library in this process. Its constructors run on the calling thread.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn open(&self) -> Result<Library, LoadError> {
+        Library::open(&self.opened, self.descriptor.door, self.descriptor.api_minor)
+            .map_err(|e| self.refused(e))
+    }
+
+    /// An error of the opening in terms of the operator's file.
+    pub fn refused(&self, error: OpenError) -> LoadError {
+        let path = self.path.clone();
+        match error {
+            OpenError::Loader(text) => LoadError::Loader { path, text },
+            OpenError::NoModule(text) => LoadError::NoModule { path, text },
+            OpenError::Layout(text) => LoadError::Layout { path, text },
+            OpenError::Table(text) => LoadError::Table { path, text },
+        }
+    }
+}
+
+/// Prepares and opens the library in this process.
+///
+/// # Errors
+/// See [`LoadError`]; nothing of a refused library's code has run, except where the loader itself or the
+/// layout check refuses it.
+pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
+    let prepared = prepare(located, state_dir, false)?;
+    Ok(Loaded { library: prepared.open()?, descriptor: prepared.descriptor })
 }
 
 /// Refuses, for root, a file that somebody else could replace with code of their own.

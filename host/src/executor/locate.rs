@@ -43,6 +43,8 @@ pub struct Located {
     pub path: PathBuf,
     pub entry: String,
     pub source: Source,
+    /// The SHA-256 that the file must have, in hexadecimal.
+    pub pinned: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -182,7 +184,7 @@ fn resolve(value: &str, origin: Source, base: &Path, dirs: &[PathBuf]) -> Result
     if entry.is_empty() || !entry.chars().all(identifier) {
         return Err(bad("the entry behind the colon must be an identifier"));
     }
-    let found = |path| Located { path, entry: entry.to_string(), source: origin.clone() };
+    let found = |path| Located { path, entry: entry.to_string(), source: origin.clone(), pinned: None };
     if library.contains('/') {
         let path = base.join(library);
         // Existence only; what kind of file it is, the loader says.
@@ -233,9 +235,12 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<Located, LocateError> {
         }
     }
     match hardware.len() {
-        1 => {
-            Ok(Located { path: hardware.remove(0), entry: DEFAULT_ENTRY.into(), source: Source::OnlyPlugin })
-        }
+        1 => Ok(Located {
+            path: hardware.remove(0),
+            entry: DEFAULT_ENTRY.into(),
+            source: Source::OnlyPlugin,
+            pinned: None,
+        }),
         0 => Err(LocateError::Nothing { dirs: dirs.to_vec(), simulators: others }),
         _ => Err(LocateError::Several { found: hardware }),
     }

@@ -11,28 +11,34 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coda_plugin_abi::descriptor::Kind;
+use coda_plugin_abi::descriptor::{Door, Kind};
 use coda_plugin_abi::{Device, Error, ErrorCode, Hooks, Outcome, Program};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
 use super::evolve::Lending;
-use super::ffi::{CreateRequest, DeviceReply, Instance};
-use super::loader::{self, LoadError, Loaded};
+use super::ffi::{Common, CreateRequest, DeviceReply};
+use super::loader::{self, LoadError, Prepared};
 use super::locate::{Located, Source};
+use super::plugin::Plugin;
 use super::queue::Queue;
+use super::schema;
 use super::slot::{Shared, Slot, Turns, Witness};
 use super::turn::lock;
+use super::view::{Described, View};
+use super::watchdog::{self, Limits};
+use super::worker::{MakeError, Remote, Restart, Spec};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId};
 use crate::sys::Dispositions;
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
+const WATCHDOG_STACK_BYTES: usize = 256 << 10;
 /// More slots than this is a mistake in the plugin, not a device.
 const MAX_SLOTS: u32 = 64;
 const MAX_QUBITS: u32 = 50;
@@ -51,6 +57,9 @@ pub struct StartRequest {
     pub batch_max: usize,
     /// What to put back after the plugin was called.
     pub dispositions: Arc<Dispositions>,
+    /// Run the plugin in a process of its own, and when to start it again.
+    pub isolation: Option<Restart>,
+    pub limits: Limits,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +68,10 @@ pub enum StartError {
     Load(#[from] LoadError),
     #[error("the plugin {} could not create its executor ({}): {}", path.display(), error.code, error.text)]
     Create { path: PathBuf, error: Error },
+    #[error("the device config {} does not fit the plugin: {what}", config.display())]
+    Config { config: PathBuf, what: String },
+    #[error("the process of plugin {} could not be used: it {what}", path.display())]
+    Process { path: PathBuf, what: String },
     #[error("the plugin {} could not describe its device: {}", path.display(), error.text)]
     Describe { path: PathBuf, error: Error },
     #[error("the plugin {} describes a device that can't be: {what}", path.display())]
@@ -74,6 +87,8 @@ impl Explain for StartError {
         match self {
             StartError::Load(e) => e.code(),
             StartError::Create { .. } => "executor-create",
+            StartError::Config { .. } => "executor-config",
+            StartError::Process { .. } => "executor-process",
             StartError::Describe { .. } => "executor-describe",
             StartError::BadDevice { .. } => "executor-bad-device",
             StartError::Thread(_) | StartError::Died { .. } => "executor-thread",
@@ -86,6 +101,14 @@ impl Explain for StartError {
             StartError::Create { error, .. } if error.code == ErrorCode::Config => {
                 Some("correct the device config; its keys are the vendor's".into())
             }
+            StartError::Config { .. } => Some(
+                "correct the device config; 'coda-host plugin inspect FILE.so --schema' prints what fits"
+                    .into(),
+            ),
+            StartError::Process { .. } => Some(
+                "try the plugin alone: coda-host plugin check FILE.so --device FILE; then tell the vendor"
+                    .into(),
+            ),
             StartError::Create { .. } => Some("check the hardware and its control stack".into()),
             StartError::Describe { .. } | StartError::BadDevice { .. } => Some("tell the vendor".into()),
             StartError::Thread(_) => Some("raise the limit on processes (ulimit -u)".into()),
@@ -109,6 +132,22 @@ pub struct PluginInfo {
     pub path: PathBuf,
     pub sha256: String,
     pub source: Source,
+}
+
+impl PluginInfo {
+    pub(super) fn of(prepared: &Prepared) -> PluginInfo {
+        let d = &prepared.descriptor;
+        PluginInfo {
+            vendor: d.vendor.clone(),
+            name: d.name.clone(),
+            version: d.version.clone(),
+            kind: d.kind,
+            api: (d.api_major, d.api_minor),
+            path: prepared.path.clone(),
+            sha256: prepared.sha256.clone(),
+            source: prepared.source.clone(),
+        }
+    }
 }
 
 /// The plugin's answer to one job.
@@ -151,6 +190,9 @@ pub struct Executor {
     device: Device,
     hooks: Hooks,
     info: PluginInfo,
+    plugin: Plugin,
+    common: Arc<Common>,
+    view: View,
 }
 
 pub(super) enum Control {
@@ -169,7 +211,7 @@ impl Executor {
         done: UnboundedSender<RunDone>,
     ) -> Result<Executor, StartError> {
         let (ready, created) = oneshot::channel();
-        let (path, batch_max) = (request.located.path.clone(), request.batch_max);
+        let (path, batch_max, limits) = (request.located.path.clone(), request.batch_max, request.limits);
         let shared = Arc::new(Shared {
             queue: Queue::default(),
             turns: Turns::default(),
@@ -177,22 +219,25 @@ impl Executor {
             done,
             dispositions: request.dispositions.clone(),
             control_timeout: request.control_timeout,
+            stuck_run: Mutex::default(),
+            limits: request.limits,
         });
         let first = {
             let shared = shared.clone();
             spawn("slot-0", SLOT_STACK_BYTES, move || first_slot(request, ready, shared))?
         };
-        let (loaded, instance) = created.await.map_err(|_| StartError::Died { path: path.clone() })??;
-        let plugin: Arc<str> = loaded.descriptor.name.as_str().into();
+        let (prepared, plugin, common) =
+            created.await.map_err(|_| StartError::Died { path: path.clone() })??;
         let (described, answer) = oneshot::channel();
         let busy_control: Arc<Mutex<Option<Stuck>>> = Arc::default();
         let (control, orders) = channel();
         let controller = {
             let (shared, busy, plugin) = (shared.clone(), busy_control.clone(), plugin.clone());
+            let name = common.plugin();
             spawn("control", SLOT_STACK_BYTES, move || {
-                if described.send(instance.device()).is_ok() {
-                    report_changes(&shared.dispositions, &plugin, "device");
-                    controller(instance, &orders, &shared, &busy, &plugin);
+                if described.send(plugin.device()).is_ok() {
+                    report_changes(&shared.dispositions, &name, "device");
+                    controller(&plugin, &orders, &shared, &busy, &name);
                 }
             })?
         };
@@ -201,7 +246,8 @@ impl Executor {
         let (device, hooks) = check_device(reply).map_err(|what| StartError::BadDevice { path, what })?;
         let mut threads = vec![first, controller];
         for index in 1..usize::from(device.slots) {
-            let slot = Slot { index, instance, plugin: plugin.clone(), shared: shared.clone() };
+            let (plugin, common) = (plugin.clone(), common.clone());
+            let slot = Slot { index, plugin, common, shared: shared.clone() };
             threads.push(spawn(&format!("slot-{index}"), SLOT_STACK_BYTES, move || {
                 slot.shared.queue.enter();
                 slot.serve();
@@ -209,18 +255,24 @@ impl Executor {
             })?);
         }
         shared.queue.open(usize::from(device.slots), if hooks.batch_run { batch_max } else { 1 });
-        let d = &loaded.descriptor;
-        let info = PluginInfo {
-            vendor: d.vendor.clone(),
-            name: d.name.clone(),
-            version: d.version.clone(),
-            kind: d.kind,
-            api: (d.api_major, d.api_minor),
-            path: loaded.path.clone(),
-            sha256: loaded.sha256.clone(),
-            source: loaded.source.clone(),
+        let info = PluginInfo::of(&prepared);
+        {
+            let (weak, plugin, control) = (Arc::downgrade(&shared), plugin.clone(), control.clone());
+            // It ends by itself.
+            spawn("watchdog", WATCHDOG_STACK_BYTES, move || {
+                watchdog::watch(&weak, &plugin, &control, limits)
+            })?;
+        }
+        let described = Described { device: device.clone(), hooks, info: info.clone() };
+        let described = Arc::new(RwLock::new(Arc::new(described)));
+        let view = View {
+            shared: shared.clone(),
+            plugin: plugin.clone(),
+            common: common.clone(),
+            described,
+            batch_max,
         };
-        Ok(Executor { shared, control, threads, busy_control, device, hooks, info })
+        Ok(Executor { shared, control, threads, busy_control, device, hooks, info, plugin, common, view })
     }
 
     pub fn device(&self) -> &Device {
@@ -233,6 +285,16 @@ impl Executor {
 
     pub fn info(&self) -> &PluginInfo {
         &self.info
+    }
+
+    /// What a job's run shares with the plugin.
+    pub fn context(&self, job_id: JobId) -> JobContext {
+        JobContext::of(self.common.clone(), job_id)
+    }
+
+    /// For those who look on.
+    pub fn view(&self) -> View {
+        self.view.clone()
     }
 
     /// Whom the slot threads tell of their calls. Set once, before the first job.
@@ -266,7 +328,11 @@ impl Executor {
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
     /// the call the plugin's hook is told, afterwards nothing happens.
     pub fn cancel(&self, ticket: u64) {
-        if self.hooks.cancel && self.control.send(Control::Cancel { ticket }).is_err() {
+        if let Some(turn) = lock(&self.shared.turns).get(&ticket) {
+            turn.ask();
+        }
+        let told = self.hooks.cancel || self.plugin.remote().is_some();
+        if told && self.control.send(Control::Cancel { ticket }).is_err() {
             tracing::error!("the executor's control thread is gone; please report this as a bug");
         }
     }
@@ -288,6 +354,7 @@ impl Executor {
                 tracing::warn!(plugin = name, error = error.text, "the plugin's shutdown failed");
             }
             self.shared.queue.stop();
+            self.plugin.leave();
             drop(self.control);
             let joined = tokio::task::spawn_blocking(move || {
                 self.threads.into_iter().for_each(|t| drop(t.join()));
@@ -296,6 +363,9 @@ impl Executor {
         };
         if tokio::time::timeout(limit, ask).await.is_err() {
             tracing::warn!(plugin = name, ?limit, "the plugin did not shut down in time; leaving it");
+            if let Some(remote) = self.plugin.remote() {
+                remote.kill("it did not shut down in time");
+            }
         }
     }
 }
@@ -312,50 +382,111 @@ fn spawn(
         .map_err(StartError::Thread)
 }
 
+/// The plugin in use, with its executor.
+type Made = (Prepared, Plugin, Arc<Common>);
+
 /// Slot 0: loads and creates, then serves like any other, and destroys at the end.
-fn first_slot(
-    request: StartRequest,
-    ready: oneshot::Sender<Result<(Loaded, Instance), StartError>>,
-    shared: Arc<Shared>,
-) {
+fn first_slot(request: StartRequest, ready: oneshot::Sender<Result<Made, StartError>>, shared: Arc<Shared>) {
     let started = create(request);
-    let (instance, plugin) = match &started {
-        Ok((loaded, instance)) => (*instance, Arc::from(loaded.descriptor.name.as_str())),
+    let (plugin, common) = match &started {
+        Ok((_, plugin, common)) => (plugin.clone(), common.clone()),
         Err(_) => return drop(ready.send(started)),
     };
     shared.queue.enter();
     if ready.send(started).is_err() {
         return;
     }
-    let slot = Slot { index: 0, instance, plugin, shared };
+    let slot = Slot { index: 0, plugin, common, shared };
     slot.serve();
     // A run that hasn't come back keeps its executor.
     slot.shared.queue.wait_alone();
-    if let Some(error) = instance.destroy() {
-        tracing::warn!(plugin = &*slot.plugin, error = error.text, "dropping the executor failed");
+    if let Some(error) = slot.plugin.destroy() {
+        tracing::warn!(plugin = &*slot.common.plugin(), error = error.text, "dropping the executor failed");
     }
 }
 
-fn create(request: StartRequest) -> Result<(Loaded, Instance), StartError> {
+fn create(request: StartRequest) -> Result<Made, StartError> {
     let path = request.located.path.clone();
     if !request.config_path.as_os_str().is_empty() {
         loader::trusted(&request.config_path)?;
     }
-    let loaded = loader::load(&request.located, &request.state_dir)?;
-    let plugin: Arc<str> = loaded.descriptor.name.as_str().into();
-    report_changes(&request.dispositions, &plugin, "loading");
-    let made = loaded.library.create(&CreateRequest {
-        plugin: plugin.clone(),
+    let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
+    let name: Arc<str> = prepared.descriptor.name.as_str().into();
+    let common = Arc::new(Common::new(name.clone()));
+    if let Some(restart) = request.isolation {
+        let spec = Spec::new(&prepared, &request);
+        let remote = Remote::start(spec, common.clone(), restart)
+            .map_err(|e| failed_to_make(e, &prepared, &request.config_path, &common))?;
+        return Ok((prepared, Plugin::Remote(remote), common));
+    }
+    let library = prepared.open()?;
+    report_changes(&request.dispositions, &name, "loading");
+    let secrets = schema::of_plugin(&library, &request.located.entry, &request.config_text)
+        .map_err(|what| StartError::Config { config: request.config_path.clone(), what })?;
+    common.hide(&secrets);
+    let made = library.create(&CreateRequest {
+        common: common.clone(),
         entry: request.located.entry,
         config_path: request.config_path,
         config_text: request.config_text,
         native_gate_set: request.native_gate_set,
         num_qubits: request.num_qubits,
-        gauges: Arc::default(),
     });
-    report_changes(&request.dispositions, &plugin, "create");
-    let instance = made.map_err(|error| StartError::Create { path, error })?;
-    Ok((loaded, instance))
+    report_changes(&request.dispositions, &name, "create");
+    let instance = made.map_err(|error| StartError::Create { path, error: masked(error, &common) })?;
+    Ok((prepared, Plugin::Direct(instance), common))
+}
+
+fn masked(error: Error, common: &Common) -> Error {
+    Error { text: common.masked(error.text), ..error }
+}
+
+/// What kept the plugin's process from having an executor, in the terms of a start in this process.
+pub(super) fn failed_to_make(
+    error: MakeError,
+    prepared: &Prepared,
+    config: &std::path::Path,
+    common: &Common,
+) -> StartError {
+    let path = prepared.path.clone();
+    match error {
+        MakeError::Open(e) => prepared.refused(e).into(),
+        MakeError::Config(what) => StartError::Config { config: config.to_path_buf(), what },
+        MakeError::Create(error) => StartError::Create { path, error: masked(error, common) },
+        MakeError::Describe(error) => StartError::Describe { path, error: masked(error, common) },
+        MakeError::Process(what) => StartError::Process { path, what },
+    }
+}
+
+impl Spec {
+    /// For a prepared library and what its executor is asked for.
+    pub(super) fn new(prepared: &Prepared, request: &StartRequest) -> Spec {
+        Spec {
+            opened: prepared.opened.clone(),
+            c_door: prepared.descriptor.door == Door::C,
+            api_minor: prepared.descriptor.api_minor,
+            plugin: prepared.descriptor.name.clone(),
+            entry: prepared.entry.clone(),
+            config_path: request.config_path.clone(),
+            config_text: request.config_text.clone(),
+            native_gate_set: request.native_gate_set.clone(),
+            num_qubits: request.num_qubits,
+            log_level: most_verbose(),
+            probe: false,
+        }
+    }
+}
+
+/// The most verbose level of a plugin's lines that is logged.
+fn most_verbose() -> u32 {
+    use coda_plugin_abi::LogLevel;
+    let enabled = [
+        (tracing::enabled!(target: "plugin", tracing::Level::TRACE), LogLevel::Trace),
+        (tracing::enabled!(target: "plugin", tracing::Level::DEBUG), LogLevel::Debug),
+        (tracing::enabled!(target: "plugin", tracing::Level::INFO), LogLevel::Info),
+        (tracing::enabled!(target: "plugin", tracing::Level::WARN), LogLevel::Warn),
+    ];
+    enabled.into_iter().find(|(on, _)| *on).map_or(LogLevel::Error, |(_, level)| level).code()
 }
 
 /// Puts back signal dispositions that the plugin changed, and says so.
@@ -371,7 +502,7 @@ pub(super) fn report_changes(dispositions: &Dispositions, plugin: &str, call: &s
     }
 }
 
-fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
+pub(crate) fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
     let DeviceReply { device, hooks, unknown_targets, num_qubits, slots } = reply;
     if num_qubits == 0 || num_qubits > MAX_QUBITS {
         return Err(format!("it has {num_qubits} qubits, allowed are 1 to {MAX_QUBITS}"));
@@ -395,7 +526,7 @@ fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
 }
 
 fn controller(
-    instance: Instance,
+    plugin_calls: &Plugin,
     orders: &Receiver<Control>,
     shared: &Shared,
     busy: &Mutex<Option<Stuck>>,
@@ -413,14 +544,14 @@ fn controller(
             Control::Cancel { ticket } => {
                 let Some(turn) = lock(&shared.turns).get(&ticket).cloned() else { continue };
                 let call = format!("cancel of job {}", turn.job_id());
-                let error = watched(call, &mut || turn.cancel(|id| instance.cancel(id)));
+                let error = watched(call, &mut || turn.cancel(|id| plugin_calls.cancel(id)));
                 if let Some(error) = error {
                     let job_id = turn.job_id();
                     tracing::warn!(plugin, job_id, error = error.text, "the plugin's cancel hook failed");
                 }
             }
             Control::Shutdown(answer) => {
-                let error = watched("shutdown".into(), &mut || instance.shutdown());
+                let error = watched("shutdown".into(), &mut || plugin_calls.shutdown());
                 return drop(answer.send(error));
             }
         }

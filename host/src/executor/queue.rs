@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::evolve::EvolveJob;
 use super::pool::RunJob;
@@ -54,6 +55,10 @@ struct State {
     idle: usize,
     /// Threads that have not ended.
     threads: usize,
+    /// Calls in the plugin.
+    inside: usize,
+    /// Nothing is taken for a while.
+    paused: bool,
     stopping: bool,
 }
 
@@ -63,6 +68,9 @@ impl State {
     }
 
     fn next(&mut self) -> Option<Call> {
+        if self.paused {
+            return None;
+        }
         if let Some((hold, guest)) = self.guests.pop_front() {
             return Some(Call::Evolve(hold, guest));
         }
@@ -153,6 +161,7 @@ impl Queue {
             state.idle -= 1;
         };
         announce(&call);
+        state.inside += 1;
         if state.idle > 0 && (!state.guests.is_empty() || !state.waiting.is_empty() && state.has_room()) {
             self.changed.notify_one();
         }
@@ -163,6 +172,29 @@ impl Queue {
     pub fn give_back(&self) {
         // The caller takes the next call itself.
         lock(&self.state).busy -= 1;
+    }
+
+    /// A call has come back, and the slot's thread has done with it.
+    pub fn come_back(&self) {
+        let mut state = lock(&self.state);
+        state.inside -= 1;
+        if state.paused {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Takes nothing more and waits until no call is in the plugin; false when one still is after `limit`.
+    pub fn pause(&self, limit: Duration) -> bool {
+        let mut state = lock(&self.state);
+        state.paused = true;
+        let waited = self.changed.wait_timeout_while(state, limit, |s| s.inside > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.inside == 0
+    }
+
+    /// Goes on after a pause.
+    pub fn resume(&self) {
+        lock(&self.state).paused = false;
+        self.changed.notify_all();
     }
 
     /// No job is taken any more; threads end when their call has come back.

@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::ffi::{CallJob, Instance};
+use super::JobContext;
+use super::ffi::{CallJob, Common};
+use super::plugin::Plugin;
 use super::pool::{Answer, RunDone, RunJob, report_changes};
 use super::queue::{Call, Queue};
 use super::turn::{Turn, lock};
+use super::watchdog::{Limits, StuckRun};
 use crate::model::JobId;
 use crate::sys::Dispositions;
 
@@ -38,13 +41,15 @@ pub(super) struct Shared {
     pub done: UnboundedSender<RunDone>,
     pub dispositions: Arc<Dispositions>,
     pub control_timeout: Duration,
+    pub stuck_run: Mutex<Option<StuckRun>>,
+    pub limits: Limits,
 }
 
 /// What a slot thread needs.
 pub(super) struct Slot {
     pub index: usize,
-    pub instance: Instance,
-    pub plugin: Arc<str>,
+    pub plugin: Plugin,
+    pub common: Arc<Common>,
     pub shared: Arc<Shared>,
 }
 
@@ -52,7 +57,9 @@ impl Slot {
     /// Serves calls until told to stop.
     pub fn serve(&self) {
         let shared = &*self.shared;
-        while let Some(call) = shared.queue.take(|call| self.announce(call)) {
+        while self.plugin.wait_up()
+            && let Some(call) = shared.queue.take(|call| self.announce(call))
+        {
             match call {
                 Call::Jobs(jobs) => {
                     let witness = shared.witness.get();
@@ -68,17 +75,20 @@ impl Slot {
                     (job.answer)(done);
                 }
             }
+            shared.queue.come_back();
         }
     }
 
     fn announce(&self, call: &Call) {
         let mut turns = lock(&self.shared.turns);
-        let mut enter = |ticket, job_id: &JobId| turns.insert(ticket, Arc::new(Turn::new(job_id.clone())));
+        let mut enter = |ticket, job_id: &JobId, context: &Arc<JobContext>| {
+            turns.insert(ticket, Arc::new(Turn::new(job_id.clone(), context.clone())))
+        };
         match call {
-            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id)),
+            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id, &job.context)),
             Call::Jobs(jobs) => {
                 for job in jobs {
-                    enter(job.ticket, &job.job_id);
+                    enter(job.ticket, &job.job_id, &job.context);
                 }
                 let tickets = jobs.iter().map(|job| job.ticket).collect();
                 self.report(RunDone::Started { slot: self.index, tickets });
@@ -93,7 +103,7 @@ impl Slot {
         };
         let mut entering = Vec::with_capacity(jobs.len());
         for (job, turn) in jobs.iter().zip(turns) {
-            match turn.filter(|t| t.enter(&job.context)) {
+            match turn.filter(|t| t.enter()) {
                 Some(turn) => entering.push((job, turn)),
                 None => self.finish(job, Err(cancelled()), Duration::ZERO),
             }
@@ -107,23 +117,24 @@ impl Slot {
 
     fn single(&self, job: &RunJob, turn: &Turn) {
         let start = Instant::now();
-        let answer = self.instance.run(&call_job(job)).unwrap_or_else(|| Err(no_answer()));
+        let answer = self.plugin.run(self.index, &call_job(job)).unwrap_or_else(|| Err(no_answer()));
+        let answer = self.told(self.masked(answer), turn);
         let run_time = start.elapsed();
         self.keep(job, &answer);
         turn.leave(self.shared.control_timeout);
-        report_changes(&self.shared.dispositions, &self.plugin, "run");
+        report_changes(&self.shared.dispositions, &self.common.plugin(), "run");
         self.finish(job, answer, run_time);
     }
 
     fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
         let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
         let start = Instant::now();
-        let batch = self.instance.batch_run(&calls);
+        let batch = self.plugin.batch_run(self.index, &calls);
         let run_time = start.elapsed();
-        report_changes(&self.shared.dispositions, &self.plugin, "batch_run");
+        report_changes(&self.shared.dispositions, &self.common.plugin(), "batch_run");
         if let Some(error) = batch.whole {
             tracing::warn!(
-                plugin = &*self.plugin,
+                plugin = &*self.common.plugin(),
                 jobs = jobs.len(),
                 error = error.text,
                 "batch_run failed as a whole; running its jobs one by one"
@@ -143,12 +154,27 @@ impl Slot {
         let complete = batch.surplus == 0 && given == jobs.len();
         let answer =
             |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
-        let answers: Vec<_> = batch.answers.into_iter().map(answer).collect();
+        let answers: Vec<_> = batch.answers.into_iter().map(|a| self.masked(answer(a))).collect();
         jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.keep(job, answer));
         for ((job, turn), answer) in jobs.iter().zip(answers) {
             turn.leave(self.shared.control_timeout);
-            self.finish(job, answer, run_time);
+            self.finish(job, self.told(answer, turn), run_time);
         }
+    }
+
+    /// Without the secrets of the device config.
+    fn masked(&self, answer: Answer) -> Answer {
+        answer.map_err(|e| Error { text: self.common.masked(e.text), ..e })
+    }
+
+    /// A failure after a time limit is that of the limit.
+    fn told(&self, answer: Answer, turn: &Turn) -> Answer {
+        let Some(limit) = self.shared.limits.run.filter(|_| turn.is_timed_out()) else { return answer };
+        answer.map_err(|e| {
+            let text =
+                format!("the run took longer than {} s and was ended: {}", limit.as_secs_f64(), e.text);
+            Error::new(ErrorCode::Timeout, text).at(Stage::Run)
+        })
     }
 
     fn keep(&self, job: &RunJob, answer: &Answer) {

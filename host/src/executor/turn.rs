@@ -10,8 +10,9 @@
 //! The hook is called at most once, only while the run is in the plugin, and the run's thread waits for a hook that
 //! is still in there, though not for ever.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use coda_plugin_abi::Error;
 
@@ -26,8 +27,14 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Where one job is with respect to its plugin call.
 pub(super) struct Turn {
     job_id: JobId,
+    context: Arc<JobContext>,
     phase: Mutex<Phase>,
     hook_returned: Condvar,
+    /// When the run entered the plugin.
+    entered: OnceLock<Instant>,
+    /// When it was asked to end.
+    asked: OnceLock<Instant>,
+    timed_out: AtomicBool,
 }
 
 #[derive(PartialEq)]
@@ -42,8 +49,16 @@ enum Phase {
 }
 
 impl Turn {
-    pub fn new(job_id: JobId) -> Turn {
-        Turn { job_id, phase: Mutex::new(Phase::Waiting), hook_returned: Condvar::new() }
+    pub fn new(job_id: JobId, context: Arc<JobContext>) -> Turn {
+        Turn {
+            job_id,
+            context,
+            phase: Mutex::new(Phase::Waiting),
+            hook_returned: Condvar::new(),
+            entered: OnceLock::new(),
+            asked: OnceLock::new(),
+            timed_out: AtomicBool::new(false),
+        }
     }
 
     pub fn job_id(&self) -> &str {
@@ -51,10 +66,37 @@ impl Turn {
     }
 
     /// The run may begin, unless it was cancelled before.
-    pub fn enter(&self, context: &JobContext) -> bool {
+    pub fn enter(&self) -> bool {
         let mut phase = lock(&self.phase);
-        *phase = if context.is_cancelled() { Phase::Ended } else { Phase::Running };
+        *phase = if self.context.is_cancelled() { Phase::Ended } else { Phase::Running };
+        self.entered.get_or_init(Instant::now);
         *phase == Phase::Running
+    }
+
+    /// When the run entered the plugin, while it is there.
+    pub fn running_since(&self) -> Option<Instant> {
+        self.entered.get().copied().filter(|_| *lock(&self.phase) != Phase::Ended)
+    }
+
+    /// When the run was asked to end.
+    pub fn asked_to_end(&self) -> Option<Instant> {
+        self.asked.get().copied()
+    }
+
+    /// Notes that the run is asked to end.
+    pub fn ask(&self) {
+        self.asked.get_or_init(Instant::now);
+    }
+
+    /// The run takes too long: from here on it counts as cancelled for the plugin.
+    pub fn time_out(&self) {
+        self.timed_out.store(true, Ordering::Release);
+        self.context.set_cancelled();
+        self.ask();
+    }
+
+    pub fn is_timed_out(&self) -> bool {
+        self.timed_out.load(Ordering::Acquire)
     }
 
     /// The run has returned; waits for a hook that is still in the plugin, but not for ever.
@@ -90,8 +132,9 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    fn turn() -> (Turn, JobContext) {
-        (Turn::new("J".into()), JobContext::new("p".into(), "J".into()))
+    fn turn() -> (Turn, Arc<JobContext>) {
+        let context = Arc::new(JobContext::new("p".into(), "J".into()));
+        (Turn::new("J".into(), context.clone()), context)
     }
 
     /// How often the hook was called by so many cancels.
@@ -108,9 +151,9 @@ mod tests {
 
     #[test]
     fn the_hook_is_called_once_and_only_while_the_run_is_in_the_plugin() {
-        let (turn, context) = turn();
+        let (turn, _) = turn();
         assert_eq!(cancels(&turn, 2), 0, "not before");
-        assert!(turn.enter(&context));
+        assert!(turn.enter());
         assert_eq!(cancels(&turn, 3), 1);
         turn.leave(LIMIT);
         assert_eq!(cancels(&turn, 2), 0, "not after");
@@ -120,7 +163,7 @@ mod tests {
     fn a_job_cancelled_before_does_not_enter() {
         let (turn, context) = turn();
         context.set_cancelled();
-        assert!(!turn.enter(&context));
+        assert!(!turn.enter());
         assert_eq!(cancels(&turn, 1), 0);
     }
 }

@@ -6,11 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use coda_plugin_abi::Device;
-
 use super::lifecycle::{Admission, admit, died_error};
 use super::message::{self, Envelope, Message, Work};
 use super::redis::Redis;
+use crate::executor::view::View;
 use crate::model::{JobId, MessageId};
 use crate::state::db::{Status, Store};
 
@@ -25,7 +24,7 @@ pub type CallbackRule = Arc<dyn Fn(&str) -> Result<Arc<str>, String> + Send + Sy
 pub(super) struct Checker {
     pub redis: Redis,
     pub store: Store,
-    pub device: Arc<Device>,
+    pub executor: View,
     pub callback: CallbackRule,
     pub max_deaths: u32,
 }
@@ -112,10 +111,10 @@ impl Checker {
     async fn work(&self, m: Message) -> Result<Work, String> {
         let size: usize = m.fields.iter().map(|(_, v)| v.len()).sum();
         if size < LARGE_IR_BYTES {
-            return message::work(&m, &self.device);
+            return message::work(&m, &self.executor.described().device);
         }
-        let device = self.device.clone();
-        match tokio::task::spawn_blocking(move || message::work(&m, &device)).await {
+        let described = self.executor.described();
+        match tokio::task::spawn_blocking(move || message::work(&m, &described.device)).await {
             Ok(work) => work,
             Err(e) => Err(format!("the circuit could not be read: {e}")),
         }

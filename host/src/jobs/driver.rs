@@ -53,6 +53,23 @@ pub struct Snapshot {
     pub waiting: usize,
     /// A control call of the plugin that doesn't come back.
     pub stuck: Option<String>,
+    pub running: Running,
+}
+
+/// The first job's context, for its progress; equal to itself alone.
+#[derive(Clone, Default)]
+pub struct Running(pub Option<Arc<JobContext>>);
+
+impl PartialEq for Running {
+    fn eq(&self, other: &Running) -> bool {
+        self.0.as_ref().map(Arc::as_ptr) == other.0.as_ref().map(Arc::as_ptr)
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Running").field(&self.0.as_ref().map(|c| c.progress())).finish()
+    }
 }
 
 /// What the driver is built from.
@@ -135,8 +152,10 @@ pub struct Driver {
     /// The ticket that a job id is in flight under, until its terminal state is written.
     by_job: HashMap<JobId, u64>,
     parked: HashMap<JobId, Vec<u64>>,
+    /// Being checked: what came later waits for them, so that jobs run in the stream's order.
+    checking: BTreeSet<u64>,
     /// Admitted, to be handed to the executor.
-    admitted: Vec<u64>,
+    admitted: BTreeSet<u64>,
     /// With the executor, in no slot yet.
     waiting: BTreeSet<u64>,
     running: Vec<u64>,
@@ -173,7 +192,7 @@ impl Driver {
         let checker = Checker {
             redis: parts.redis.clone(),
             store: parts.store.clone(),
-            device: Arc::new(parts.executor.device().clone()),
+            executor: parts.executor.view(),
             callback: parts.callback.clone(),
             max_deaths: parts.settings.max_deaths,
         };
@@ -193,7 +212,8 @@ impl Driver {
             by_message: HashMap::new(),
             by_job: HashMap::new(),
             parked: HashMap::new(),
-            admitted: Vec::new(),
+            checking: BTreeSet::new(),
+            admitted: BTreeSet::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
             in_slot: vec![0; slots],
@@ -296,7 +316,8 @@ impl Driver {
                         self.p.room.add_permits(1);
                         continue;
                     }
-                    self.enter(m.id, Life::new(), true);
+                    let ticket = self.enter(m.id, Life::new(), true);
+                    self.checking.insert(ticket);
                     fresh.push(m);
                 }
                 self.check(fresh);
@@ -342,6 +363,9 @@ impl Driver {
             Report::Checked(ids, Ok(verdicts)) => {
                 debug_assert_eq!(ids.len(), verdicts.len());
                 for (id, verdict) in verdicts {
+                    if let Some(ticket) = self.by_message.get(&id) {
+                        self.checking.remove(ticket);
+                    }
                     self.verdict(id, verdict);
                 }
             }
@@ -353,8 +377,9 @@ impl Driver {
                     "claimed messages can't be checked now; they stay pending"
                 );
                 for id in ids {
-                    if let Some(ticket) = self.by_message.get(&id) {
-                        self.forget(*ticket);
+                    if let Some(&ticket) = self.by_message.get(&id) {
+                        self.checking.remove(&ticket);
+                        self.forget(ticket);
                     }
                 }
             }
@@ -455,8 +480,8 @@ impl Driver {
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.envelope = Some(envelope);
             entry.work = Some(work);
-            entry.context = Some(Arc::new(JobContext::new(self.plugin.clone(), job_id)));
-            self.admitted.push(ticket);
+            entry.context = Some(Arc::new(self.p.executor.context(job_id)));
+            self.admitted.insert(ticket);
             self.waiting.insert(ticket);
         }
     }
@@ -465,8 +490,8 @@ impl Driver {
         let (slots, busy) = (self.in_slot.len(), self.in_slot.iter().filter(|n| **n > 0).count());
         self.p.metrics.slots_busy.set(busy as i64);
         self.p.metrics.waiting.set(self.waiting.len() as i64);
-        let current =
-            self.running.first().and_then(|t| self.entries.get(t)).and_then(|e| e.envelope.as_ref());
+        let first = self.running.first().and_then(|t| self.entries.get(t));
+        let current = first.and_then(|e| e.envelope.as_ref());
         let next = Snapshot {
             current_job: current.map(|e| e.job_id.clone()),
             last_job_at: self.last_job_at.clone(),
@@ -474,6 +499,7 @@ impl Driver {
             slots_busy: busy,
             waiting: self.waiting.len(),
             stuck: self.p.executor.stuck().map(|s| s.call),
+            running: Running(first.and_then(|e| e.context.clone())),
         };
         self.p.snapshot.send_if_modified(|now| {
             let changed = *now != next;

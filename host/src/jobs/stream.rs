@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::message::Message;
 use super::redis::{Redis, masked};
 use crate::config::settings::JobSettings;
+use crate::executor::view::View;
 use crate::model::{MessageId, Secret};
 use crate::sys;
 use crate::telemetry::Metrics;
@@ -63,6 +64,7 @@ pub struct Reader {
     pub gate: Arc<ClaimGate>,
     pub state_dir: PathBuf,
     pub metrics: Arc<Metrics>,
+    pub executor: View,
 }
 
 /// Why serving ended.
@@ -130,6 +132,13 @@ impl Reader {
                     return end;
                 }
                 next_sweep = Instant::now() + self.settings.recover_interval;
+            }
+            if self.executor.stuck_run().is_some() {
+                // Nothing runs beside a run that hasn't come back, so nothing more is asked for.
+                if timeout(DISK_CHECK, self.stop.cancelled()).await.is_ok() {
+                    return End::Stopped;
+                }
+                continue;
             }
             if Instant::now() >= next_disk_check {
                 next_disk_check = Instant::now() + DISK_CHECK;

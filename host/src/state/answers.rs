@@ -61,7 +61,7 @@ impl Answers {
         let mut kept = Kept::new();
         for name in [OLD_FILE, FILE] {
             match std::fs::read(dir.join(name)) {
-                Ok(bytes) => kept.extend(lines(&bytes)),
+                Ok(bytes) => kept.extend(parse(&bytes)),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
@@ -121,7 +121,7 @@ fn create(dir: &Path) -> io::Result<File> {
 }
 
 /// The complete lines; the last one may be torn.
-fn lines(bytes: &[u8]) -> impl Iterator<Item = (MessageId, (String, Answer))> + '_ {
+pub fn parse(bytes: &[u8]) -> impl Iterator<Item = (MessageId, (String, Answer))> + '_ {
     bytes.split(|b| *b == b'\n').filter_map(|line| {
         let line: Line = serde_json::from_slice(line).ok()?;
         let answer = match line.answer {

@@ -191,7 +191,7 @@ fn text(path: &Path) -> Result<Option<String>, CredentialsError> {
 }
 
 /// Value by value instead of by derive, whose errors would show the value and not the key.
-fn parse(path: &Path, content: &[u8]) -> Result<StoredConfig, CredentialsError> {
+pub fn parse(path: &Path, content: &[u8]) -> Result<StoredConfig, CredentialsError> {
     let value: Value = serde_json::from_slice(content).map_err(|e| CredentialsError::NotJson {
         path: path.to_path_buf(),
         why: format!("it breaks off or is wrong at line {}, column {}", e.line(), e.column()),

@@ -41,7 +41,7 @@ impl RunMarks {
             return Err(named(std::io::Error::other("it is no regular file")));
         }
         let content = std::fs::read(&path).map_err(named)?;
-        let left = content.chunks(RECORD_BYTES).flat_map(ids).collect();
+        let left = content.chunks(RECORD_BYTES).flat_map(parse).collect();
         file.set_len(0).map_err(named)?;
         Ok((RunMarks { file, path }, left))
     }
@@ -74,7 +74,7 @@ impl RunMarks {
 }
 
 /// The ids of one record, which ends at its first NUL.
-fn ids(record: &[u8]) -> Vec<MessageId> {
+pub fn parse(record: &[u8]) -> Vec<MessageId> {
     let text = record.split(|b| *b == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).split_whitespace().filter_map(|w| w.parse().ok()).collect()
 }

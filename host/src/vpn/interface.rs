@@ -46,9 +46,50 @@ fn is_up(line: &str) -> bool {
     flags.is_some_and(|(flags, _)| flags.split(',').any(|flag| flag == "UP"))
 }
 
+/// Whether everything that has no route of its own goes through the tunnel: a server that pushes
+/// `redirect-gateway` has that effect, and a control system in another network is then cut off.
+///
+/// # Errors
+/// When `ip` can't be run.
+pub fn has_default_route(
+    programs: &Programs,
+    interface: &str,
+    limit: Duration,
+) -> Result<bool, CommandError> {
+    let output = programs.run("ip", &["-4", "route", "show"].map(AsRef::as_ref), limit)?;
+    Ok(takes_over(&output.stdout, interface))
+}
+
+/// OpenVPN either replaces the default route or covers it by two halves (`def1`).
+fn takes_over(routes: &str, interface: &str) -> bool {
+    let through = |destination: &str| {
+        routes.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(destination)
+                && words.zip(line.split_whitespace().skip(2)).any(|pair| pair == ("dev", interface))
+        })
+    };
+    through("default") || through("0.0.0.0/1") && through("128.0.0.0/1")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_default_route_through_the_tunnel_is_told() {
+        let usual =
+            "default via 192.168.1.1 dev eth0 proto dhcp metric 100\n10.8.0.0/24 dev tun0 scope link\n";
+        assert!(!takes_over(usual, "tun0"));
+        assert!(
+            !takes_over(&format!("0.0.0.0/1 via 10.8.0.1 dev tun0\n{usual}"), "tun0"),
+            "a half is not all"
+        );
+        let halves = format!("0.0.0.0/1 via 10.8.0.1 dev tun0\n128.0.0.0/1 via 10.8.0.1 dev tun0\n{usual}");
+        assert!(takes_over(&halves, "tun0") && !takes_over(&halves, "tun1"));
+        assert!(takes_over("default dev tun0 scope link\n", "tun0"));
+        assert!(!takes_over("", "tun0"));
+    }
 
     #[test]
     fn only_an_interface_that_is_up_counts() {

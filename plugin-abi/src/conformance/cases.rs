@@ -32,6 +32,9 @@ struct Maker<'a> {
     skipped: Vec<(String, String)>,
 }
 
+/// Adds the cases of one group.
+type MakeGroup = fn(&mut Maker<'_>);
+
 impl Maker<'_> {
     fn add(
         &mut self,
@@ -63,7 +66,7 @@ pub(super) fn all(device: &Device) -> (Vec<Case>, Vec<(String, String)>) {
     let (mut cases, mut skipped) = (Vec::new(), Vec::new());
     for &target in &device.targets {
         let mut maker = Maker { device, target, group: "", cases: Vec::new(), skipped: Vec::new() };
-        let groups: [(&str, fn(&mut Maker<'_>)); 4] = [
+        let groups: [(_, MakeGroup); 4] = [
             ("bit order", bit_order),
             ("format", edges_of_the_format),
             ("one-qubit gates", one_qubit_gates),

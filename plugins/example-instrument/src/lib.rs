@@ -86,6 +86,11 @@ impl Executor for Instrument {
 
     fn run(&self, job: &Job<'_>) -> Result<Outcome, Error> {
         let program = job.program();
+        if program.num_qubits() > self.num_qubits {
+            let text =
+                format!("{} qubits are asked for, the device has {}", program.num_qubits(), self.num_qubits);
+            return Err(Error::new(ErrorCode::Unsupported, text).at(Stage::Compile));
+        }
         let request = Request::Run {
             job: job.id().into(),
             num_qubits: program.num_qubits(),

@@ -21,6 +21,8 @@ pub struct Config {
     pub run_ms: u64,
     /// 0 stands for 1.
     pub slots: u16,
+    /// Runs circuits of target cz exactly instead of measuring zeros, so that faults in counts can be told apart.
+    pub exact: bool,
     /// A file to which every run adds `start <job id>` and `end <job id>`, so that a test can tell what ran
     /// how often, and where a kill fell.
     pub record: Option<PathBuf>,
@@ -136,6 +138,36 @@ pub enum Fault {
     /// A cancel hook that does nothing; the run takes its `run_ms` in any case.
     Slow,
 
+    // Wrong physics; with `exact`.
+    KeysReversed,
+    /// Characters in the order of qubits, whatever `measurements` says.
+    KeysSorted,
+    /// At most 1000 shots are returned.
+    ShotsCapped,
+    RxSign,
+    NoCz,
+    GatesReversed,
+    /// The last qubit of the device reads 0.
+    LastQubitDead,
+
+    // Calls that disturb each other; with `exact`.
+    /// Only one executor per process.
+    CreateOnce,
+    /// The description changes each time.
+    DeviceChanges,
+    BatchReversed,
+    /// Returns states as they came.
+    EvolveNothing,
+    PanicWhenCancelled,
+    /// An id that was cancelled once stays so.
+    CancelSticks,
+    /// A cancel of any job ends the next run.
+    CancelAny,
+    /// Runs beside each other spoil each other.
+    SlotsMix,
+    /// After one error every job fails.
+    ErrorSticks,
+
     // What it does to the process; see `process.rs`.
     SigtermIgnore,
     SigtermHandler,
@@ -144,6 +176,12 @@ pub enum Fault {
     Setlocale,
     Chdir,
     Umask,
+    /// A quarter of a megabyte per run.
+    Leak,
+    /// With `when: load`.
+    SlowLoad,
+    /// On one run in ten, at random.
+    SegfaultSometimes,
     LeaveThreads,
     #[serde(rename = "print_10mb")]
     Print10mb,
@@ -158,7 +196,7 @@ impl Fault {
     /// Whether it needs an executor with the batch hook.
     pub fn is_of_batch(self) -> bool {
         use Fault::*;
-        matches!(self, PanicBatch | BatchTooFew | BatchTooMany | BatchError | BatchMixed)
+        matches!(self, PanicBatch | BatchTooFew | BatchTooMany | BatchError | BatchMixed | BatchReversed)
     }
 
     /// By its name in the config.

@@ -5,12 +5,13 @@
 
 mod answers;
 mod config;
+mod exact;
 mod process;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::panic::panic_any;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,7 +22,15 @@ use coda_plugin_abi::{
 
 use config::{Config, Fault, Payload, When};
 
-export_executor! { kind: Test, vendor: "Coda", entries: { create_executor => create } }
+export_executor! { kind: Test, vendor: "Coda", entries: { create_executor => create }, config_schema: schema }
+
+/// What `CODA_FAULTY_SCHEMA` holds, right or wrong.
+fn schema(_entry: &str) -> Option<String> {
+    std::env::var("CODA_FAULTY_SCHEMA").ok()
+}
+
+/// Whether an executor was made in this process before.
+static CREATED: AtomicBool = AtomicBool::new(false);
 
 /// How soon a run notices `is_cancelled`, which nobody rings a bell for.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -35,12 +44,22 @@ pub struct Faulty {
     /// Running jobs, and which of them were cancelled.
     running: Mutex<BTreeMap<String, bool>>,
     bell: Condvar,
+    /// Ids that were ever cancelled.
+    cancelled: Mutex<BTreeSet<String>>,
+    any_cancelled: AtomicBool,
+    failed: AtomicBool,
+    inside: AtomicU32,
 }
 
 /// # Errors
 /// When the config is wrong, or asks for an error.
 pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
-    let config: Config = ctx.config()?;
+    // A plugin that takes whatever it is given.
+    let lenient = std::env::var_os("CODA_FAULTY_LENIENT").is_some();
+    let config: Config = if lenient { ctx.config().unwrap_or_default() } else { ctx.config()? };
+    if CREATED.swap(true, Ordering::AcqRel) && config.fault == Fault::CreateOnce {
+        return Err(Error::new(ErrorCode::Hardware, "the control stack is in use, as asked for"));
+    }
     if config.when == When::Load {
         let name = std::env::var("CODA_FAULTY_AT_LOAD").unwrap_or_default();
         if let Err(e) = Fault::from_name(&name) {
@@ -65,6 +84,10 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
         calls: AtomicU32::new(0),
         running: Mutex::default(),
         bell: Condvar::new(),
+        cancelled: Mutex::default(),
+        any_cancelled: AtomicBool::new(false),
+        failed: AtomicBool::new(false),
+        inside: AtomicU32::new(0),
     })
 }
 
@@ -75,6 +98,9 @@ impl Executor for Faulty {
         match self.config.fault {
             Fault::PanicDevice if self.due() => explode(self.config.payload),
             Fault::HangDevice if self.due() => hang(),
+            Fault::DeviceChanges => {
+                device.name = format!("faulty-{}", self.calls.fetch_add(1, Ordering::Relaxed))
+            }
             Fault::DeviceZeroQubits => device.num_qubits = 0,
             Fault::DeviceTooManyQubits => device.num_qubits = 51,
             Fault::DeviceNoTargets => device.targets.clear(),
@@ -88,7 +114,15 @@ impl Executor for Faulty {
     fn run(&self, job: &Job<'_>) -> Result<Outcome, Error> {
         self.running().insert(job.id().to_string(), false);
         self.record("start", job.id())?;
-        let answer = self.answer(job);
+        let beside = self.inside.fetch_add(1, Ordering::AcqRel) > 0;
+        let mut answer = self.answer(job);
+        if beside && self.config.fault == Fault::SlotsMix {
+            answer = answer.map(|o| answers::spoil(o, Fault::NegativeCount));
+        }
+        self.inside.fetch_sub(1, Ordering::AcqRel);
+        if answer.is_err() {
+            self.failed.store(true, Ordering::Release);
+        }
         self.record("end", job.id())?;
         self.running().remove(job.id());
         answer
@@ -103,7 +137,7 @@ impl Executor for Faulty {
     }
 
     fn evolver(&self) -> Option<&dyn EvolveState> {
-        if self.config.evolve { Some(self) } else { None }
+        if self.config.evolve || self.config.fault == Fault::EvolveNothing { Some(self) } else { None }
     }
 
     fn shutdown(&self) {
@@ -125,9 +159,10 @@ impl Drop for Faulty {
 
 impl BatchRun for Faulty {
     fn batch_run(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Outcome, Error>>, Error> {
-        let mut answers: Vec<_> = jobs.iter().map(|job| Ok(zeros(job))).collect();
+        let mut answers: Vec<_> = jobs.iter().map(|job| self.counted(job, Fault::None)).collect();
         match self.config.fault {
             _ if !self.due() => {}
+            Fault::BatchReversed => answers.reverse(),
             Fault::PanicBatch => explode(self.config.payload),
             Fault::BatchError => return Err(hardware("the batch failed as a whole, as asked for")),
             Fault::BatchTooFew => drop(answers.pop()),
@@ -149,6 +184,9 @@ impl EvolveState for Faulty {
     }
 
     fn evolve_state(&self, state: &Evolution<'_>) -> Result<Vec<Amplitude>, Error> {
+        if self.config.fault == Fault::EvolveNothing {
+            return Ok(state.amplitudes().to_vec());
+        }
         self.record("start", state.id())?;
         let end = Instant::now().checked_add(Duration::from_millis(self.config.run_ms));
         while end.is_none_or(|end| Instant::now() < end) && !state.host().is_cancelled() {
@@ -184,6 +222,8 @@ fn apply(state: &mut [Amplitude], operation: &Operation) {
 
 impl Cancel for Faulty {
     fn cancel(&self, job_id: &str) {
+        self.any_cancelled.store(true, Ordering::Release);
+        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).insert(job_id.to_string());
         match self.config.fault {
             Fault::PanicCancel => explode(self.config.payload),
             Fault::HangCancel => hang(),
@@ -207,7 +247,19 @@ impl Faulty {
         if self.config.when == When::Run {
             process::commit(behave);
         }
+        let was_cancelled =
+            || self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).contains(job.id());
         match behave {
+            Fault::PanicWhenCancelled if job.is_cancelled() => explode(self.config.payload),
+            Fault::CancelSticks if was_cancelled() => {
+                return Err(hardware("this job was cancelled, as asked for"));
+            }
+            Fault::CancelAny if self.any_cancelled.load(Ordering::Acquire) => {
+                return Err(hardware("something was cancelled, as asked for"));
+            }
+            Fault::ErrorSticks if self.failed.load(Ordering::Acquire) => {
+                return Err(hardware("nothing works after an error, as asked for"));
+            }
             Fault::PanicRun => explode(self.config.payload),
             Fault::ErrorRun => return Err(hardware("the run failed, as asked for")),
             Fault::ErrorRetryable => {
@@ -227,7 +279,7 @@ impl Faulty {
                 Error::new(ErrorCode::Cancelled, "the run ended because it was cancelled").at(Stage::Run)
             );
         }
-        Ok(answers::spoil(zeros(job), behave))
+        Ok(answers::spoil(self.counted(job, behave)?, behave))
     }
 
     /// Waits until the end, or for ever without one, or a cancel; whether it was the cancel.
@@ -246,6 +298,14 @@ impl Faulty {
             let guard = self.bell.wait_timeout(running, left.min(LOOK_EVERY));
             running = guard.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// What the circuit measures, with a fault of physics if it is to have one.
+    fn counted(&self, job: &Job<'_>, fault: Fault) -> Result<Outcome, Error> {
+        if !self.config.exact {
+            return Ok(zeros(job));
+        }
+        Ok(Outcome::from_counts(exact::counts(job, fault, self.num_qubits)?).with_time_ms(1.0))
     }
 
     /// Counts a call; whether the fault is due by now.

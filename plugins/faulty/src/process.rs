@@ -36,6 +36,9 @@ pub fn commit(fault: Fault) {
             // SAFETY: umask takes any mode and can't fail.
             unsafe { libc::umask(0o777) };
         }
+        Fault::Leak => std::mem::forget(std::hint::black_box(vec![1u8; 256 << 10])),
+        Fault::SlowLoad => std::thread::sleep(std::time::Duration::from_millis(1300)),
+        Fault::SegfaultSometimes if one_in_ten() => commit(Fault::Segfault),
         Fault::LeaveThreads => leave_threads(),
         Fault::Print10mb => print_10mb(),
         Fault::CloseStdio => {
@@ -118,4 +121,10 @@ fn print_10mb() {
 fn overflow(depth: u64) -> u64 {
     let frame = std::hint::black_box([depth; 512]);
     overflow(depth + 1) + std::hint::black_box(frame)[7]
+}
+
+/// Chance, by the randomness that every hash map begins with.
+fn one_in_ten() -> bool {
+    use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+    RandomState::new().build_hasher().finish().is_multiple_of(10)
 }

@@ -6,6 +6,7 @@
 //! larger or smaller. Sizes are in the output.
 
 mod bare;
+mod doors;
 mod node;
 mod peers;
 mod site;
@@ -75,6 +76,11 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
 
 #[tokio::main]
 async fn main() {
+    // The plugin's process is this program again.
+    if std::env::args().nth(1).as_deref() == Some("executor-worker") {
+        coda_host::executor::worker::child::run().expect("the plugin's process serves");
+        return;
+    }
     if let Some(traffic) = bare::Traffic::from_env() {
         return bare::serve(traffic).await;
     }
@@ -116,6 +122,9 @@ async fn main() {
         if wanted("growth") && !slow {
             growth(&mut report, i, kind, size(2000)).await;
         }
+    }
+    if wanted("doors") {
+        doors::overheads(size(2000)).await;
     }
     if wanted("kernel") {
         kernel();

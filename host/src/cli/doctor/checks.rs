@@ -19,6 +19,7 @@ use crate::state::credentials;
 use crate::state::db::Database;
 use crate::sys::{self, Dispositions};
 use crate::vpn::command::Programs;
+use crate::vpn::interface;
 
 /// Of one question to the network.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -64,6 +65,7 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
     findings.extend(cloud(&prepared).await);
     findings.extend(redis(&prepared).await);
     findings.push(openvpn(&prepared, around));
+    findings.extend(tunnel(&prepared, around, holder.is_some()));
     findings
 }
 
@@ -295,4 +297,36 @@ fn openvpn(prepared: &Prepared, around: &Surroundings) -> Finding {
         },
         None => Finding::fail("vpn", "there is no openvpn, but a VPN is required", "apt-get install openvpn"),
     }
+}
+
+/// The tunnel's interface, and whether it has taken over the default route.
+fn tunnel(prepared: &Prepared, around: &Surroundings, running: bool) -> Vec<Finding> {
+    let vpn = &prepared.settings.vpn;
+    if !vpn.required {
+        return Vec::new();
+    }
+    let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
+    let up = match interface::detect(&programs, vpn.interface_hint.as_deref(), vpn.command_timeout) {
+        Ok(Some(up)) => up,
+        Ok(None) if running => {
+            let todo = "coda-node-openvpn.log beside the credentials tells what OpenVPN did";
+            return vec![Finding::fail("tunnel", "no VPN tunnel interface is up", todo)];
+        }
+        Ok(None) => return vec![Finding::skip("tunnel", "the host brings it up when it starts")],
+        Err(e) => return vec![Finding::failure("tunnel", &e.into())],
+    };
+    let mut findings = vec![Finding::pass("tunnel", format!("{up} is up"))];
+    if interface::has_default_route(&programs, &up, vpn.command_timeout).unwrap_or(false) {
+        findings.push(Finding {
+            name: "routes",
+            verdict: Verdict::Warn,
+            found: format!("the VPN has taken over the default route ({up}): a control system in another network may be cut off"),
+            todo: Some(
+                "give that network a route of its own (ip route add NETWORK via GATEWAY), or have the VPN's server \
+                 push routes instead of redirect-gateway"
+                    .into(),
+            ),
+        });
+    }
+    findings
 }

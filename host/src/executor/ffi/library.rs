@@ -13,13 +13,13 @@ use coda_plugin_abi::raw::{C_ENTRY_SYMBOL, RawApi, RawCreate, RawEvolution, RawJ
 use coda_plugin_abi::version::{self, Verdict};
 use coda_plugin_abi::{Error, ErrorCode, ExecutorModuleRef, ROOT_MODULE_SYMBOL, Stage, v1_0};
 use libloading::os::unix::{Library as DynamicLibrary, RTLD_LOCAL, RTLD_NOW};
+use serde::{Deserialize, Serialize};
 
-use super::super::gauges::Gauges;
 use super::reply::Reply;
-use super::{Instance, JobContext};
+use super::{Common, Instance, JobContext};
 
 /// Why a library could not be opened.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum OpenError {
     /// The system's loader refused it; its own words.
     Loader(String),
@@ -91,7 +91,7 @@ impl Library {
     /// # Errors
     /// What the factory replied, or that it replied nothing.
     pub fn create(&self, request: &CreateRequest) -> Result<Instance, Error> {
-        let host = JobContext::with_gauges(request.plugin.clone(), "".into(), request.gauges.clone());
+        let host = JobContext::of(request.common.clone(), "".into());
         // The executor may log until it is dropped, from threads that outlive a mere borrow.
         let host = Box::new(Arc::new(host).raw());
         let path = request.config_path.to_string_lossy();
@@ -224,13 +224,12 @@ fn brief(error: &LibraryError) -> String {
 }
 
 /// What the factory is told.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CreateRequest {
-    pub plugin: Arc<str>,
+    pub common: Arc<Common>,
     pub entry: String,
     pub config_path: std::path::PathBuf,
     pub config_text: String,
     pub native_gate_set: String,
     pub num_qubits: u16,
-    pub gauges: Arc<Gauges>,
 }

@@ -11,6 +11,8 @@ use coda_plugin_abi::raw::{
 };
 use coda_plugin_abi::{Connectivity, Device, Error, ErrorCode, Hooks, Outcome, Stage, Target};
 
+use serde::{Deserialize, Serialize};
+
 use super::Answer;
 use super::services::{copied, lent, quietly};
 
@@ -29,6 +31,7 @@ pub(super) struct Replies {
 }
 
 /// A device description as it came.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReply {
     pub device: Device,
     pub hooks: Hooks,
@@ -37,6 +40,19 @@ pub struct DeviceReply {
     /// Number of qubits as replied, which may not fit.
     pub num_qubits: u32,
     pub slots: u32,
+}
+
+impl DeviceReply {
+    /// Of no device.
+    pub fn none() -> DeviceReply {
+        DeviceReply {
+            device: Device::new("", 0, []),
+            hooks: Hooks::default(),
+            unknown_targets: Vec::new(),
+            num_qubits: 0,
+            slots: 0,
+        }
+    }
 }
 
 impl Reply {

@@ -4,8 +4,8 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use coda_plugin_abi::LogLevel;
 use coda_plugin_abi::raw::{RawHost, RawStr};
@@ -18,31 +18,141 @@ const MAX_TEXT: usize = 64 * 1024;
 /// Most entries of one list taken from a plugin.
 const MAX_LIST: usize = 1 << 26;
 
+/// Where log lines, progress and gauges go in a process that only runs the plugin for the host.
+pub trait Sink: Send + Sync {
+    fn log_enabled(&self, level: u32) -> bool;
+    fn log(&self, level: u32, job_id: &str, text: &str);
+    fn progress(&self, job_id: &str, done: u64, total: u64);
+    fn gauge(&self, name: &str, value: f64);
+}
+
+/// What all contexts of one executor share.
+pub struct Common {
+    /// The plugin in use, which a swap may change.
+    plugin: RwLock<Arc<str>>,
+    pub gauges: Gauges,
+    /// Values of the device config that must not be shown.
+    secrets: RwLock<Arc<[String]>>,
+    pub sink: Option<Box<dyn Sink>>,
+}
+
+impl Common {
+    pub fn new(plugin: Arc<str>) -> Common {
+        Common {
+            plugin: RwLock::new(plugin),
+            gauges: Gauges::default(),
+            secrets: RwLock::new([].into()),
+            sink: None,
+        }
+    }
+
+    /// The plugin's name.
+    pub fn plugin(&self) -> Arc<str> {
+        self.plugin.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another plugin takes the place of the former, whose gauges say nothing any more.
+    pub fn rename(&self, plugin: &str) {
+        *self.plugin.write().unwrap_or_else(PoisonError::into_inner) = plugin.into();
+        self.gauges.clear();
+    }
+
+    /// Hides these values too; those of a former config stay hidden.
+    pub fn hide(&self, secrets: &[String]) {
+        let mut hidden = self.secrets.write().unwrap_or_else(PoisonError::into_inner);
+        let new = secrets.iter().filter(|s| !hidden.contains(s)).cloned();
+        *hidden = hidden.iter().cloned().chain(new.collect::<Vec<_>>()).collect();
+    }
+
+    /// The text without the secrets of the device config.
+    pub fn masked(&self, mut text: String) -> String {
+        let secrets = self.secrets.read().unwrap_or_else(PoisonError::into_inner).clone();
+        for secret in secrets.iter() {
+            if text.contains(secret.as_str()) {
+                text = text.replace(secret.as_str(), "***");
+            }
+        }
+        text
+    }
+
+    fn log_enabled(&self, level: u32) -> bool {
+        if let Some(sink) = &self.sink {
+            return sink.log_enabled(level);
+        }
+        match LogLevel::from_code(level) {
+            LogLevel::Error => tracing::enabled!(target: "plugin", tracing::Level::ERROR),
+            LogLevel::Warn => tracing::enabled!(target: "plugin", tracing::Level::WARN),
+            LogLevel::Info => tracing::enabled!(target: "plugin", tracing::Level::INFO),
+            LogLevel::Debug => tracing::enabled!(target: "plugin", tracing::Level::DEBUG),
+            LogLevel::Trace => tracing::enabled!(target: "plugin", tracing::Level::TRACE),
+        }
+    }
+
+    /// Writes a line of the plugin's into the log, tagged with plugin and job.
+    pub fn log(&self, level: u32, job_id: &str, text: String) {
+        let text = self.masked(text);
+        if let Some(sink) = &self.sink {
+            return sink.log(level, job_id, &text);
+        }
+        let plugin = &*self.plugin();
+        macro_rules! emit {
+            ($level:ident) => {
+                match job_id {
+                    "" => tracing::$level!(target: "plugin", plugin, "{text}"),
+                    _ => tracing::$level!(target: "plugin", plugin, job_id, "{text}"),
+                }
+            };
+        }
+        match LogLevel::from_code(level) {
+            LogLevel::Error => emit!(error),
+            LogLevel::Warn => emit!(warn),
+            LogLevel::Info => emit!(info),
+            LogLevel::Debug => emit!(debug),
+            LogLevel::Trace => emit!(trace),
+        }
+    }
+
+    /// Keeps a gauge's value.
+    pub fn gauge(&self, name: &str, value: f64) {
+        if let Some(sink) = &self.sink {
+            return sink.gauge(name, value);
+        }
+        if let Err(what) = self.gauges.set(name, value) {
+            tracing::warn!(target: "plugin", plugin = &*self.plugin(), gauge = name, "a gauge was dropped: {what}");
+        }
+    }
+}
+
 /// What a job's run shares with its plugin: the cancel flag, progress, and who logs.
 pub struct JobContext {
-    plugin: Arc<str>,
+    common: Arc<Common>,
     job_id: JobId,
     cancelled: AtomicBool,
     done: AtomicU64,
     total: AtomicU64,
-    gauges: Arc<Gauges>,
 }
 
 impl JobContext {
-    /// A context whose gauges nobody reads.
+    /// A context apart from every executor's, for tests and tools.
     pub fn new(plugin: Arc<str>, job_id: JobId) -> JobContext {
-        JobContext::with_gauges(plugin, job_id, Arc::default())
+        JobContext::of(Arc::new(Common::new(plugin)), job_id)
     }
 
-    pub fn with_gauges(plugin: Arc<str>, job_id: JobId, gauges: Arc<Gauges>) -> JobContext {
+    /// A context of an executor; an empty id stands for the executor itself.
+    pub fn of(common: Arc<Common>, job_id: JobId) -> JobContext {
         JobContext {
-            plugin,
+            common,
             job_id,
             cancelled: AtomicBool::new(false),
             done: AtomicU64::new(0),
             total: AtomicU64::new(0),
-            gauges,
         }
+    }
+
+    /// What the plugin says of how far the run is.
+    pub fn set_progress(&self, done: u64, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+        self.done.store(done, Ordering::Relaxed);
     }
 
     /// Makes `is_cancelled` true for the plugin.
@@ -87,46 +197,28 @@ unsafe fn context<'a>(ctx: *mut c_void) -> &'a JobContext {
     unsafe { &*ctx.cast::<JobContext>() }
 }
 
-extern "C" fn log_enabled(_: *mut c_void, level: u32) -> u32 {
-    u32::from(match LogLevel::from_code(level) {
-        LogLevel::Error => tracing::enabled!(target: "plugin", tracing::Level::ERROR),
-        LogLevel::Warn => tracing::enabled!(target: "plugin", tracing::Level::WARN),
-        LogLevel::Info => tracing::enabled!(target: "plugin", tracing::Level::INFO),
-        LogLevel::Debug => tracing::enabled!(target: "plugin", tracing::Level::DEBUG),
-        LogLevel::Trace => tracing::enabled!(target: "plugin", tracing::Level::TRACE),
-    })
+extern "C" fn log_enabled(ctx: *mut c_void, level: u32) -> u32 {
+    // SAFETY: the plugin passes back the ctx it was lent, within its lifetime.
+    u32::from(unsafe { context(ctx) }.common.log_enabled(level))
 }
 
 extern "C" fn log(ctx: *mut c_void, level: u32, text: RawStr) {
     quietly(|| {
-        // SAFETY: the plugin passes back the ctx it was lent, within its lifetime.
-        let context = unsafe { context(ctx) };
-        // SAFETY: the plugin lends the text for this call.
-        let text = unsafe { copied(text) };
-        let (plugin, job_id) = (&*context.plugin, &*context.job_id);
-        macro_rules! emit {
-            ($level:ident) => {
-                match job_id {
-                    "" => tracing::$level!(target: "plugin", plugin, "{text}"),
-                    _ => tracing::$level!(target: "plugin", plugin, job_id, "{text}"),
-                }
-            };
-        }
-        match LogLevel::from_code(level) {
-            LogLevel::Error => emit!(error),
-            LogLevel::Warn => emit!(warn),
-            LogLevel::Info => emit!(info),
-            LogLevel::Debug => emit!(debug),
-            LogLevel::Trace => emit!(trace),
-        }
+        // SAFETY: as in `log_enabled`; the plugin lends the text for this call.
+        let (context, text) = unsafe { (context(ctx), copied(text)) };
+        context.common.log(level, &context.job_id, text);
     });
 }
 
 extern "C" fn progress(ctx: *mut c_void, done: u64, total: u64) {
-    // SAFETY: as in `log`.
-    let context = unsafe { context(ctx) };
-    context.total.store(total, Ordering::Relaxed);
-    context.done.store(done, Ordering::Relaxed);
+    quietly(|| {
+        // SAFETY: as in `log_enabled`.
+        let context = unsafe { context(ctx) };
+        context.set_progress(done, total);
+        if let Some(sink) = &context.common.sink {
+            sink.progress(&context.job_id, done, total);
+        }
+    });
 }
 
 extern "C" fn is_cancelled(ctx: *mut c_void) -> u32 {
@@ -138,9 +230,7 @@ extern "C" fn gauge(ctx: *mut c_void, name: RawStr, value: f64) {
     quietly(|| {
         // SAFETY: as in `log`.
         let (context, name) = unsafe { (context(ctx), copied(name)) };
-        if let Err(what) = context.gauges.set(&name, value) {
-            tracing::warn!(target: "plugin", plugin = &*context.plugin, gauge = name, "a gauge was dropped: {what}");
-        }
+        context.common.gauge(&name, value);
     });
 }
 

@@ -26,6 +26,7 @@ impl Driver {
                 self.by_message.remove(&entry.message_id);
             }
         }
+        self.checking.clear();
         self.admitted.clear();
         self.waiting.clear();
         self.parked.clear();

@@ -55,11 +55,10 @@ impl Witness for Notes {
 impl Driver {
     /// Lets the jobs that were just admitted wait for a slot.
     pub(super) fn hand_over(&mut self) {
-        if self.admitted.is_empty() {
-            return;
-        }
-        let mut jobs = Vec::with_capacity(self.admitted.len());
-        for ticket in self.admitted.drain(..) {
+        let first_unchecked = self.checking.first().copied().unwrap_or(u64::MAX);
+        let mut jobs = Vec::new();
+        while let Some(ticket) = self.admitted.first().copied().filter(|t| *t < first_unchecked) {
+            self.admitted.remove(&ticket);
             // Cancelled ones are passed over.
             let entry = self.entries.get(&ticket).filter(|e| e.life.phase == Phase::Waiting);
             let Some(entry) = entry else { continue };
@@ -76,7 +75,9 @@ impl Driver {
                 context: context.clone(),
             });
         }
-        self.p.executor.submit(jobs);
+        if !jobs.is_empty() {
+            self.p.executor.submit(jobs);
+        }
     }
 
     /// A slot has taken these jobs.

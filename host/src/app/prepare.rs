@@ -1,0 +1,123 @@
+//! What a start reads before anything runs: settings, device config, stored credentials; which plugin, and making its
+//! executor.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use crate::cloud::provision::reconnects;
+use crate::config::device::DeviceConfig;
+use crate::config::load::{self, Surroundings};
+use crate::config::near;
+use crate::config::settings::Settings;
+use crate::config::source::Shown;
+use crate::error::Failure;
+use crate::executor::locate::{self, Located};
+use crate::executor::watchdog::Limits;
+use crate::executor::worker::Restart;
+use crate::executor::{Executor, RunDone, StartRequest};
+use crate::model::Secret;
+use crate::state::credentials::{self, Stored};
+use crate::sys::Dispositions;
+
+/// Settings, device config and stored credentials of a start.
+pub struct Prepared {
+    pub settings: Settings,
+    pub device: DeviceConfig,
+    pub(super) stored: Option<Stored>,
+    /// Every setting with its origin, secrets masked.
+    pub shown: Vec<Shown>,
+}
+
+impl Prepared {
+    /// The QPU of the stored credentials.
+    pub fn qpu_id(&self) -> Option<&str> {
+        self.stored.as_ref()?.config.qpu_id.as_deref()
+    }
+}
+
+/// Reads everything that a start is told.
+///
+/// # Errors
+/// When a setting, the device config or a state file can't be used.
+pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
+    let dirs = load::dirs(around)?;
+    let stored = credentials::load(&dirs.credentials)?;
+    let flag = flags.get("CODA_NODE_TOKEN").map(String::as_str).filter(|t| !t.is_empty());
+    let token = flag.or_else(|| around.ours("CODA_NODE_TOKEN")).map(Secret::new);
+    let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
+    let (settings, shown) = load::settings(around, flags, dirs, known)?;
+    let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
+    let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
+    for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
+        tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
+    }
+    if let Some(key) = &device.misspelt {
+        let path = device.path.display();
+        tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
+    }
+    Ok(Prepared { settings, device, stored, shown })
+}
+
+/// Finds the plugin that the settings name.
+///
+/// # Errors
+/// When there is none, or several.
+pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> Result<Located, Failure> {
+    let binary = std::env::current_exe().ok();
+    let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
+    let config = (!device.path.as_os_str().is_empty())
+        .then_some((device.path.as_path(), device.executor_factory.as_deref()));
+    let request = locate::Request {
+        environment: settings.executor.factory.as_deref(),
+        device_config: config,
+        dirs: &dirs,
+        cwd,
+    };
+    Ok(Located { pinned: settings.executor.sha256.clone(), ..locate::locate(&request)? })
+}
+
+/// Loads the plugin and makes its executor.
+///
+/// # Errors
+/// Whatever keeps it from being usable.
+pub async fn start_executor(
+    settings: &Settings,
+    device: &DeviceConfig,
+    located: Located,
+    dispositions: Arc<Dispositions>,
+) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
+    let (done, answers) = mpsc::unbounded_channel();
+    let request = executor_request(settings, device, located, dispositions);
+    Ok((Executor::start(request, done).await?, answers))
+}
+
+pub(super) fn executor_request(
+    settings: &Settings,
+    device: &DeviceConfig,
+    located: Located,
+    dispositions: Arc<Dispositions>,
+) -> StartRequest {
+    StartRequest {
+        located,
+        state_dir: settings.dirs.state.clone(),
+        config_path: device.path.clone(),
+        config_text: device.text.clone(),
+        native_gate_set: settings.identity.native_gate_set.clone(),
+        num_qubits: settings.identity.num_qubits,
+        control_timeout: settings.executor.control_timeout,
+        batch_max: settings.jobs.batch_max,
+        dispositions,
+        isolation: settings.executor.isolated.then_some(Restart {
+            backoff: settings.executor.restart_backoff,
+            backoff_max: settings.executor.restart_backoff_max,
+        }),
+        limits: Limits {
+            run: settings.executor.job_timeout,
+            grace: settings.executor.cancel_grace,
+            exit: settings.executor.stuck_exit,
+        },
+    }
+}

@@ -1,0 +1,68 @@
+//! Another library or device config while the host runs: `coda-host reload` and SIGHUP.
+//!
+//! Device config and plugin are looked up as at the start, and the executor is swapped between two runs. Redis, cloud
+//! and the service go on; what came of it is logged and shown in `/ready`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use super::{executor_request, locate_plugin};
+use crate::config::device::DeviceConfig;
+use crate::config::settings::Settings;
+use crate::error::Failure;
+use crate::executor::view::{Reloaded, View};
+use crate::sys::Dispositions;
+
+pub struct Reloads {
+    pub settings: Arc<Settings>,
+    pub cwd: PathBuf,
+    pub view: View,
+    pub dispositions: Arc<Dispositions>,
+    pub wanted: mpsc::UnboundedReceiver<()>,
+    pub report: watch::Sender<Reloaded>,
+}
+
+impl Reloads {
+    /// Serves one wish after the other.
+    pub async fn serve(mut self) {
+        while let Some(()) = self.wanted.recv().await {
+            // What came meanwhile is served by the same.
+            while self.wanted.try_recv().is_ok() {}
+            tracing::info!("reloading the device config and the plugin");
+            let (settings, cwd) = (self.settings.clone(), self.cwd.clone());
+            let (view, dispositions) = (self.view.clone(), self.dispositions.clone());
+            let swapping = tokio::task::spawn_blocking(move || swap(&settings, &cwd, &view, dispositions));
+            let (ok, message) = match swapping.await {
+                Ok(Ok(message)) => (true, message),
+                Ok(Err(failure)) => (false, failure.line()),
+                Err(e) => (false, format!("the reload ended badly; please report this as a bug: {e}")),
+            };
+            match ok {
+                true => tracing::info!("{message}"),
+                false => tracing::error!("not reloaded, the former executor stays: {message}"),
+            }
+            self.report.send_modify(|r| *r = Reloaded { count: r.count + 1, ok, message });
+        }
+        // Nobody can ask any more.
+        std::future::pending::<()>().await;
+    }
+}
+
+fn swap(
+    settings: &Settings,
+    cwd: &std::path::Path,
+    view: &View,
+    dispositions: Arc<Dispositions>,
+) -> Result<String, Failure> {
+    let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
+    let located = locate_plugin(settings, &device, cwd)?;
+    let request = executor_request(settings, &device, located, dispositions);
+    let now = view.swap(&request, settings.shutdown.drain)?;
+    let (info, d) = (&now.info, &now.device);
+    Ok(format!(
+        "reloaded: {} {} by {}, device {} with {} qubits",
+        info.name, info.version, info.vendor, d.name, d.num_qubits
+    ))
+}

@@ -1,0 +1,179 @@
+//! `coda-host plugin check`: every case in a child of its own, as lines, JSON or JUnit.
+
+use std::collections::HashMap;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use rand::Rng as _;
+
+use super::super::way::Out;
+use crate::app;
+use crate::check::{self, CASES, Case, Options, report, runner};
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+use crate::executor::elf;
+use crate::executor::locate::DEFAULT_ENTRY;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host plugin check ./libacme.so --device site/device.yaml
+  coda-host plugin check ./libacme.so --device site/device.yaml --tolerance 0.1 --quick    real hardware
+  coda-host plugin check ./libacme.so --only cancel --only batch
+  coda-host plugin check ./libacme.so --junit results.xml                                  in CI
+
+Exit status:
+  0 every case passed or was skipped   1 a case failed   2 nothing could be checked")]
+pub struct Args {
+    /// The library
+    #[arg(value_name = "FILE.so", value_hint = clap::ValueHint::FilePath, required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// The device config to check it with
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    device: Option<PathBuf>,
+    /// List the cases and what each is about
+    #[arg(long)]
+    list: bool,
+    /// Run only the cases whose name begins so (may be given several times)
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Fewer circuits and shots, for devices where a run is dear
+    #[arg(long)]
+    quick: bool,
+    /// Distance in total variation between counts and exact probabilities that is forgiven, beside what chance
+    /// allows: 0 for exact simulators, what its error rates explain for a real device
+    #[arg(long, value_name = "DISTANCE", default_value_t = 0.0)]
+    tolerance: f64,
+    /// Seed of the random circuits; drawn and printed when not given
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long one case may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    time_limit: u64,
+    /// The results as JSON
+    #[arg(long)]
+    json: bool,
+    /// Write the results to this file in the form that CI systems read
+    #[arg(long, value_name = "FILE.xml", value_hint = clap::ValueHint::FilePath)]
+    junit: Option<PathBuf>,
+}
+
+/// For the children.
+#[derive(Debug, clap::Args)]
+pub struct CaseArgs {
+    case: String,
+    order: PathBuf,
+    answer: PathBuf,
+}
+
+pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(around);
+    if args.list {
+        for case in CASES {
+            out.line(&format!("{:<22}{}", case.name, case.about))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen: Vec<&Case> = CASES
+        .iter()
+        .filter(|c| args.only.is_empty() || args.only.iter().any(|name| c.name.starts_with(name.as_str())))
+        .collect();
+    if chosen.is_empty() {
+        let known: Vec<&str> = CASES.iter().map(|c| c.name).collect();
+        let hint = format!("the cases are: {}", known.join(", "));
+        return Err(unusable(format!("no case is named '{}'", args.only.join("' or '")), Some(hint)));
+    }
+    if !(0.0..1.0).contains(&args.tolerance) {
+        return Err(unusable(format!("--tolerance is {}, expected 0 to 1", args.tolerance), None));
+    }
+    let scratch = tempfile::tempdir().map_err(|e| unusable(format!("no temporary directory: {e}"), None))?;
+    let options = options(&args, around, scratch.path())?;
+    let program =
+        std::env::current_exe().map_err(|e| unusable(format!("this program can't be found: {e}"), None))?;
+    if !args.json {
+        out.line(&format!("checking {} (seed {})", options.library.display(), options.seed))?;
+    }
+    let mut results = Vec::new();
+    for case in chosen {
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new_spinner().with_message(case.name),
+            false => ProgressBar::hidden(),
+        };
+        let result = runner::run(case, &options, &program, &mut || bar.tick())
+            .map_err(|e| unusable(format!("no process could be started for a case: {e}"), None))?;
+        bar.finish_and_clear();
+        if !args.json {
+            out.line(&report::line(&result))?;
+        }
+        results.push(result);
+    }
+    if let Some(path) = &args.junit {
+        std::fs::write(path, report::junit(&results, &options))
+            .map_err(|e| unusable(format!("{} can't be written: {e}", path.display()), None))?;
+    }
+    match args.json {
+        true => out.line(&report::json(&results, &options).to_string())?,
+        false => out.line(&report::summary(&results, &options))?,
+    }
+    let failed = results.iter().any(runner::CaseResult::is_failure);
+    Ok(if failed { ExitCode::from(exit::FAILURE) } else { ExitCode::SUCCESS })
+}
+
+fn options(args: &Args, around: &Surroundings, scratch: &Path) -> Result<Options, Failure> {
+    let file = args.file.as_ref().map(|f| around.cwd.join(f)).unwrap_or_default();
+    let library = file.canonicalize().map_err(|e| {
+        unusable(
+            format!("{} can't be read: {e}", file.display()),
+            Some("give the path of the plugin's library".into()),
+        )
+    })?;
+    let mut flags = HashMap::new();
+    if let Some(device) = &args.device {
+        flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
+    }
+    let prepared = app::prepare(around, flags)?;
+    let named = prepared
+        .device
+        .executor_factory
+        .as_deref()
+        .and_then(|f| f.rsplit_once(':'))
+        .map(|(_, entry)| entry.to_string());
+    // A file that is no plugin has none; the case about the descriptor says why.
+    let entries = elf::inspect(&library).map(|found| found.descriptor.entries).unwrap_or_default();
+    let usual = || match entries.iter().any(|e| e == DEFAULT_ENTRY) {
+        true => DEFAULT_ENTRY.to_string(),
+        false => entries.first().cloned().unwrap_or_else(|| DEFAULT_ENTRY.into()),
+    };
+    Ok(Options {
+        library,
+        entry: named.unwrap_or_else(usual),
+        config_path: prepared.device.path,
+        config_text: prepared.device.text,
+        native_gate_set: prepared.settings.identity.native_gate_set,
+        num_qubits: prepared.settings.identity.num_qubits,
+        state_dir: scratch.to_path_buf(),
+        quick: args.quick,
+        tolerance: args.tolerance,
+        seed: args.seed.unwrap_or_else(|| rand::rng().random_range(1..1_000_000)),
+        time_limit: Duration::from_secs(args.time_limit),
+    })
+}
+
+/// The child's side of one case.
+pub fn run_case(args: &CaseArgs) -> Result<ExitCode, Failure> {
+    let failed = |what: String| unusable(format!("this command is for `plugin check` itself: {what}"), None);
+    let case = check::case(&args.case).ok_or_else(|| failed(format!("no case '{}'", args.case)))?;
+    let order = std::fs::read(&args.order).map_err(|e| failed(e.to_string()))?;
+    let options: Options = serde_json::from_slice(&order).map_err(|e| failed(e.to_string()))?;
+    let verdict = check::run_here(case, &options);
+    let answer = serde_json::to_vec(&verdict).map_err(|e| failed(e.to_string()))?;
+    std::fs::write(&args.answer, answer).map_err(|e| failed(e.to_string()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unusable(message: String, hint: Option<String>) -> Failure {
+    Failure { code: "plugin-check", message, causes: Vec::new(), hint, exit: exit::CONFIG }
+}

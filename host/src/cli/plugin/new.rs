@@ -1,0 +1,236 @@
+//! `coda-host plugin new`: a plugin's project that builds offline against the SDK, and passes its tests as it is.
+//!
+//! The sources are those of the examples, under the new name: what is generated here is what is tested there.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::super::way::Out;
+use crate::config::load::Surroundings;
+use crate::error::{Failure, exit};
+
+macro_rules! example {
+    ($path:literal) => {
+        include_str!(concat!("../../../../plugins/", $path))
+    };
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Language {
+    Rust,
+    C,
+    Cpp,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  coda-host plugin new acme-qpu --lang rust
+  cd acme-qpu && cargo test && cargo build --release
+  coda-host plugin check target/release/libacme_qpu.so --device device.yaml
+
+  coda-host plugin new acme-qpu --lang cpp && make -C acme-qpu check")]
+pub struct Args {
+    /// The plugin's name: small letters, digits and dashes
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The language
+    #[arg(long, value_enum)]
+    lang: Language,
+    /// The SDK (CODA_SDK; share/coda-host/sdk beside this program when it is there)
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    sdk: Option<PathBuf>,
+}
+
+/// A file of the project: its path and what is in it.
+type Content = (&'static str, String);
+
+pub fn run(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if !args.name.starts_with(|c: char| c.is_ascii_lowercase())
+        || !args.name.chars().all(good)
+        || args.name.len() > 48
+    {
+        return Err(unusable(
+            format!("'{}' can't be a plugin's name", args.name),
+            "small letters, digits and dashes, the first a letter",
+        ));
+    }
+    let sdk = sdk(args, around)?;
+    let dir = around.cwd.join(&args.name);
+    if dir.exists() {
+        return Err(unusable(
+            format!("{} exists already", dir.display()),
+            "choose another name, or remove it",
+        ));
+    }
+    let files = match args.lang {
+        Language::Rust => rust(&args.name, &sdk),
+        Language::C => foreign(&args.name, &sdk, "c"),
+        Language::Cpp => foreign(&args.name, &sdk, "cpp"),
+    };
+    for (path, content) in files {
+        let path = dir.join(path);
+        let written = path
+            .parent()
+            .map_or(Ok(()), std::fs::create_dir_all)
+            .and_then(|()| std::fs::write(&path, content));
+        written.map_err(|e| {
+            unusable(format!("{} can't be written: {e}", path.display()), "check space and permissions")
+        })?;
+    }
+    let mut out = Out::new(around);
+    let (build, library) = match args.lang {
+        Language::Rust => (
+            "cargo test && cargo build --release",
+            format!("target/release/lib{}.so", args.name.replace('-', "_")),
+        ),
+        _ => ("make", format!("lib{}.so", args.name)),
+    };
+    out.line(&format!("{} is there; next:", dir.display()))?;
+    out.line(&format!("  cd {} && {build}", args.name))?;
+    out.line(&format!("  coda-host plugin check {library} --device device.yaml"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sdk(args: &Args, around: &Surroundings) -> Result<PathBuf, Failure> {
+    let named =
+        args.sdk.clone().or_else(|| around.ours("CODA_SDK").map(PathBuf::from)).map(|p| around.cwd.join(p));
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|exe| Some(exe.parent()?.parent()?.join("share/coda-host/sdk")));
+    let usual =
+        [beside, Some("/usr/share/coda-host/sdk".into()), Some("/usr/local/share/coda-host/sdk".into())];
+    let is_sdk = |p: &PathBuf| p.join("include/coda_executor.h").is_file();
+    let found = match &named {
+        Some(named) => Some(named.clone()).filter(is_sdk),
+        None => usual.into_iter().flatten().find(is_sdk),
+    };
+    found.ok_or_else(|| {
+        let what =
+            named.map_or("the SDK is not installed".to_string(), |n| format!("{} is no SDK", n.display()));
+        unusable(what, "run 'make install' (or 'make sdk' and --sdk target/sdk) in coda-host's source")
+    })
+}
+
+/// `acme-qpu` as a name of a type.
+fn pascal(name: &str) -> String {
+    let part = |p: &str| p[..1].to_ascii_uppercase() + &p[1..];
+    name.split('-').filter(|p| !p.is_empty()).map(part).collect()
+}
+
+fn common(name: &str, lang: &str, library: &str, build: &str) -> Vec<Content> {
+    let config = format!(
+        "# The device config of {name}. The first key is coda-host's, the others are the plugin's.\n\
+         executor_factory: ./{library}\nhost: 127.0.0.1\nport: 5555\nshot_us: 200\n"
+    );
+    let readme = format!(
+        "# {name}\n\nA plugin for coda-host in {lang}: drives one QPU. As generated it simulates up to ten qubits; replace \
+         what stands for the hardware\nby your control stack, and set the kind to hardware.\n\n\
+         ```\n{build}\ncoda-host plugin check {library} --device device.yaml          # every case, each in its own process\n\
+         coda-host run circuit.json --device device.yaml --shots 1000   # one circuit\n\
+         coda-host dev --device device.yaml --demo                      # a private cloud on this machine\n```\n\n\
+         The interface's reference, and a tutorial: docs/plugins.md of coda-host.\n"
+    );
+    let ci = format!(
+        "# Builds and checks the plugin; needs coda-host with its SDK on the runner.\nname: ci\non: [push, pull_request]\n\
+         jobs:\n  plugin:\n    runs-on: ubuntu-latest\n    steps:\n      - uses: actions/checkout@v4\n      \
+         - run: {build}\n      - run: coda-host plugin check {library} --device device.yaml --junit results.xml\n"
+    );
+    vec![("device.yaml", config), ("README.md", readme), (".github/workflows/ci.yml", ci)]
+}
+
+fn rust(name: &str, sdk: &Path) -> Vec<Content> {
+    let (lib, sdk) = (name.replace('-', "_"), sdk.display());
+    let renamed = |text: &str| {
+        text.replace("libcoda_example_rust.so", &format!("lib{lib}.so"))
+            .replace("coda_example_rust", &lib)
+            .replace("acme-example", name)
+            .replace(" The same device in C and C++: `example-c`, `example-cpp`.", "")
+            .replace(
+                "//! Example of a vendor's plugin: the control stack of an imaginary \"Acme\" device",
+                "//! The plugin: the control stack of a device",
+            )
+            .replace("Copy it, replace `device`", "Replace `device`")
+            .replace("\"Acme\"", &format!("\"{}\"", pascal(name)))
+            .replace("Acme", &pascal(name))
+    };
+    let manifest = format!(
+        "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\npublish = false\n\n\
+         [lib]\nname = \"{lib}\"\ncrate-type = [\"cdylib\", \"rlib\"]\n\n\
+         [dependencies]\ncoda-plugin-abi = {{ path = \"{sdk}/coda-plugin-abi\" }}\nschemars = \"1\"\n\
+         serde = {{ version = \"1\", features = [\"derive\"] }}\n\n\
+         [dev-dependencies]\ncoda-plugin-abi = {{ path = \"{sdk}/coda-plugin-abi\", features = [\"conformance\"] }}\n\n\
+         # A panic must unwind, so that it becomes an error of its job.\n[profile.release]\npanic = \"unwind\"\n\n[workspace]\n"
+    );
+    let config = format!(
+        "# Builds without a network, against the crates that come with the SDK.\n[source.crates-io]\nreplace-with = \"coda-sdk\"\n\n\
+         [source.coda-sdk]\ndirectory = \"{sdk}/vendor\"\n\n[net]\noffline = true\n"
+    );
+    let library = format!("target/release/lib{lib}.so");
+    let mut files = common(name, "Rust", &library, "cargo test && cargo build --release");
+    files.extend([
+        ("Cargo.toml", manifest),
+        (".cargo/config.toml", config),
+        (".gitignore", "/target\n/results.xml\n".into()),
+        ("src/lib.rs", renamed(example!("example-rust/src/lib.rs"))),
+        ("src/device.rs", example!("example-rust/src/device.rs").into()),
+        ("tests/example.rs", renamed(example!("example-rust/tests/example.rs"))),
+    ]);
+    files
+}
+
+fn foreign(name: &str, sdk: &Path, ending: &'static str) -> Vec<Content> {
+    let (library, sdk) = (format!("lib{name}.so"), sdk.display());
+    let renamed = |text: &str| {
+        text.replace("acme-example-cpp", name)
+            .replace("acme-example-c", name)
+            .replace("acme-example", name)
+            .replace("../example-c/toy_device.h", "toy_device.h")
+            .replace("libacme.so", &library)
+            .replace(" The same device in Rust and C++:\n * example-rust, example-cpp.", "")
+            .replace("\"Acme\"", &format!("\"{}\"", pascal(name)))
+    };
+    let (lang, compiler, standard, source, text) = match ending {
+        "c" => ("C", "$(CC)", "-std=c99", "plugin.c", renamed(example!("example-c/acme.c"))),
+        _ => ("C++", "$(CXX)", "-std=c++17", "plugin.cpp", renamed(example!("example-cpp/acme.cpp"))),
+    };
+    let makefile = format!(
+        "# Builds the plugin against coda-host's SDK; `make check` has coda-host check it.\nSDK ?= {sdk}\n\
+         CFLAGS ?= -O2 -g -Wall -Wextra\nCXXFLAGS ?= $(CFLAGS)\n\n{library}: {source} toy_device.h\n\
+         \t{compiler} {standard} $({}) -shared -fPIC -fvisibility=hidden -I$(SDK)/include -o $@ {source} -lm -lpthread\n\n\
+         .PHONY: check clean\ncheck: {library}\n\tcoda-host plugin check {library} --device device.yaml\n\nclean:\n\trm -f {library}\n",
+        if ending == "c" { "CFLAGS" } else { "CXXFLAGS" }
+    );
+    let mut files = common(name, lang, &library, "make");
+    files.extend([
+        ("Makefile", makefile),
+        (".gitignore", "*.so\n/results.xml\n".into()),
+        (source, text),
+        ("toy_device.h", example!("example-c/toy_device.h").into()),
+    ]);
+    files
+}
+
+fn unusable(message: String, hint: &str) -> Failure {
+    Failure { code: "plugin-new", message, causes: Vec::new(), hint: Some(hint.into()), exit: exit::CONFIG }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_the_example_is_left_in_a_project() {
+        let sdk = Path::new("/sdk");
+        for files in [rust("my-qpu", sdk), foreign("my-qpu", sdk, "c"), foreign("my-qpu", sdk, "cpp")] {
+            assert!(files.len() >= 7);
+            for (path, content) in files {
+                let left = ["coda_example", "acme-example", "\"Acme\"", "example-c", "example-rust"];
+                let found: Vec<_> = left.iter().filter(|l| content.contains(**l)).collect();
+                assert!(found.is_empty(), "{path} still has {found:?}");
+            }
+        }
+        assert_eq!(pascal("my-qpu-2"), "MyQpu2");
+    }
+}

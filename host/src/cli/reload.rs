@@ -1,0 +1,67 @@
+//! `coda-host reload`: has the running host take a new library or device config, and tells what came of it.
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{failed, status};
+use crate::app;
+use crate::config::load::Surroundings;
+use crate::daemon::place;
+use crate::error::{Failure, exit};
+
+/// Beyond what runs may take to end: for the plugin's end and new start.
+const GRACE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(50);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The device config is read again, and the plugin that it names is checked in a process of its own. Then, between two
+runs, the former executor is shut down and the new one created; jobs, Redis and the cloud notice nothing. If the new
+one can't be created the former one is created again. Needs CODA_EXECUTOR_ISOLATION=process. SIGHUP does the same.
+
+Exit status: 0 reloaded, 1 not reloaded (the former executor stays) or nothing running.
+
+Example:
+  mv libacme.so.new /usr/lib/coda-host/libacme.so && coda-host reload")]
+pub struct Args {}
+
+pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(around, HashMap::new())?;
+    let state = &prepared.settings.dirs.state;
+    let holder = place::holder(state)?;
+    let Some((holder, address)) = holder.and_then(|h| h.address.clone().map(|a| (h, a))) else {
+        eprintln!("no coda-host is up with {}", state.display());
+        return Ok(ExitCode::from(exit::FAILURE));
+    };
+    let runtime = super::runtime()?;
+    let ask = || runtime.block_on(status::ask(&address));
+    let count = |ready: &Value| ready["reloads"]["count"].as_u64().unwrap_or(0);
+    let before = count(&ask()?);
+    holder.signal(libc::SIGHUP).map_err(|e| Failure {
+        hint: Some("run this as the user who started it".into()),
+        ..failed("reload", &format!("process {} can't be signalled", holder.pid), &e)
+    })?;
+    let (start, limit) = (Instant::now(), prepared.settings.shutdown.drain + GRACE);
+    while start.elapsed() < limit {
+        let ready = ask()?;
+        if count(&ready) > before {
+            let message = ready["reloads"]["message"].as_str().unwrap_or_default();
+            return Ok(match ready["reloads"]["ok"] == true {
+                true => {
+                    println!("{message}");
+                    ExitCode::SUCCESS
+                }
+                false => {
+                    eprintln!("not reloaded, the former executor stays: {message}");
+                    ExitCode::from(exit::FAILURE)
+                }
+            });
+        }
+        std::thread::sleep(LOOK);
+    }
+    eprintln!("no answer within {limit:?}; see the log of process {}", holder.pid);
+    Ok(ExitCode::from(exit::FAILURE))
+}

@@ -1,0 +1,99 @@
+//! A plugin with an executor in it, in this process or in one of its own: the same calls either way.
+//!
+//! Which call may come from which thread: `plugin-abi/src/module.rs`.
+
+use std::sync::Arc;
+
+use coda_plugin_abi::{Amplitude, Error};
+
+use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, DeviceReply, Instance};
+use super::worker::{Remote, Trouble};
+
+#[derive(Clone)]
+pub(super) enum Plugin {
+    Direct(Instance),
+    Remote(Arc<Remote>),
+}
+
+impl Plugin {
+    /// Waits until calls can be made; false when they never will be.
+    pub fn wait_up(&self) -> bool {
+        match self {
+            Plugin::Direct(_) => true,
+            Plugin::Remote(remote) => remote.wait_up(),
+        }
+    }
+
+    /// Nobody waits for it to come back any more.
+    pub fn leave(&self) {
+        if let Plugin::Remote(remote) = self {
+            remote.leave();
+        }
+    }
+
+    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Answer {
+        match self {
+            Plugin::Direct(instance) => instance.run(job),
+            Plugin::Remote(remote) => remote.run(slot, job),
+        }
+    }
+
+    pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> BatchAnswers {
+        match self {
+            Plugin::Direct(instance) => instance.batch_run(jobs),
+            Plugin::Remote(remote) => remote.batch_run(slot, jobs),
+        }
+    }
+
+    /// # Errors
+    /// The plugin's.
+    pub fn evolve_state(&self, slot: usize, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
+        match self {
+            Plugin::Direct(instance) => instance.evolve_state(call),
+            Plugin::Remote(remote) => remote.evolve_state(slot, call),
+        }
+    }
+
+    /// # Errors
+    /// The plugin's.
+    pub fn device(&self) -> Result<DeviceReply, Error> {
+        match self {
+            Plugin::Direct(instance) => instance.device(),
+            Plugin::Remote(remote) => Ok(remote.described()),
+        }
+    }
+
+    pub fn cancel(&self, job_id: &str) -> Option<Error> {
+        match self {
+            Plugin::Direct(instance) => instance.cancel(job_id),
+            Plugin::Remote(remote) => remote.cancel(job_id),
+        }
+    }
+
+    pub fn shutdown(&self) -> Option<Error> {
+        match self {
+            Plugin::Direct(instance) => instance.shutdown(),
+            Plugin::Remote(remote) => remote.shutdown(),
+        }
+    }
+
+    /// After every other call has returned; no clone may be used afterwards.
+    pub fn destroy(&self) -> Option<Error> {
+        match self {
+            Plugin::Direct(instance) => instance.destroy(),
+            Plugin::Remote(remote) => remote.destroy(),
+        }
+    }
+
+    /// The process of its own, when it has one.
+    pub fn remote(&self) -> Option<&Arc<Remote>> {
+        match self {
+            Plugin::Direct(_) => None,
+            Plugin::Remote(remote) => Some(remote),
+        }
+    }
+
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.remote().and_then(|r| r.trouble())
+    }
+}

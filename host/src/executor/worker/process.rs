@@ -1,0 +1,289 @@
+//! One process of a plugin: its sockets, its output, its end.
+//!
+//! Every wait on a socket ends when the process does: whoever waits for its end shuts the sockets down.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use coda_plugin_abi::{Error, ErrorCode, Stage};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::super::ffi::{Common, DeviceReply};
+use super::super::turn::lock;
+use super::super::wire::{MAX_FRAME, Reader, Writer};
+use super::child::Order;
+use super::{MAX_SLOTS, Made, MakeError, Spec, kind};
+use crate::sys;
+
+/// Longest line of output that is logged in one piece.
+const MAX_LINE: u64 = 8 << 10;
+/// How long a process may take to end once its executor is destroyed.
+const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long the news of a death may take after the sockets have told of it.
+const NEWS_LIMIT: Duration = Duration::from_secs(5);
+
+/// Told of a job's progress.
+pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
+
+pub struct Process {
+    held: Option<sys::Process>,
+    control: Mutex<UnixStream>,
+    slots: Vec<Mutex<UnixStream>>,
+    ends: Vec<UnixStream>,
+    end: Mutex<End>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct End {
+    /// How it ended, once it has.
+    how: Option<String>,
+    /// Why it was killed, when the host did it.
+    killed: Option<String>,
+}
+
+impl Process {
+    /// Starts a process with nothing in it yet. How it ended comes on the channel.
+    pub fn start(
+        plugin: &str,
+        common: Arc<Common>,
+        progress: Arc<OnProgress>,
+    ) -> io::Result<(Arc<Process>, Receiver<String>)> {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..MAX_SLOTS + 2 {
+            let (a, b) = UnixStream::pair()?;
+            ours.push(a);
+            theirs.push(OwnedFd::from(b));
+        }
+        // This very program, also when its file has been replaced meanwhile: both ends must be of one version.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("coda-host");
+        command.args(["executor-worker", plugin]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = sys::spawn_worker(command, theirs)?;
+        let held = sys::Process::open(child.id()).ok().flatten();
+        let ends = ours.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
+        let mut ours = ours.into_iter();
+        let missing = || io::Error::other("a socket is missing");
+        let (control, events) = (ours.next().ok_or_else(missing)?, ours.next().ok_or_else(missing)?);
+        for (stream, level, name) in [
+            (child.stdout.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 3, "stdout"),
+            (child.stderr.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 2, "stderr"),
+        ] {
+            let Some(stream) = stream else { continue };
+            let common = common.clone();
+            thread(format!("exec-{name}"), move || pump(stream, &common, level, name))?;
+        }
+        thread("exec-events".into(), move || listen(events, &common, &*progress))?;
+        let process = Arc::new(Process {
+            held,
+            control: Mutex::new(control),
+            slots: ours.map(Mutex::new).collect(),
+            ends,
+            end: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        let (tell, told) = channel();
+        let watched = process.clone();
+        thread("exec-wait".into(), move || {
+            let how = watched.wait(child);
+            // Nobody listens for a process that was only tried.
+            tell.send(how).ok();
+        })?;
+        Ok((process, told))
+    }
+
+    /// Waits for its end, then wakes everyone who waits for it.
+    fn wait(&self, mut child: Child) -> String {
+        let status = child.wait();
+        let mut end = lock(&self.end);
+        let how = match (&end.killed, status) {
+            (Some(why), _) => format!("was killed: {why}"),
+            (None, Ok(status)) => told(status),
+            (None, Err(e)) => format!("ended, nobody knows how: {e}"),
+        };
+        end.how = Some(how.clone());
+        drop(end);
+        self.ended.notify_all();
+        for socket in &self.ends {
+            // It may be closed already.
+            socket.shutdown(std::net::Shutdown::Both).ok();
+        }
+        how
+    }
+
+    /// Makes the executor of the spec, or only checks it.
+    pub fn make(&self, spec: &Spec) -> Result<(DeviceReply, Vec<String>), MakeError> {
+        let frame = json(spec).ok_or_else(|| MakeError::Process("the device config is too long".into()))?;
+        let body = self.call(0, &frame).map_err(|e| MakeError::Process(e.text))?;
+        match from_json(&body) {
+            Ok(Made::Done { device, secrets }) => Ok((device, secrets)),
+            Ok(Made::Open(e)) => Err(MakeError::Open(e)),
+            Ok(Made::Config(text)) => Err(MakeError::Config(text)),
+            Ok(Made::Create(e)) => Err(MakeError::Create(e)),
+            Ok(Made::Describe(e)) => Err(MakeError::Describe(e)),
+            Err(e) => Err(MakeError::Process(e.to_string())),
+        }
+    }
+
+    /// Sends a frame to a slot and waits for the answer's body.
+    ///
+    /// # Errors
+    /// How the process ended meanwhile.
+    pub fn call(&self, slot: usize, frame: &[u8]) -> Result<Vec<u8>, Error> {
+        let no_slot = || Error::new(ErrorCode::Other, format!("there is no slot {slot}"));
+        let mut socket = lock(self.slots.get(slot).ok_or_else(no_slot)?);
+        let answer = socket.write_all(frame).and_then(|()| read_frame(&mut socket));
+        answer.map(|(_, body)| body).map_err(|_| self.death(Stage::Run))
+    }
+
+    /// One control call.
+    ///
+    /// # Errors
+    /// How the process ended meanwhile.
+    pub fn control(&self, order: &Order) -> Result<Option<Error>, Error> {
+        let mut socket = lock(&self.control);
+        let frame = json(order).unwrap_or_default();
+        let answer = socket.write_all(&frame).and_then(|()| read_frame(&mut socket));
+        let (_, body) = answer.map_err(|_| self.death(Stage::Cancel))?;
+        from_json(&body).map_err(|e| Error::new(ErrorCode::Contract, e.to_string()))
+    }
+
+    /// Destroys the executor; the process ends by itself, or is ended.
+    pub fn destroy(&self) -> Option<Error> {
+        let frame = Writer::new(kind::DESTROY).finish().unwrap_or_default();
+        let error = match self.call(0, &frame) {
+            Ok(body) => {
+                from_json(&body).unwrap_or_else(|e| Some(Error::new(ErrorCode::Contract, e.to_string())))
+            }
+            Err(error) => Some(error),
+        };
+        if !self.wait_ended(END_LIMIT) {
+            self.kill("it did not end after destroy");
+        }
+        error
+    }
+
+    pub fn has_ended(&self) -> bool {
+        lock(&self.end).how.is_some()
+    }
+
+    fn wait_ended(&self, limit: Duration) -> bool {
+        let end = lock(&self.end);
+        let waited = self.ended.wait_timeout_while(end, limit, |e| e.how.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.how.is_some()
+    }
+
+    /// Ends it at once.
+    pub fn kill(&self, why: &str) {
+        let mut end = lock(&self.end);
+        if end.how.is_some() {
+            return;
+        }
+        end.killed.get_or_insert_with(|| why.to_string());
+        drop(end);
+        if let Some(Err(error)) = self.held.as_ref().map(|p| p.signal(libc::SIGKILL)) {
+            tracing::error!(%error, "the plugin's process can't be killed");
+        }
+    }
+
+    /// The error of a call that the process did not outlive.
+    fn death(&self, stage: Stage) -> Error {
+        self.wait_ended(NEWS_LIMIT);
+        let end = lock(&self.end);
+        let how = end.how.clone().unwrap_or_else(|| "broke off the connection".into());
+        // Killed by the host: for taking too long.
+        let code = if end.killed.is_some() { ErrorCode::Timeout } else { ErrorCode::Panic };
+        Error::new(code, format!("the plugin's process {how}")).at(stage)
+    }
+}
+
+fn told(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("died of {}", sys::signal_name(signal)),
+        (None, Some(code)) => format!("ended by itself with status {code}"),
+        (None, None) => "ended".into(),
+    }
+}
+
+fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name).spawn(body).map(drop)
+}
+
+/// Logs what the plugin prints.
+fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &str) {
+    let mut lines = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        match (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                let text = String::from_utf8_lossy(&line);
+                if !text.trim().is_empty() {
+                    common.log(level, "", format!("{name}: {}", text.trim_end()));
+                }
+            }
+        }
+    }
+}
+
+/// Takes log lines, progress and gauges until the process ends.
+fn listen(mut events: UnixStream, common: &Common, progress: &OnProgress) {
+    while let Ok((kind, body)) = read_frame(&mut events) {
+        let mut r = Reader::new(&body);
+        let taken = match kind {
+            kind::LOG => (|| {
+                let (level, job_id) = (r.u32()?, r.text()?);
+                common.log(level, job_id, r.text()?.to_string());
+                Ok(())
+            })(),
+            kind::PROGRESS => (|| {
+                progress(r.text()?, r.u64()?, r.u64()?);
+                Ok(())
+            })(),
+            kind::GAUGE => (|| {
+                common.gauge(r.text()?, r.f64()?);
+                Ok(())
+            })(),
+            _ => Err(super::super::wire::Garbled),
+        };
+        if taken.is_err() {
+            tracing::error!("the plugin's process sent an event that can't be read; no more are taken");
+            return;
+        }
+    }
+}
+
+/// Kind and body of the next frame.
+pub fn read_frame(socket: &mut UnixStream) -> io::Result<(u8, Vec<u8>)> {
+    let mut head = [0; 5];
+    socket.read_exact(&mut head)?;
+    let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    if len == 0 || len > MAX_FRAME {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut body = vec![0; len - 1];
+    socket.read_exact(&mut body)?;
+    Ok((head[4], body))
+}
+
+/// A frame of JSON; `None` when it is too long.
+pub fn json(value: &impl Serialize) -> Option<Vec<u8>> {
+    let mut frame = Writer::new(kind::JSON);
+    frame.text(&serde_json::to_string(value).ok()?);
+    frame.finish()
+}
+
+/// # Errors
+/// When the frame isn't what it should be.
+pub fn from_json<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
+    let text = Reader::new(body).text().map_err(io::Error::other)?;
+    serde_json::from_str(text).map_err(io::Error::other)
+}

@@ -1,0 +1,92 @@
+//! What a `run` costs beside the plugin's own work: each door, in the host's process and in one of its own.
+//!
+//! Plugins that measure zeros at once, so that the time of a run is the way to the plugin and back. The executor is
+//! driven as the host drives it; what is measured is the time that it reports for a run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
+use coda_host::executor::watchdog::Limits;
+use coda_host::executor::worker::Restart;
+use coda_host::executor::{Executor, JobContext, RunDone, RunJob, StartRequest};
+use coda_host::sys::Dispositions;
+use coda_host_tests::artifacts::library;
+use coda_plugin_abi::{Gate, GateKind, Program, Target};
+use tokio::sync::mpsc::unbounded_channel;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Prints microseconds per run, p50 and p99, for 20 and for 10,000 gates.
+pub async fn overheads(runs: usize) {
+    for (door, name, config) in [("Rust", "coda_simulator", "mode: noop"), ("C", "coda_faulty_cpp", "")] {
+        for isolated in [false, true] {
+            for gates in [20, 10_000] {
+                let mut micros = measure(name, config, isolated, gates, runs).await;
+                micros.sort_by(f64::total_cmp);
+                let place = if isolated { "process of its own" } else { "host's process" };
+                let at = |p| super::number(super::percentile(&micros, p));
+                println!(
+                    "  run, {door:<4} door, {place:<18} {gates:>6} gates: p50 {} us, p99 {} us",
+                    at(0.5),
+                    at(0.99)
+                );
+            }
+        }
+    }
+}
+
+async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: usize) -> Vec<f64> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (done, mut answers) = unbounded_channel();
+    let restart = Restart { backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(1) };
+    let request = StartRequest {
+        located: Located {
+            path: library(name),
+            entry: DEFAULT_ENTRY.into(),
+            source: Source::Environment,
+            pinned: None,
+        },
+        state_dir: dir.path().to_path_buf(),
+        config_path: PathBuf::new(),
+        config_text: config.into(),
+        native_gate_set: "cz".into(),
+        num_qubits: 50,
+        control_timeout: LIMIT,
+        batch_max: 1,
+        dispositions: Arc::new(Dispositions::capture()),
+        isolation: isolated.then_some(restart),
+        limits: Limits { run: None, grace: LIMIT, exit: false },
+    };
+    let executor = Executor::start(request, done).await.expect("the plugin starts");
+    let gate = |i: usize| Gate::one(GateKind::Rx, (i % 50) as u16, 0.1 + i as f64);
+    let program = Program::new(Target::Cz, 50, (0..gates).map(gate).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    let program = Arc::new(program.expect("a legal circuit"));
+    let mut micros = Vec::with_capacity(runs);
+    for ticket in 0..(runs + runs / 10) as u64 {
+        executor.submit(vec![RunJob {
+            ticket,
+            message_id: None,
+            job_id: "J".into(),
+            program: program.clone(),
+            shots: 100,
+            context: Arc::new(JobContext::new("bench".into(), "J".into())),
+        }]);
+        loop {
+            match answers.recv().await.expect("the slot thread lives") {
+                RunDone::Job { answer, run_time, .. } => {
+                    answer.expect("counts");
+                    // The first ones warm up.
+                    if ticket as usize >= runs / 10 {
+                        micros.push(run_time.as_secs_f64() * 1e6);
+                    }
+                    break;
+                }
+                RunDone::Started { .. } => {}
+            }
+        }
+    }
+    executor.shutdown(LIMIT).await;
+    micros
+}

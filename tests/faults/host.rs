@@ -1,0 +1,86 @@
+//! The host killed and stopped, messages delivered twice, cancels at every moment.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use coda_host_tests::load::Load;
+use coda_host_tests::{Exit, LIMIT, Plan, example, holds};
+
+use crate::{Row, Scale};
+
+fn plan(load: &Load, run_ms: u32) -> Plan {
+    // A job may be in the plugin at several kills in a row.
+    Plan::faulty(&format!("run_ms: {run_ms}\n{}", load.device())).env("CODA_MAX_DEATHS", "1000")
+}
+
+/// Moments below a number of milliseconds, different in each run of the program.
+fn moment(below: u64) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::from(d.subsec_nanos()));
+    Duration::from_micros(now / 1000 % (below * 1000))
+}
+
+pub async fn killed(scale: Scale) -> Row {
+    let mut load = Load::new();
+    let mut bed = plan(&load, 5).start().await;
+    for _ in 0..scale.times(20, 5) {
+        load.send_for(&bed, 50.0, Duration::from_millis(300)).await;
+        tokio::time::sleep(moment(60)).await;
+        bed.kill();
+        bed.start().await;
+    }
+    Ok(load.settle(&bed, LIMIT).await)
+}
+
+pub async fn stopped(scale: Scale) -> Row {
+    let mut load = Load::new();
+    let mut bed = plan(&load, 20).start().await;
+    for _ in 0..scale.times(20, 5) {
+        load.send_all(&bed, 10).await;
+        tokio::time::sleep(moment(60)).await;
+        assert_eq!(bed.stop().await, Exit::Code(0));
+        bed.start().await;
+    }
+    Ok(load.settle(&bed, LIMIT).await)
+}
+
+/// Each job's message is on the stream three times.
+pub async fn duplicates(scale: Scale) -> Row {
+    let mut load = Load::new();
+    let bed = plan(&load, 5).start().await;
+    for _ in 0..scale.times(100, 20) {
+        let id = load.send(&bed).await;
+        for _ in 0..2 {
+            bed.submit(&id, &example(), 10).await;
+        }
+    }
+    Ok(load.settle(&bed, LIMIT).await)
+}
+
+pub async fn cancels(scale: Scale) -> Row {
+    let mut load = Load::new();
+    let bed = plan(&load, 100).start().await;
+    for _ in 0..scale.times(25, 3) {
+        // Waiting behind another one.
+        let first = load.send(&bed).await;
+        let waiting = load.send(&bed).await;
+        bed.wait_state(&first, "executing").await;
+        bed.request_cancel(&waiting).await;
+        // In the plugin.
+        bed.request_cancel(&first).await;
+        bed.wait_state(&first, "cancelled").await;
+        bed.wait_state(&waiting, "cancelled").await;
+        // Somewhere about the end: one outcome, whichever.
+        let ending = load.send(&bed).await;
+        bed.wait_state(&ending, "executing").await;
+        tokio::time::sleep(Duration::from_millis(90) + moment(20)).await;
+        bed.request_cancel(&ending).await;
+        holds("it has one end", async || matches!(&*bed.state(&ending).await, "completed" | "cancelled"))
+            .await;
+        // Too late.
+        let after = load.send(&bed).await;
+        bed.delivered(&after).await;
+        bed.request_cancel(&after).await;
+    }
+    let tally = load.settle(&bed, LIMIT).await;
+    assert_eq!(tally.delivered + tally.cancelled, tally.submitted, "each has one end: {tally:?}");
+    Ok(tally)
+}

@@ -1,0 +1,396 @@
+//! Plugins in processes of their own: their deaths, their ends in time, their replacement; and what they tell.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use coda_host_tests::artifacts::library;
+use coda_host_tests::{Bed, Exit, Plan, eventually, example, holds};
+use serde_json::json;
+
+fn isolated(keys: &str) -> Plan {
+    quick(Plan::faulty(keys))
+}
+
+fn quick(plan: Plan) -> Plan {
+    plan.env("CODA_EXECUTOR_ISOLATION", "process")
+        .env("CODA_EXECUTOR_RESTART_BACKOFF_SEC", "0.02")
+        .env("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", "0.2")
+}
+
+/// Processes whose parent is this one.
+fn children(pid: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let parent =
+            stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
+        if parent == Some(pid) {
+            found.push(child);
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_run_in_a_process_of_the_plugin_as_they_do_in_the_host() {
+    let mut bed = quick(Plan::simulator("batch: true\nslots: 2\nseed: 3")).start().await;
+    let pid = bed.host().pid();
+    assert_eq!(children(pid).len(), 1, "one process for the plugin");
+    for n in 0..20 {
+        bed.submit(&format!("J{n}"), &example(), 50).await;
+    }
+    for n in 0..20 {
+        assert_eq!(bed.delivered(&format!("J{n}")).await["counts"], json!({ "10": 50 }));
+    }
+    let plugin = children(pid)[0];
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    holds("the plugin's process has ended", async || !PathBuf::from(format!("/proc/{plugin}")).exists())
+        .await;
+    assert!(!bed.log().contains("process died"), "{}", bed.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_kills_the_plugin_costs_its_job_alone() {
+    for (fault, says) in [
+        ("segfault", "died of SIGSEGV (segmentation fault)"),
+        ("abort", "died of SIGABRT (abort)"),
+        ("exit", "ended by itself with status 3"),
+        ("stack_overflow", "died of SIGABRT"),
+    ] {
+        // `after` counts the runs of each process.
+        let mut bed = isolated(&format!("fault: {fault}\nwhen: run\nafter: 1")).start().await;
+        let pid = bed.host().pid();
+        bed.good_job_goes_through("before").await;
+        bed.submit("J1", &example(), 100).await;
+        let error = bed.failure("J1").await;
+        assert!(error.contains(says), "{fault}: {error}");
+        bed.good_job_goes_through("after").await;
+        bed.wait_nothing_pending().await;
+        assert_eq!(bed.host().pid(), pid);
+        assert_eq!(bed.get("/ready").await.0, 200);
+        assert_eq!(bed.stop().await, Exit::Code(0), "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_jobs_against_a_plugin_that_dies_on_one_run_in_ten() {
+    const JOBS: usize = 1000;
+    let mut bed = isolated("fault: segfault_sometimes\nwhen: run").start().await;
+    let pid = bed.host().pid();
+    for n in 0..JOBS {
+        bed.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    let (mut completed, mut failed) = (0, 0);
+    for n in 0..JOBS {
+        let id = format!("J{n}");
+        eventually(&format!("{id} is answered"), async || (bed.attempts(&id).1 > 0).then_some(())).await;
+        let body = bed.delivered(&id).await;
+        match body["status"].as_str() {
+            Some("completed") => completed += 1,
+            _ => {
+                let error = body["error"].as_str().unwrap_or_default();
+                assert!(error.contains("SIGSEGV"), "{id}: {body}");
+                failed += 1;
+            }
+        }
+        assert_eq!(bed.attempts(&id).1, 1, "{id} is delivered once");
+    }
+    bed.wait_nothing_pending().await;
+    assert_eq!(completed + failed, JOBS);
+    // One in ten: below 40 or above 180 would be no chance.
+    assert!((40..180).contains(&failed), "{failed} failed");
+    assert_eq!(bed.host().pid(), pid);
+    assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "the host is the one that was started");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_loop_is_shown_until_it_is_over() {
+    let bed = isolated("fault: segfault\nwhen: run").start().await;
+    for n in 0..3 {
+        let id = format!("J{n}");
+        bed.submit(&id, &example(), 10).await;
+        assert!(bed.failure(&id).await.contains("SIGSEGV"));
+    }
+    let reasons = eventually("/ready tells of it", async || {
+        let (status, ready) = bed.ready().await;
+        (status == 503).then(|| ready["reasons"].to_string())
+    })
+    .await;
+    assert!(reasons.contains("died 3 times in a row") && reasons.contains("SIGSEGV"), "{reasons}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_that_dies_while_it_is_created_is_refused_with_the_signal() {
+    for (device, says) in [
+        ("fault: segfault", "died of SIGSEGV"),
+        ("fault: exit", "ended by itself with status 3"),
+        ("fault: error_create", "out of calibration"),
+        ("surplus: 1", "surplus"),
+    ] {
+        let mut bed = isolated(device).lay().await;
+        bed.launch();
+        assert_eq!(bed.wait_exit().await, Exit::Code(3), "{}", bed.log());
+        assert!(bed.log().contains(says), "{device}: {}", bed.log());
+        assert!(bed.cloud.state().connects.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_plugin_dies_with_the_host_and_what_it_ran_runs_again() {
+    let mut bed = isolated("run_ms: 300").start().await;
+    let plugin = children(bed.host().pid())[0];
+    bed.submit("J1", &example(), 10).await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
+    bed.kill();
+    holds("the plugin's process is gone", async || !PathBuf::from(format!("/proc/{plugin}")).exists()).await;
+    bed.start().await;
+    assert_eq!(bed.delivered("J1").await["counts"], json!({ "00": 10 }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_plugin_prints_and_logs_is_in_the_log_with_its_name() {
+    let bed = isolated("fault: panic_run").start().await;
+    bed.submit("J1", &example(), 10).await;
+    assert!(bed.failure("J1").await.contains("panicked"));
+    bed.wait_log("stderr: thread '").await;
+    let bed = quick(Plan::device("executor_factory: coda_example_rust\nhost: lab\nport: 7")).start().await;
+    let log = bed.log();
+    let line = log.lines().find(|l| l.contains("connected to lab:7")).expect("the plugin's own line");
+    assert!(line.contains("coda-plugin-example-rust"), "{line}");
+}
+
+/// A run that goes on whatever it is told.
+const DEAF: &str = "fault: slow\nrun_ms: 600000";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_ignores_its_cancel_is_killed_after_the_grace() {
+    let bed = isolated(DEAF).env("CODA_CANCEL_GRACE_SEC", "0.2").start().await;
+    bed.submit("J1", &example(), 10).await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
+    bed.request_cancel("J1").await;
+    bed.wait_state("J1", "cancelled").await;
+    bed.wait_log("the run did not end; its process is killed").await;
+    bed.write_device("fault: none");
+    // The job after it is taken by the next process, which is as deaf: the device config is read at the start.
+    bed.wait_nothing_pending().await;
+    holds("no job is in the plugin", async || bed.ready().await.1["slots_busy"] == 0).await;
+    assert_eq!(bed.attempts("J1"), (0, 0), "no result of a cancelled job");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_beyond_the_time_limit_is_ended_and_fails_with_the_limit() {
+    // One that ends when it is asked to, in either place.
+    for plan in [Plan::faulty("run_ms: 600000"), isolated("run_ms: 600000")] {
+        let bed = plan.env("CODA_JOB_TIMEOUT_SEC", "0.2").start().await;
+        bed.submit("J1", &example(), 10).await;
+        let error = bed.failure("J1").await;
+        assert!(error.contains("took longer than 0.2 s"), "{error}");
+        bed.wait_nothing_pending().await;
+    }
+    // One that doesn't.
+    let bed =
+        isolated(DEAF).env("CODA_JOB_TIMEOUT_SEC", "0.2").env("CODA_CANCEL_GRACE_SEC", "0.2").start().await;
+    for id in ["J1", "J2"] {
+        bed.submit(id, &example(), 10).await;
+        let error = bed.failure(id).await;
+        assert!(error.contains("took longer than 0.2 s") && error.contains("was killed"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stuck_run_in_the_host_stops_the_claiming_and_ends_the_host_if_it_is_told_to() {
+    let stuck = |exit: &str| {
+        Plan::faulty(DEAF).env("CODA_CANCEL_GRACE_SEC", "0.2").env("CODA_EXECUTOR_STUCK_EXIT", exit)
+    };
+    let mut bed = stuck("0").start().await;
+    bed.submit("J1", &example(), 10).await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
+    bed.request_cancel("J1").await;
+    let reasons = eventually("/ready tells of it", async || {
+        let (status, ready) = bed.ready().await;
+        (status == 503).then(|| ready["reasons"].to_string())
+    })
+    .await;
+    assert!(reasons.contains("the executor is stuck in job J1"), "{reasons}");
+    bed.kill();
+
+    let mut bed = stuck("1").start().await;
+    bed.submit("J1", &example(), 10).await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
+    bed.request_cancel("J1").await;
+    assert_eq!(bed.wait_exit().await, Exit::Code(5), "{}", bed.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gauges_and_progress_are_shown() {
+    let acme = "executor_factory: coda_example_rust\nhost: lab\nport: 7";
+    for plan in [Plan::device(acme), quick(Plan::device(acme))] {
+        let bed = plan.start().await;
+        eventually("the gauge", async || {
+            let text = bed.get("/metrics").await.1;
+            text.contains("coda_plugin_fridge_kelvin{plugin=\"coda-plugin-example-rust\"} 0.012\n# EOF")
+                .then_some(())
+        })
+        .await;
+        // Long enough to be looked at.
+        bed.submit("J1", &example(), i32::MAX as u32).await;
+        let (done, total) = eventually("progress of the run", async || {
+            let ready = bed.ready().await.1;
+            Some((ready["progress"]["done"].as_u64()?, ready["progress"]["total"].as_u64()?))
+        })
+        .await;
+        assert!(done < total && total == u64::from(i32::MAX as u32), "{done} of {total}");
+        bed.request_cancel("J1").await;
+        bed.wait_state("J1", "cancelled").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_config_that_does_not_fit_the_schema_is_refused_with_line_and_key_and_secrets_stay_hidden() {
+    let start = async |device: &str, isolation: &str| {
+        let mut bed = Plan::device(device).env("CODA_EXECUTOR_ISOLATION", isolation).lay().await;
+        bed.launch();
+        assert_eq!(bed.wait_exit().await, Exit::Code(3), "{}", bed.log());
+        bed.log()
+    };
+    for isolation in ["none", "process"] {
+        let log =
+            start("executor_factory: coda_example_c\nhost: lab\nport: 70000\ntoken: sesame-open", isolation)
+                .await;
+        assert!(log.contains("device.yaml") && log.contains("line 3: `port`: 70000"), "{log}");
+        let log = start("executor_factory: coda_example_rust\nport: 7", isolation).await;
+        assert!(log.contains("`host`: it is missing (Where the control stack listens"), "{log}");
+        let log =
+            start("executor_factory: coda_example_cpp\nhost: lab\nport: 7\ntoken: [sesame-open]", isolation)
+                .await;
+        assert!(log.contains("`token`") && !log.contains("sesame-open"), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_plugin_is_that_or_none() {
+    use sha2::{Digest as _, Sha256};
+    let bytes = std::fs::read(library("coda_faulty")).unwrap();
+    let digest: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02X}")).collect();
+    Plan::faulty("").env("CODA_EXECUTOR_SHA256", digest).start().await.good_job_goes_through("J1").await;
+    let mut bed = Plan::faulty("").env("CODA_EXECUTOR_SHA256", "0".repeat(64)).lay().await;
+    bed.launch();
+    assert_eq!(bed.wait_exit().await, Exit::Code(3));
+    assert!(bed.log().contains("CODA_EXECUTOR_SHA256 pins 0000"), "{}", bed.log());
+}
+
+/// A bed whose plugin is a file of its own, which can be replaced.
+async fn replaceable(first: &str, keys: &str) -> (Bed, PathBuf) {
+    let mut bed = quick(Plan::device(format!("executor_factory: ./own.so\n{keys}"))).lay().await;
+    let own = bed.dir().join("own.so");
+    std::fs::copy(library(first), &own).unwrap();
+    bed.start().await;
+    (bed, own)
+}
+
+fn replace(own: &PathBuf, with: &str) {
+    let new = own.with_extension("new");
+    std::fs::copy(library(with), &new).unwrap();
+    std::fs::rename(new, own).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_takes_the_new_plugin_and_refuses_a_bad_one() {
+    let (mut bed, own) = replaceable("coda_faulty", "").await;
+    let pid = bed.host().pid();
+    bed.good_job_goes_through("J1").await;
+    // Not one that doesn't load, nor one that can't be created: the former stays.
+    std::fs::write(own.with_extension("bad"), "no library").unwrap();
+    std::fs::rename(own.with_extension("bad"), &own).unwrap();
+    let done = bed.cli(&["reload"]).await;
+    assert_eq!(done.code, 1, "{}", done.text());
+    assert!(done.err.contains("no ELF file"), "{}", done.text());
+    bed.good_job_goes_through("J2").await;
+    replace(&own, "coda_faulty");
+    bed.write_device("executor_factory: ./own.so\nfault: error_create");
+    let done = bed.cli(&["reload"]).await;
+    assert!(done.code == 1 && done.err.contains("out of calibration"), "{}", done.text());
+    bed.good_job_goes_through("J3").await;
+    bed.write_device("executor_factory: ./own.so\nslots: 2");
+    let done = bed.cli(&["reload"]).await;
+    assert!(done.code == 1 && done.err.contains("2 slots"), "{}", done.text());
+    bed.good_job_goes_through("J4").await;
+    // Another library with another device.
+    replace(&own, "coda_simulator");
+    bed.write_device("executor_factory: ./own.so\nnum_qubits: 7");
+    let done = bed.cli(&["reload"]).await;
+    assert_eq!(done.code, 0, "{}", done.text());
+    assert!(done.out.contains("coda-plugin-simulator") && done.out.contains("7 qubits"), "{}", done.out);
+    bed.submit("J5", &example(), 10).await;
+    assert_eq!(bed.delivered("J5").await["counts"], json!({ "10": 10 }));
+    let (status, ready) = bed.ready().await;
+    assert_eq!((status, ready["plugin"]["name"].as_str()), (200, Some("coda-plugin-simulator")));
+    assert_eq!(
+        (bed.host().pid(), bed.cloud.state().connects.len()),
+        (pid, 1),
+        "the same host, connected once"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_in_the_host_itself_says_what_it_needs() {
+    let bed = Plan::faulty("").start().await;
+    let done = bed.cli(&["reload"]).await;
+    assert!(done.code == 1 && done.err.contains("can't be swapped"), "{}", done.text());
+    bed.good_job_goes_through("J1").await;
+}
+
+/// How many reloads under load; `CODA_SWAPS=12` with `CODA_SWAP_EVERY_MS=10000` is two minutes.
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(otherwise)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn swaps_under_load_lose_no_job_and_run_none_twice() {
+    let (swaps, every) = (number("CODA_SWAPS", 4), Duration::from_millis(number("CODA_SWAP_EVERY_MS", 500)));
+    let record = tempfile::NamedTempFile::new().unwrap();
+    let keys = format!("run_ms: 20\nrecord: {}", record.path().display());
+    let (mut bed, own) = replaceable("coda_faulty", &keys).await;
+    let pid = bed.host().pid();
+    let (mut jobs, mut swapped) = (0u64, 0);
+    let (start, mut next_swap) = (Instant::now(), every);
+    while swapped < swaps || start.elapsed() < next_swap {
+        bed.submit(&format!("J{jobs}"), &example(), 10).await;
+        jobs += 1;
+        if start.elapsed() >= next_swap && swapped < swaps {
+            // The same plugin with another SHA-256: bytes behind the end of the library are nobody's.
+            let mut bytes = std::fs::read(library("coda_faulty")).unwrap();
+            bytes.extend(format!("version {swapped}").bytes());
+            std::fs::write(own.with_extension("new"), bytes).unwrap();
+            std::fs::rename(own.with_extension("new"), &own).unwrap();
+            bed.host().signal(libc::SIGHUP);
+            swapped += 1;
+            next_swap += every;
+        }
+        // 20 jobs a second.
+        tokio::time::sleep_until((start + Duration::from_millis(50) * jobs as u32).into()).await;
+    }
+    for n in 0..jobs {
+        assert_eq!(bed.delivered(&format!("J{n}")).await["counts"], json!({ "00": 10 }), "J{n}");
+        assert_eq!(bed.attempts(&format!("J{n}")), (1, 1), "J{n}");
+    }
+    bed.wait_nothing_pending().await;
+    let (_, ready) = bed.ready().await;
+    assert_eq!(
+        (ready["reloads"]["count"].as_u64(), &ready["reloads"]["ok"]),
+        (Some(swaps), &json!(true)),
+        "{ready}"
+    );
+    assert_eq!(bed.host().pid(), pid);
+    let mut runs = BTreeMap::<String, u32>::new();
+    for line in std::fs::read_to_string(record.path()).unwrap().lines() {
+        if let Some(id) = line.strip_prefix("start ") {
+            *runs.entry(id.to_string()).or_default() += 1;
+        }
+    }
+    assert_eq!(runs.len() as u64, jobs);
+    assert!(runs.values().all(|n| *n == 1), "{runs:?}");
+    println!("{jobs} jobs, {swaps} swaps in {:?}", start.elapsed());
+}
