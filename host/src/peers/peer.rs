@@ -19,7 +19,8 @@ use super::wire::{
     Advertisement, CancelRequest, CommitRequest, DispatchRequest, Heartbeat, PrepareRequest,
     SINGLE_READ_BYTES, ServiceSummary, Step, read, time, write,
 };
-use crate::reservation::log::{Log, Note, now_micros};
+use crate::reservation::event::Note;
+use crate::reservation::log::{Log, now_micros};
 
 /// Documents from this size on are read and written beside the network's thread.
 const LARGE: usize = 64 << 10;

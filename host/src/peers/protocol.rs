@@ -19,9 +19,8 @@ use super::wire::{
     PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
-use crate::reservation::event::{Fact, Request, Transition};
+use crate::reservation::event::{Fact, Note, Request, Transition};
 use crate::reservation::ledger::{self, Command, State};
-use crate::reservation::log::Note;
 
 /// Shortest time to live.
 pub const MIN_TTL: i64 = 5;

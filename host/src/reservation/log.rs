@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use super::event::{Fact, Request, VERSION};
+use super::event::{Fact, Note, Request, VERSION};
 use super::journal::{self, JobFact, JobRefused};
 use super::ledger::{self, Command, Refused, State};
 use crate::error::{Explain, exit};
@@ -177,29 +177,11 @@ struct Appended {
     fresh: bool,
 }
 
-/// Facts of one hold, and when they happened.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Note {
-    /// The reservation's id and a number of the peer's.
-    pub hold: String,
-    pub at: i64,
-    pub facts: Vec<Fact>,
-}
-
-impl Note {
-    fn stream(&self) -> String {
-        format!("hold/{}", self.hold)
-    }
-}
-
 /// What a store is asked.
 enum Ask {
     Append(Append, oneshot::Sender<Result<Appended, TellError>>),
-    /// Facts with their times, to be written soon.
-    Note {
-        stream: String,
-        facts: Vec<(i64, String)>,
-    },
+    /// To be written soon.
+    Note(Vec<Note>),
     Rows {
         stream: String,
         answer: oneshot::Sender<Result<Vec<Row>, LogError>>,

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use coda_host::peers::swarm::Network;
 use coda_host::peers::wire::{self, CancelRequest, CommitRequest, PrepareRequest, Step};
-use coda_host::reservation::event::{Fact, Request};
+use coda_host::reservation::event::{Fact, Note, Request};
 use coda_host::reservation::ledger::Command;
-use coda_host::reservation::log::{Log, Note};
+use coda_host::reservation::log::Log;
 use coda_host_tests::artifacts::project_file;
 use coda_host_tests::crooked::{Behave, join};
 use coda_host_tests::net::peer;

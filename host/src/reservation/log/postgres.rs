@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio_postgres::{Client, NoTls, Transaction};
 
-use super::{Append, Appended, Ask, LogError, Note, Row, TellError, now_micros, text};
+use crate::reservation::event::Note;
+
+use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros, text};
 
 const SCHEMA_VERSION: i64 = 1;
 const SCHEMA: &str = "

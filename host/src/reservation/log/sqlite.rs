@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
-use super::{Append, Appended, Ask, LogError, Note, Row, TellError, now_micros, text};
+use crate::reservation::event::Note;
+
+use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros, text};
 use crate::state::files;
 
 const SCHEMA_VERSION: i64 = 1;
