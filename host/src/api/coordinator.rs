@@ -418,7 +418,7 @@ mod tests {
             assert!(!post(&guarded, &[("authorization", wrong)]), "{wrong}");
         }
         assert!(allowed(&guarded, &Method::GET, &headers(&[])).is_ok());
-        for name in ["localhost", "LOCALHOST:1", "[::1]:80", "::1", "127.0.0.2"] {
+        for name in ["localhost", "LOCALHOST:1", "[::1]:80", "[::1]", "127.0.0.2"] {
             assert!(host_is_here(&headers(&[("host", name)])), "{name}");
         }
         for name in ["localhost.evil.example", "192.0.2.1", "127.0.0.1.evil.example", ""] {
