@@ -1,5 +1,6 @@
 //! Faults of Redis, or of the way to it. Jobs are sent before, and after; while it is away nobody can send any.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coda_host_tests::load::Load;
@@ -64,16 +65,23 @@ pub async fn flushed(scale: Scale) -> Row {
     let bed = plan(&load).start().await;
     for _ in 0..scale.times(20, 3) {
         load.send_all(&bed, 4).await;
-        let mine = [cmd("XPENDING").arg(bed.stream()).arg(bed.group()).clone()];
-        holds("all are claimed or done", async || {
-            let done = (0..load.sent()).filter(|n| bed.attempts(&format!("J{n}")).1 > 0).count();
-            let pending: redis::RedisResult<(usize, redis::Value, redis::Value, redis::Value)> =
-                bed.try_redis(&mine[0]).await;
-            pending.map_or(0, |p| p.0) + done >= load.sent()
+        let groups = cmd("XINFO").arg("GROUPS").arg(bed.stream()).clone();
+        holds("all are claimed", async || {
+            let found: redis::RedisResult<Vec<BTreeMap<String, redis::Value>>> = bed.try_redis(&groups).await;
+            found.is_ok_and(|g| g.first().is_some_and(|g| g.get("lag") == Some(&redis::Value::Int(0))))
         })
         .await;
         bed.redis::<()>(&cmd("FLUSHALL")).await;
+        // A new stream of the same millisecond would give ids that are in flight.
+        let flushed = now_ms(&bed).await;
+        holds("the next millisecond", async || now_ms(&bed).await > flushed).await;
     }
     load.send_all(&bed, JOBS).await;
     Ok(load.settle(&bed, LIMIT).await)
+}
+
+/// Redis' own clock, which ids are made of.
+async fn now_ms(bed: &Bed) -> u64 {
+    let (seconds, micros): (u64, u64) = bed.redis(&cmd("TIME")).await;
+    seconds * 1000 + micros / 1000
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -62,9 +61,9 @@ impl Host {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: kill takes any numbers; the child is not reaped yet, so the id is still its own.
-        let sent = unsafe { libc::kill(self.pid(), signal) };
-        assert_eq!(sent, 0, "signal {signal}: {}", io::Error::last_os_error());
+        // The child is not reaped yet, so the id is still its own.
+        let sent = coda_host::sys::signal(self.child.id(), signal);
+        sent.unwrap_or_else(|e| panic!("signal {signal}: {e}"));
     }
 
     /// Waits until the process takes signals, which is one of the first things it does.

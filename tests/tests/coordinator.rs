@@ -1,6 +1,7 @@
 //! The coordinator itself: its API, its command line, its log, and what a kill leaves.
 
 use coda_host::peers::wire::Step;
+use coda_host_tests::artifacts::project_file;
 use coda_host_tests::crooked::{Behave, join};
 use coda_host_tests::net::{Net, SIMULATOR};
 use coda_host_tests::{eventually, holds};
@@ -198,6 +199,8 @@ async fn the_description_is_true_to_the_code() {
         Net::start(&[("CODA_API_TOKEN", "sesame-sesame"), ("CODA_COORDINATOR_PEER_WAIT_SEC", "0.01")]).await;
     let url = format!("http://{}/api/v1/openapi.json", net.coordinator.http);
     let report = tokio::process::Command::new(&schemathesis)
+        .arg("--config-file")
+        .arg(project_file("tests/python/schemathesis.toml"))
         .args(["run", &url, "--checks", "all", "--max-examples", "40", "--no-color"])
         .args(["--header", "Authorization: Bearer sesame-sesame"])
         .env("PYTHONDONTWRITEBYTECODE", "1")

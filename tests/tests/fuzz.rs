@@ -15,10 +15,14 @@ use coda_host::config::device::DeviceConfig;
 use coda_host::config::load::{self, Surroundings};
 use coda_host::config::settings::Dirs;
 use coda_host::config::source::Source;
+use coda_host::coordinator::circuit;
 use coda_host::executor::locate::{self, Request};
 use coda_host::jobs::message::{Message, envelope, work};
 use coda_host::jobs::redis::{Names, Redis};
 use coda_host::model::{MessageId, Secret, cut, masked_url};
+use coda_host::peers::scan::Scanner;
+use coda_host::peers::{amplitude, executing, operation, wire};
+use coda_host::reservation::export;
 use coda_host_tests::artifacts::project_file;
 use coda_plugin_abi::descriptor::Descriptor;
 use coda_plugin_abi::{Device, Program, Target};
@@ -250,6 +254,40 @@ fn device(input: &[u8]) {
     drop(Descriptor::parse(input));
 }
 
+fn qasm(input: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(input)
+        && let Ok(circuit) = circuit::parse(text)
+    {
+        // What is written is what every peer reads.
+        for operation in &circuit.operations {
+            let qubits: Vec<i64> = operation.qubits.iter().map(|q| i64::from(*q)).collect();
+            let effect = operation::effect(operation.service, &operation.raw_text, &qubits);
+            assert!(effect.is_ok(), "{operation:?}: {effect:?}");
+        }
+    }
+}
+
+/// Documents of other peers, whatever they are meant to be.
+fn peer(input: &[u8]) {
+    let whole = Scanner::default().look(input);
+    let mut pieces = Scanner::default();
+    let last = (0..=input.len()).map(|n| pieces.look(&input[..n])).last();
+    assert_eq!(last, Some(whole), "the end of a document doesn't depend on the pieces");
+    drop(wire::read::<wire::PrepareRequest>(input));
+    drop(wire::read::<wire::Heartbeat>(input));
+    drop(wire::read::<wire::Advertisement>(input));
+    drop(wire::read::<wire::DispatchAnswer>(input));
+    if let Ok(request) = wire::read::<wire::DispatchRequest>(input) {
+        drop(executing::read(request, 6));
+    }
+    let text = String::from_utf8_lossy(input);
+    for part in text.split(['"', ',']) {
+        std::hint::black_box(amplitude::read(part));
+        drop(operation::effect("programmable_gate", part, &[0, 1, 2]));
+    }
+    drop(export::read(input));
+}
+
 fn tempfile_with(content: &[u8]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), content).expect("a file can be written");
@@ -268,6 +306,8 @@ const PARSERS: &[(Parser, &str, u64)] = &[
     (settings, "settings", 12),
     (bundle, "bundle", 12),
     (device, "device", 1),
+    (qasm, "qasm", 10),
+    (peer, "peer", 15),
 ];
 
 #[test]

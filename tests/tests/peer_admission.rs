@@ -193,6 +193,8 @@ async fn a_long_execution_holds_up_nobody_and_a_stop_waits_for_it() {
     let node = net.add(&device, &[("CODA_PEER_ALLOW", "any")]).await;
     let (address, peer) = (node.address.clone(), node.peer_id.clone());
     let client = join(&address, Behave::Idle, &[]).await.network;
+    let view = client.view();
+    holds("the client is connected", async || view.borrow().connected > 0).await;
     let id = "reservation-long";
     call(&client, &peer, Step::Prepare, prepare(id, 60)).await;
     let commit = serde_json::json!({"reservation_id": id, "workflow_run_id": "workflow-1", "fragment_id": "block-s01-b01", "sent_at": wire::time(0)});

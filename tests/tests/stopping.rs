@@ -129,3 +129,56 @@ async fn sigterm_without_redis_still_stores_and_sends_the_result() {
     bed.wait_state("J1", "completed").await;
     assert_eq!((bed.attempts("J1"), bed.runs().await), ((1, 1), 0));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_while_connecting_ends_at_once() {
+    let mut bed = Plan::simulator("").lay().await;
+    bed.cloud.on_connect(|_| Some(Answer::hang()));
+    bed.launch();
+    let asked = bed.cloud.wait_until(coda_host_tests::LIMIT, |s| !s.connects.is_empty());
+    assert!(asked.await, "the request is on its way");
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    bed.wait_log("the node token may be used up").await;
+    // And while it pauses between two attempts.
+    bed.cloud.on_connect(|_| Some(Answer::status(503)));
+    bed.set("CODA_CONNECT_BACKOFF_SEC", "600");
+    bed.launch();
+    let refused = bed.cloud.wait_until(coda_host_tests::LIMIT, |s| s.connects.len() >= 2);
+    assert!(refused.await, "the request was refused");
+    assert_eq!(bed.stop().await, Exit::Code(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_lets_a_batch_finish_as_a_whole() {
+    let mut bed = Plan::simulator("batch: true\nexecution_time_ms: 400").start().await;
+    bed.submit("first", &example(), 100).await;
+    bed.wait_state("first", "executing").await;
+    for id in ["J1", "J2", "J3"] {
+        bed.submit(id, &example(), 100).await;
+    }
+    bed.wait_state("J3", "executing").await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    for id in ["first", "J1", "J2", "J3"] {
+        delivered_once(&bed, id).await;
+    }
+}
+
+/// As in a container: the kernel gives pid 1 no default for signals, and nobody else reaps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_pid_1_it_stops_like_any_other() {
+    let words = ["unshare", "--pid", "--fork", "--kill-child"];
+    let tried = std::process::Command::new(words[0]).args(&words[1..]).arg("true").output();
+    if !tried.is_ok_and(|o| o.status.success()) {
+        println!("skipped: no process namespace can be made here");
+        return;
+    }
+    let mut bed = Plan::simulator(BUSY).within(&words).start().await;
+    bed.submit("J1", &example(), 100).await;
+    bed.wait_state("J1", "executing").await;
+    let parent = bed.host().pid();
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+    let first: u32 = children.trim().parse().expect("one child, which is pid 1 of its own");
+    coda_host::sys::signal(first, libc::SIGTERM).unwrap();
+    assert_eq!(bed.wait_exit().await, Exit::Code(0));
+    delivered_once(&bed, "J1").await;
+}

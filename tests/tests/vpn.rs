@@ -26,7 +26,7 @@ echo "Initialization Sequence Completed" >"$log"
 # A copy of this shell, whose name and arguments are OpenVPN's.
 (
   trap 'rm -f "$here/tunnel"; exit 0' TERM
-  : >"$here/tunnel"
+  [ -e "$here/no-tunnel" ] || : >"$here/tunnel"
   while [ -d "$here" ]; do sleep 0.05; done
 ) >/dev/null 2>&1 &
 echo $! >"$pidfile"
@@ -165,4 +165,18 @@ async fn a_profile_that_could_run_programs_is_refused_before_anything_is_stored(
     assert_eq!(exit, Exit::Code(4), "{}", bed.log());
     assert!(bed.log().contains("line 11") || bed.log().contains("'up'"), "{}", bed.log());
     assert!(standin.starts() == 0 && !bed.state_dir().join("coda.config").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_while_the_tunnel_comes_up_leaves_nothing() {
+    let standin = Standin::new();
+    fs::write(standin.path("no-tunnel"), "").unwrap();
+    let mut bed = standin.bed().await;
+    bed.launch();
+    holds("OpenVPN was started", async || daemon(&bed).is_some_and(lives)).await;
+    let pid = daemon(&bed).expect("the daemon's pid");
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    assert!(!lives(pid) && daemon(&bed).is_none());
+    let stored = bed.state_dir().join("coda.config").exists();
+    assert!(!stored, "the tunnel never came up, so nothing is stored");
 }

@@ -21,7 +21,7 @@ use super::http::{Problem, reply};
 use crate::coordinator::block::uuid4;
 use crate::coordinator::service::{Service, SubmitError};
 use crate::model::{Secret, cut};
-use crate::peers::wire::time;
+use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event;
 use crate::reservation::ledger::{Command, Refused, State as Reservation};
 use crate::reservation::log::{LogError, TellError, now_micros};
@@ -70,8 +70,13 @@ pub fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-async fn openapi() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+/// As it is in the source, with the limits that are set here.
+async fn openapi(State(api): State<Api>) -> Response {
+    let mut description: Value = serde_json::from_str(OPENAPI).unwrap_or_default();
+    if let Some(max) = description.pointer_mut("/components/schemas/JobRequest/properties/shots/maximum") {
+        *max = json!(api.service.max_shots());
+    }
+    reply(StatusCode::OK, &description)
 }
 
 /// Lets a request through that may do what it asks for.
@@ -232,7 +237,7 @@ async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Resul
         Some(_) => return Err(unprocessable("qasm", "qasm must be a text")),
         None => return Err(unprocessable("qasm", "qasm is missing")),
     };
-    let shots = fields.whole("shots", 1, u64::from(u32::MAX))?.unwrap_or(1024);
+    let shots = fields.whole("shots", 1, api.service.max_shots().into())?.unwrap_or(1024);
     // In range by the line before.
     let shots = u32::try_from(shots).unwrap_or(u32::MAX);
     match api.service.submit(&qasm, shots).await {
@@ -355,14 +360,11 @@ async fn cancel(
         true => Fields::read(&headers, body, &["reason"]).await?,
         false => Fields(Map::new()),
     };
-    let reason = match fields.text("reason", 0)? {
-        Some(reason) => Some(reason),
-        None => query.reason,
-    };
-    let reason = reason.unwrap_or_else(|| "cancelled by the API".into());
-    if reason.chars().count() > 300 {
-        return Err(unprocessable("reason", "reason has more than 300 characters"));
+    let reasons = [fields.text("reason", 0)?, query.reason];
+    if reasons.iter().flatten().any(|r| r.chars().count() > MAX_REASON) {
+        return Err(unprocessable("reason", &format!("reason has more than {MAX_REASON} characters")));
     }
+    let reason = reasons.into_iter().flatten().next().unwrap_or_else(|| "cancelled by the API".into());
     let log = &api.service.walker.log;
     let state = log.tell(&id, Command::Cancel { reason: reason.clone() }).await.map_err(tell_problem)?;
     if let Some(peer) = &state.accepting_peer_id {
@@ -416,7 +418,7 @@ mod tests {
             assert!(!post(&guarded, &[("authorization", wrong)]), "{wrong}");
         }
         assert!(allowed(&guarded, &Method::GET, &headers(&[])).is_ok());
-        for name in ["localhost", "LOCALHOST:1", "[::1]:80", "::1", "127.0.0.2"] {
+        for name in ["localhost", "LOCALHOST:1", "[::1]:80", "[::1]", "127.0.0.2"] {
             assert!(host_is_here(&headers(&[("host", name)])), "{name}");
         }
         for name in ["localhost.evil.example", "192.0.2.1", "127.0.0.1.evil.example", ""] {

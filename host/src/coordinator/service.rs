@@ -101,6 +101,10 @@ impl Service {
         }
     }
 
+    pub fn max_shots(&self) -> u32 {
+        self.limits.max_shots
+    }
+
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         // Each change is one statement: a panic elsewhere leaves the list whole.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)

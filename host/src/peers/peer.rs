@@ -12,13 +12,14 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, Job};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Noted, Now, Slots, Table};
+use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Now, Slots, Table};
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
 use super::wire::{
     Advertisement, CancelRequest, CommitRequest, DispatchRequest, Heartbeat, PrepareRequest,
     SINGLE_READ_BYTES, ServiceSummary, Step, read, time, write,
 };
+use crate::reservation::event::Note;
 use crate::reservation::log::{Log, now_micros};
 
 /// Documents from this size on are read and written beside the network's thread.
@@ -119,7 +120,7 @@ pub struct Peer {
     inbox: mpsc::UnboundedReceiver<Report>,
     ready: Vec<Ready>,
     /// Facts that the log's thread hasn't got yet, and when it is to get them.
-    unwritten: Vec<Noted>,
+    unwritten: Vec<Note>,
     write_at: Option<Instant>,
     trust_tier: &'static str,
     protocols: Vec<String>,
@@ -173,8 +174,9 @@ impl Peer {
     /// Hands the record to the log's thread: in one go, since each time wakes it.
     fn write_notes(&mut self) {
         self.write_at = None;
-        for noted in std::mem::take(&mut self.unwritten) {
-            self.log.note(&noted.hold, noted.at, &noted.facts);
+        let notes = std::mem::take(&mut self.unwritten);
+        if !notes.is_empty() {
+            self.log.note(notes);
         }
     }
 

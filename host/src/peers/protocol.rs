@@ -19,7 +19,7 @@ use super::wire::{
     PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
-use crate::reservation::event::{Fact, Request, Transition};
+use crate::reservation::event::{Fact, Note, Request, Transition};
 use crate::reservation::ledger::{self, Command, State};
 
 /// Shortest time to live.
@@ -125,14 +125,6 @@ enum Execution {
     Done(Arc<[u8]>),
 }
 
-/// A fact for the log.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Noted {
-    pub hold: String,
-    pub at: i64,
-    pub facts: Vec<Fact>,
-}
-
 /// What a dispatch leads to.
 #[derive(Debug)]
 pub enum Dispatch {
@@ -158,7 +150,7 @@ pub struct Table {
     kept: HashMap<String, Kept>,
     /// Owners with kept answers, the least recent first.
     owners: VecDeque<String>,
-    notes: Vec<Noted>,
+    notes: Vec<Note>,
     next: u64,
     /// Seconds for one amplitude and operation, as last measured.
     pace: f64,
@@ -183,7 +175,7 @@ impl Table {
     }
 
     /// What is to be logged, in order.
-    pub fn notes(&mut self) -> Vec<Noted> {
+    pub fn notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
 
@@ -222,7 +214,7 @@ impl Table {
                 held.state = state;
             }
         }
-        self.notes.push(Noted { hold: held.name.clone(), at: now.at, facts });
+        self.notes.push(Note { hold: held.name.clone(), at: now.at, facts });
     }
 
     /// Answers a prepare.
@@ -272,7 +264,7 @@ impl Table {
             let answer = answer(Transition::Rejected, Some(&reason));
             self.next += 1;
             let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-            self.notes.push(Noted { hold: name, at: now.at, facts });
+            self.notes.push(Note { hold: name, at: now.at, facts });
             return answer;
         }
         let accepted = answer(Transition::Accepted, None);
@@ -285,7 +277,7 @@ impl Table {
             return accepted;
         };
         self.next += 1;
-        self.notes.push(Noted { hold: name.clone(), at: now.at, facts });
+        self.notes.push(Note { hold: name.clone(), at: now.at, facts });
         let ends_ms = now.elapsed_ms.saturating_add(request.ttl_seconds.unsigned_abs().saturating_mul(1000));
         let held = Held {
             owner: owner.into(),

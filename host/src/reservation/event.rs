@@ -159,6 +159,22 @@ impl Fact {
     }
 }
 
+/// Facts of one hold, and when they happened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Note {
+    /// The reservation's id and a number of the peer's.
+    pub hold: String,
+    pub at: i64,
+    pub facts: Vec<Fact>,
+}
+
+impl Note {
+    /// Its stream in the log.
+    pub fn stream(&self) -> String {
+        format!("hold/{}", self.hold)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use super::event::{Fact, Request, VERSION};
+use super::event::{Fact, Note, Request, VERSION};
 use super::journal::{self, JobFact, JobRefused};
 use super::ledger::{self, Command, Refused, State};
 use crate::error::{Explain, exit};
@@ -180,11 +180,8 @@ struct Appended {
 /// What a store is asked.
 enum Ask {
     Append(Append, oneshot::Sender<Result<Appended, TellError>>),
-    /// Facts with their times, to be written soon.
-    Note {
-        stream: String,
-        facts: Vec<(i64, String)>,
-    },
+    /// To be written soon.
+    Note(Vec<Note>),
     Rows {
         stream: String,
         answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
@@ -392,10 +389,9 @@ impl Log {
         Ok(rows.iter().map(|r| r.at).zip(facts).collect())
     }
 
-    /// Writes a peer's facts soon, without being waited for.
-    pub fn note(&self, hold: &str, at: i64, facts: &[Fact]) {
-        let facts = facts.iter().map(|f| (at, text(f))).collect();
-        if self.ask(Ask::Note { stream: format!("hold/{hold}"), facts }).is_err() {
+    /// Writes a peer's facts soon, without being waited for; many in one go, since each time wakes the writer.
+    pub fn note(&self, notes: Vec<Note>) {
+        if self.ask(Ask::Note(notes)).is_err() {
             tracing::debug!("a note came after the event log had closed");
         }
     }

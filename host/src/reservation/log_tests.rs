@@ -151,7 +151,11 @@ fn a_log_that_can_not_be_written_leaves_nothing_behind() {
         let error =
             log.request("res-00000002", "me", request(Some("key-0002"))).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("nothing was recorded") && !log.is_writable(), "{error}");
-        log.note("res-hold/1", 1, &[Fact::Requested(request(None))]);
+        log.note(vec![Note {
+            hold: "res-hold/1".into(),
+            at: 1,
+            facts: vec![Fact::Requested(request(None))],
+        }]);
         log.flush().await;
         other.execute_batch("DROP TRIGGER full").unwrap();
         let made = log.request("res-00000002", "me", request(Some("key-0002"))).await.unwrap();

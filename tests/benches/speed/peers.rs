@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coda_host::peers::swarm::Network;
 use coda_host::peers::wire::{self, CancelRequest, CommitRequest, PrepareRequest, Step};
-use coda_host::reservation::event::{Fact, Request};
+use coda_host::reservation::event::{Fact, Note, Request};
 use coda_host::reservation::ledger::Command;
 use coda_host::reservation::log::Log;
 use coda_host_tests::artifacts::project_file;
@@ -238,7 +238,8 @@ async fn notes() -> f64 {
     ];
     let start = Instant::now();
     let holds = 20_000;
-    (0..holds).for_each(|n| log.note(&format!("res-{n}/1"), 0, &facts));
+    let note = |n: usize| Note { hold: format!("res-{n}/1"), at: 0, facts: facts.to_vec() };
+    (0..holds).for_each(|n| log.note(vec![note(n)]));
     log.flush().await;
     let rate = (holds * facts.len()) as f64 / start.elapsed().as_secs_f64();
     log.close().await;

@@ -158,3 +158,79 @@ impl request_response::Codec for Codec {
         io.write_all(&document.bytes).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use super::*;
+
+    /// Gives its bytes in pieces, then the end, or nothing more for ever.
+    struct Pieces {
+        bytes: Vec<u8>,
+        size: usize,
+        at: usize,
+        ends: bool,
+    }
+
+    impl AsyncRead for Pieces {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
+            let left = self.bytes.len() - self.at;
+            if left == 0 && !self.ends {
+                return Poll::Pending;
+            }
+            let n = left.min(self.size).min(buffer.len());
+            buffer[..n].copy_from_slice(&self.bytes[self.at..self.at + n]);
+            self.at += n;
+            Poll::Ready(Ok(n))
+        }
+    }
+
+    fn codec(max_bytes: usize, budget: usize) -> Codec {
+        Codec { max_bytes, read_limit: Duration::from_millis(20), budget: Budget::new(budget) }
+    }
+
+    async fn request(codec: &Codec, text: &str, size: usize, ends: bool) -> Result<Document, String> {
+        use request_response::Codec as _;
+        let mut io = Pieces { bytes: text.as_bytes().to_vec(), size, at: 0, ends };
+        let read = codec.clone().read_request(&Protocol("/x".into()), &mut io).await;
+        read.map_err(|e| e.to_string())
+    }
+
+    #[tokio::test]
+    async fn a_document_is_taken_as_soon_as_it_is_whole() {
+        let codec = codec(1000, 1 << 20);
+        for (size, ends) in [(1, true), (7, false), (1000, false), (1000, true)] {
+            let document = request(&codec, "{\"a\": [1, \"}\"]}\n ", size, ends).await.unwrap();
+            assert_eq!(document.bytes, b"{\"a\": [1, \"}\"]}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_never_becomes_one_is_refused_in_time_and_leaves_no_memory_behind() {
+        let codec = codec(20_000, 64 << 10);
+        for (text, size, ends, why) in [
+            ("{\"a\":".to_string(), 3, true, "middle of a document"),
+            (String::new(), 1, true, "empty"),
+            ("{\"a\":".into(), 3, false, "in time"),
+            ("[1]".into(), 3, false, "no JSON object"),
+            ("{} {}".into(), 100, false, "no JSON object"),
+            (" ".repeat(30_000), 5000, false, "more than 20000 bytes"),
+        ] {
+            let error = request(&codec, &text, size, ends).await.unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        assert_eq!(codec.budget.0.load(Ordering::Acquire), 64 << 10);
+        let small = Codec { budget: Budget::new(20 << 10), ..codec };
+        let big = format!("{{\"a\":\"{}\"}}", "x".repeat(18_000));
+        let first = request(&small, "{}", 10, false).await.unwrap();
+        assert!(request(&small, &big, 5000, false).await.unwrap_err().contains("at once"));
+        drop(first);
+        assert_eq!(small.budget.0.load(Ordering::Acquire), 20 << 10);
+    }
+}

@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio_postgres::{Client, NoTls, Transaction};
 
-use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros};
+use crate::reservation::event::Note;
+
+use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros, text};
 
 const SCHEMA_VERSION: i64 = 1;
 const SCHEMA: &str = "
@@ -144,11 +146,13 @@ impl Worker {
                 self.writable.store(!failed, Ordering::Release);
                 drop(answer.send(appended));
             }
-            Ask::Note { stream, facts } => {
+            Ask::Note(notes) => {
                 // A peer's log is a file of its own; here for completeness, each at once.
-                if let Err(error) = self.note(&stream, facts).await {
-                    self.writable.store(false, Ordering::Release);
-                    tracing::error!(error, stream, "events could not be recorded");
+                for note in notes {
+                    if let Err(error) = self.note(&note).await {
+                        self.writable.store(false, Ordering::Release);
+                        tracing::error!(error, hold = note.hold, "events could not be recorded");
+                    }
                 }
             }
             Ask::Rows { stream, answer } => {
@@ -225,14 +229,15 @@ impl Worker {
         Ok(Appended { stream: append.stream, rows, fresh: true })
     }
 
-    async fn note(&mut self, stream: &str, facts: Vec<(i64, String)>) -> Result<(), String> {
+    async fn note(&mut self, note: &Note) -> Result<(), String> {
+        let stream = note.stream();
         let client = self.client().await?;
         let tx = client.transaction().await.map_err(|e| words(&e))?;
-        lock(&tx, stream).await.map_err(|e| words(&e))?;
-        let mut seq = rows_of(&tx, stream).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
-        for (at, body) in facts {
+        lock(&tx, &stream).await.map_err(|e| words(&e))?;
+        let mut seq = rows_of(&tx, &stream).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
+        for fact in &note.facts {
             seq += 1;
-            insert(&tx, stream, seq, at, body).await.map_err(|e| words(&e))?;
+            insert(&tx, &stream, seq, note.at, text(fact)).await.map_err(|e| words(&e))?;
         }
         tx.commit().await.map_err(|e| words(&e))
     }

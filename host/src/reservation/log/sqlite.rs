@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
-use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros};
+use crate::reservation::event::Note;
+
+use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros, text};
 use crate::state::files;
 
 const SCHEMA_VERSION: i64 = 1;
@@ -109,7 +111,7 @@ struct Writer {
     path: PathBuf,
     writable: Arc<AtomicBool>,
     transactions: u64,
-    notes: Vec<(String, Vec<(i64, String)>)>,
+    notes: Vec<Note>,
     /// When the oldest note came.
     noted: Option<Instant>,
 }
@@ -150,8 +152,8 @@ impl Writer {
                 group.push((append, answer));
                 *now = true;
             }
-            Ask::Note { stream, facts } => {
-                self.notes.push((stream, facts));
+            Ask::Note(notes) => {
+                self.notes.extend(notes);
                 self.noted.get_or_insert_with(Instant::now);
             }
             Ask::Rows { stream, answer } => {
@@ -216,21 +218,21 @@ impl Writer {
         }
     }
 
-    #[allow(clippy::type_complexity)]
     fn transaction(
         &mut self,
         appends: Vec<Append>,
-        notes: &[(String, Vec<(i64, String)>)],
+        notes: &[Note],
     ) -> rusqlite::Result<Vec<Result<Appended, TellError>>> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut position: i64 =
             tx.query_row("SELECT coalesce(max(position), 0) FROM events", [], |r| r.get(0))?;
-        for (stream, facts) in notes {
-            let mut seq = last_seq(&tx, stream)?;
-            for (at, body) in facts {
+        for note in notes {
+            let stream = note.stream();
+            let mut seq = last_seq(&tx, &stream)?;
+            for fact in &note.facts {
                 position += 1;
                 seq += 1;
-                insert(&tx, &Row::new(position, stream, seq, *at, body.clone()))?;
+                insert(&tx, &Row::new(position, &stream, seq, note.at, text(fact)))?;
             }
         }
         let mut each = Vec::with_capacity(appends.len());
