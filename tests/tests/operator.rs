@@ -120,6 +120,7 @@ async fn doctor_passes_beside_a_running_host_and_without_one() {
     bed.choose_port();
     bed.start().await;
     bed.good_job_goes_through("J1").await;
+    bed.wait_nothing_pending().await;
     for running in [true, false] {
         let said = bed.cli(&["doctor", "--json"]).await;
         assert_eq!((said.code, checks(&said, "fail")), (0, vec![]), "{said:?}");

@@ -7,6 +7,7 @@
 //! Bounded: connections in all and per peer, streams per connection, the size of documents and the memory of all
 //! that are on their way, the time until a request is whole, gossip. Gossip is passed on only when the role took it.
 
+mod address;
 mod behaviour;
 mod codec;
 
@@ -28,6 +29,8 @@ use tokio::time::Instant;
 use super::registry::Topic;
 use super::wire::{SINGLE_READ_BYTES, Step};
 use crate::error::{Explain, exit};
+use address::dialable;
+pub use address::peer_of;
 use behaviour::{Behaviour, BehaviourEvent, behaviour};
 pub use codec::Document;
 
@@ -36,6 +39,10 @@ pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
 /// How everything of this project begins: such peers read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
 const ORDERS: usize = 1024;
+/// How long answers may take to leave when the network stops.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// What has been written may take so long to leave.
+const LINGER: Duration = Duration::from_millis(200);
 /// How long an idle connection is kept: a coordinator may think between prepare and commit.
 const IDLE: Duration = Duration::from_secs(600);
 
@@ -255,28 +262,6 @@ impl Network {
     }
 }
 
-/// An address that leads to this peer by TCP, for dialling: nothing else is dialled because gossip says so.
-fn dialable(text: &str, peer: PeerId) -> Option<Multiaddr> {
-    let address: Multiaddr = text.parse().ok()?;
-    let mut parts = address.iter();
-    let host = matches!(parts.next()?, Part::Ip4(_) | Part::Ip6(_));
-    let port = matches!(parts.next()?, Part::Tcp(_));
-    let own = match parts.next() {
-        Some(Part::P2p(id)) => id == peer,
-        None => true,
-        Some(_) => false,
-    };
-    (host && port && own && parts.next().is_none()).then_some(address)
-}
-
-/// The peer id at the end of an address.
-pub fn peer_of(address: &Multiaddr) -> Option<PeerId> {
-    match address.iter().last() {
-        Some(Part::P2p(id)) => Some(id),
-        _ => None,
-    }
-}
-
 type Exchange = request_response::Event<Document, Document>;
 
 struct Shell<R> {
@@ -289,6 +274,8 @@ struct Shell<R> {
     agents: HashMap<PeerId, String>,
     calls: HashMap<(Step, OutboundRequestId), CallAnswer>,
     beats: u64,
+    /// Answers that are on their way.
+    responding: usize,
 }
 
 impl<R: Role> Shell<R> {
@@ -331,6 +318,7 @@ impl<R: Role> Shell<R> {
             agents: HashMap::new(),
             calls: HashMap::new(),
             beats: 0,
+            responding: 0,
         };
         while !waiting.is_empty() {
             match shell.swarm.select_next_some().await {
@@ -362,7 +350,7 @@ impl<R: Role> Shell<R> {
                     Some(Order::Call { peer, addresses, step, bytes, answer }) => {
                         self.call(peer, addresses, step, bytes, answer);
                     }
-                    Some(Order::Stop) | None => return,
+                    Some(Order::Stop) | None => return self.last_answers().await,
                 },
                 () = self.role.work() => self.answer_all(),
                 _ = redial.tick() => self.redial(),
@@ -370,6 +358,36 @@ impl<R: Role> Shell<R> {
                     self.beats += 1;
                     self.announce(self.beats.is_multiple_of(5), true);
                 }
+            }
+        }
+    }
+
+    /// What is answered already still goes out.
+    async fn last_answers(mut self) {
+        self.answer_all();
+        let end = Instant::now() + LAST_ANSWERS;
+        // Written is not sent: a connection that is closed at once takes with it what lies in its buffers.
+        let mut linger: Option<Instant> = None;
+        let mut leaving = false;
+        loop {
+            if self.responding == 0 && linger.is_none() {
+                linger = Some(Instant::now() + LINGER);
+            }
+            if !leaving && linger.is_some_and(|at| Instant::now() >= at) {
+                leaving = true;
+                let peers: Vec<PeerId> = self.swarm.connected_peers().copied().collect();
+                for peer in peers {
+                    // Refused when it has gone by itself.
+                    self.swarm.disconnect_peer_id(peer).ok();
+                }
+            }
+            if self.swarm.network_info().num_peers() == 0 {
+                return;
+            }
+            let next = if leaving { end } else { linger.unwrap_or(end) };
+            tokio::select! {
+                event = self.swarm.select_next_some() => self.event(event),
+                () = tokio::time::sleep_until(next) => if next == end { return },
             }
         }
     }
@@ -431,6 +449,8 @@ impl<R: Role> Shell<R> {
         let answer = Document::new(bytes);
         if self.swarm.behaviour_mut().step(step).send_response(channel, answer).is_err() {
             tracing::debug!(step = step.name(), "the asker of a request has gone");
+        } else {
+            self.responding += 1;
         }
     }
 
@@ -535,7 +555,9 @@ impl<R: Role> Shell<R> {
             request_response::Event::InboundFailure { peer, error, .. } => {
                 tracing::debug!(peer = %peer, step = step.name(), %error, "a request came to nothing");
             }
-            request_response::Event::ResponseSent { .. } => {}
+            request_response::Event::ResponseSent { .. } => {
+                self.responding = self.responding.saturating_sub(1);
+            }
         }
     }
 

@@ -1,0 +1,26 @@
+//! Pure: addresses of peers, and which of them are dialled.
+
+use libp2p::multiaddr::Protocol as Part;
+use libp2p::{Multiaddr, PeerId};
+
+/// An address that leads to this peer by TCP, for dialling: nothing else is dialled because gossip says so.
+pub fn dialable(text: &str, peer: PeerId) -> Option<Multiaddr> {
+    let address: Multiaddr = text.parse().ok()?;
+    let mut parts = address.iter();
+    let host = matches!(parts.next()?, Part::Ip4(_) | Part::Ip6(_));
+    let port = matches!(parts.next()?, Part::Tcp(_));
+    let own = match parts.next() {
+        Some(Part::P2p(id)) => id == peer,
+        None => true,
+        Some(_) => false,
+    };
+    (host && port && own && parts.next().is_none()).then_some(address)
+}
+
+/// The peer id at the end of an address.
+pub fn peer_of(address: &Multiaddr) -> Option<PeerId> {
+    match address.iter().last() {
+        Some(Part::P2p(id)) => Some(id),
+        _ => None,
+    }
+}
