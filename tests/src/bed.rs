@@ -382,8 +382,17 @@ impl Bed {
     pub async fn pending(&self) -> Vec<String> {
         let mut xpending = cmd("XPENDING");
         xpending.arg(self.stream()).arg(self.group()).arg("-").arg("+").arg(10_000);
-        let rows: Vec<(String, String, u64, u64)> = self.redis(&xpending).await;
-        rows.into_iter().map(|(id, ..)| id).collect()
+        let rows: RedisResult<Vec<(String, String, u64, u64)>> = eventually("Redis answers", async || {
+            match self.try_redis(&xpending).await {
+                // A connection from before a restart.
+                Err(e) if e.is_io_error() || e.is_connection_dropped() => None,
+                // A group that isn't there holds nothing.
+                Err(e) if e.code() == Some("NOGROUP") => Some(Ok(Vec::new())),
+                answer => Some(answer),
+            }
+        })
+        .await;
+        rows.expect("Redis accepts the command").into_iter().map(|(id, ..)| id).collect()
     }
 
     pub async fn wait_nothing_pending(&self) {

@@ -188,7 +188,7 @@ async fn a_long_execution_holds_up_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let record = dir.path().join("record").display().to_string();
     let device =
-        format!("executor_factory: coda_faulty\nevolve: true\nslots: 2\nrun_ms: 4000\nrecord: {record}");
+        format!("executor_factory: coda_faulty\nevolve: true\nslots: 2\nrun_ms: 2000\nrecord: {record}");
     let mut net = coda_host_tests::net::Net::start(&[]).await;
     let node = net.add(&device, &[("CODA_PEER_ALLOW", "any")]).await;
     let (address, peer) = (node.address.clone(), node.peer_id.clone());
@@ -208,6 +208,8 @@ async fn a_long_execution_holds_up_nobody() {
     let answer = call(&client, &peer, Step::Prepare, prepare("reservation-other", 60)).await;
     assert_eq!(answer["transition"], "accepted");
     assert!(!long.is_finished(), "the other one was answered meanwhile");
+    // A stop waits for it, and its answer still goes out.
+    assert_eq!(net.peers[0].stop().await, coda_host_tests::Exit::Code(0));
     let answer = long.await.unwrap();
     assert_eq!(answer["transition"], "completed", "{answer}");
 }
