@@ -6,6 +6,7 @@
 //! only where [`CallbackPolicy`] allows, and never in clear to a host that isn't loopback, unless the webapp
 //! itself is plain http on that host.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -85,6 +86,8 @@ pub struct WebhookSender {
     timeout: Duration,
     extra: HeaderMap,
     policy: Policy,
+    /// The last URL that was found good: nearly every job has the same.
+    last: Arc<Mutex<Option<(String, Target)>>>,
 }
 
 impl WebhookSender {
@@ -96,17 +99,29 @@ impl WebhookSender {
     ) -> Result<WebhookSender, PolicyError> {
         let policy = Policy::new(&cloud.webapp_url, &webhook.callback)?;
         let extra = header_map(&cloud.connect_headers).map_err(PolicyError::Url)?;
-        Ok(WebhookSender { client, signer, timeout: webhook.timeout, extra, policy })
+        Ok(WebhookSender { client, signer, timeout: webhook.timeout, extra, policy, last: Arc::default() })
+    }
+
+    fn target(&self, url: &str) -> Result<Target, PolicyError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, target)) = &*last
+            && known == url
+        {
+            return Ok(target.clone());
+        }
+        let target = self.policy.check(url)?;
+        *last = Some((url.to_string(), target.clone()));
+        Ok(target)
     }
 
     /// Whether a result may be sent there; the origin is what limits per receiver go by.
     pub fn allowed(&self, url: &str) -> Result<Origin, PolicyError> {
-        self.policy.check(url).map(|target| target.origin().clone())
+        self.target(url).map(|target| target.origin().clone())
     }
 
     /// One attempt, a second request with a fresh token included, within the settings' timeout.
     pub async fn attempt(&self, url: &str, body: Bytes) -> Delivery {
-        let target = match self.policy.check(url) {
+        let target = match self.target(url) {
             Ok(target) => target,
             Err(error) => return Delivery::Forbidden(error),
         };

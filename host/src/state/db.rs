@@ -36,7 +36,7 @@ const GROUP_MAX: usize = 256;
 /// How long a lazy write may wait for company.
 const LAZY_WAIT: Duration = Duration::from_millis(100);
 /// Under load a transaction waits so long for company: fewer fsyncs, and fewer wake-ups of this thread.
-const GATHER: Duration = Duration::from_micros(500);
+const GATHER: Duration = Duration::from_millis(1);
 /// A transaction of so many writes is a sign of load.
 const BUSY: usize = 4;
 /// History kept: the younger of a number of rows and an age.
