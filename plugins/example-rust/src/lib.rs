@@ -124,8 +124,7 @@ impl Acme {
             if shot % 4096 == 0 {
                 job.host().progress(shot.into(), shots.into());
                 if job.is_cancelled() || self.running().get(job.id()) == Some(&true) {
-                    let text = format!("ended before shot {shot}");
-                    return Err(Error::new(ErrorCode::Cancelled, text).at(Stage::Run));
+                    return Err(Error::new(ErrorCode::Cancelled, "ended before its last shot").at(Stage::Run));
                 }
             }
             *seen.entry(result).or_default() += 1;
