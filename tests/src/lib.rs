@@ -15,6 +15,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod random;
+pub mod raw;
 mod state;
 mod wait;
 

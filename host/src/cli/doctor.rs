@@ -4,6 +4,7 @@
 //! device.
 
 mod checks;
+mod network;
 
 use std::process::ExitCode;
 

@@ -128,5 +128,27 @@ fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
             line("", text(&beat["error"]));
         }
     }
+    if let Some(peer) = ready["peer"].as_object() {
+        if !ready["qpu_id"].is_string() {
+            let p = &ready["plugin"];
+            line("plugin", format!("{} {}, {}", text(&p["name"]), text(&p["version"]), text(&p["path"])));
+            line("slots", format!("{} of {} busy", text(&ready["slots_busy"]), text(&ready["slots"])));
+        }
+        let n = |name: &str| peer.get(name).map_or_else(|| "0".into(), text);
+        line("peer", n("peer_id"));
+        line(
+            "peer network",
+            format!(
+                "connected to {}; {} reserved, {} running; {} accepted, {} declined, {} completed, {} failed",
+                n("connected"),
+                n("reservations"),
+                n("executions"),
+                n("accepted"),
+                n("declined"),
+                n("completed"),
+                n("failed")
+            ),
+        );
+    }
     out
 }

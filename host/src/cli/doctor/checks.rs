@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Finding, Verdict};
+use super::{Finding, Verdict, network};
 use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::{self, Surroundings};
@@ -35,7 +35,6 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         Err(e) => return vec![Finding::failure("directories", &e.into())],
     };
     findings.extend(directories(&dirs));
-    findings.push(stored(&dirs));
     let holder = match place::holder(&dirs.state) {
         Ok(holder) => holder,
         Err(e) => {
@@ -56,16 +55,27 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         }
     };
     findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
+    let peer = &prepared.settings.peer;
+    if peer.no_cloud {
+        findings.push(Finding::skip("cloud", "not used (CODA_NO_CLOUD): only the peer network"));
+    } else {
+        findings.push(stored(&dirs));
+    }
     findings.push(match neighbours::no_python_node(&dirs.credentials, prepared.qpu_id()) {
         Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
         Err(e) => Finding::failure("coda-node", &e.into()),
     });
     findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
-    findings.extend(cloud(&prepared).await);
-    findings.extend(redis(&prepared).await);
-    findings.push(openvpn(&prepared, around));
-    findings.extend(tunnel(&prepared, around, holder.is_some()));
+    if !peer.no_cloud {
+        findings.extend(cloud(&prepared).await);
+        findings.extend(redis(&prepared).await);
+        findings.push(openvpn(&prepared, around));
+        findings.extend(tunnel(&prepared, around, holder.is_some()));
+    }
+    if peer.enabled {
+        findings.extend(network::peer(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
+    }
     findings
 }
 
