@@ -65,9 +65,13 @@ async fn a_unit_comes_up_reloads_outlives_a_crash_and_a_hang_and_drains() {
     let status = system.property(UNIT, "StatusText").await;
     assert_eq!(status, "running jobs of q1");
     bed.good_job_goes_through("J1").await;
-    // An operator's commands find it by its state directory.
-    let said = system.run(&["env", "CODA_STATE_DIR=/var/lib/coda-host", "coda-host", "status"]).await;
-    assert!(said.code == 0 && said.out.contains("coda-plugin-simulator"), "{}", said.text());
+    // An operator's commands find it by its state directory, or by its name.
+    for by in
+        [["env", "CODA_STATE_DIR=/var/lib/coda-host", "coda-host"], ["coda-host", "--unit", "coda-host"]]
+    {
+        let said = system.run(&[&by[..], &["status"]].concat()).await;
+        assert!(said.code == 0 && said.out.contains("coda-plugin-simulator"), "{by:?}: {}", said.text());
+    }
 
     let device = "executor_factory: coda_simulator\nexecution_time_ms: 300\nnum_qubits: 7\n";
     std::fs::write(system.site().join("coda-host.yaml"), device).unwrap();
@@ -102,6 +106,48 @@ async fn a_unit_comes_up_reloads_outlives_a_crash_and_a_hang_and_drains() {
     bed.wait_nothing_pending().await;
     let state = std::fs::metadata(system.state()).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&state.permissions()) & 0o777, 0o700);
+}
+
+/// `--unit` reads what systemd itself gives to the process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_sees_the_settings_that_the_unit_sees() {
+    if !own_network("units::a_command_sees_the_settings_that_the_unit_sees") {
+        return;
+    }
+    let Some((system, bed)) = system(Plan::simulator("")).await else { return };
+    let file = system.site().join("coda-host.env");
+    let tricky = "\n# CODA_QPU_ID=no\nCODA_QPU_DISPLAY_NAME=\"a \\\"b\\\" $HOME\"\n  CODA_QPU_ID = it\\'s \t\n\
+                  CODA_VPN_INTERFACE_HINT='x\\y'\nCODA_CONSUMER_NAME=one\\\n-two\nCODA_NATIVE_GATE_SET=c\\z\n";
+    std::fs::write(&file, std::fs::read_to_string(&file).unwrap() + tricky).unwrap();
+    let drop_in =
+        format!("{SOON}Environment=CODA_LOG=warn \"CODA_ADVERTISED_PROVIDER=a b\" CODA_NUM_QUBITS=3\n");
+    system.edit(UNIT, &drop_in).await;
+    system.systemctl(&["start", UNIT]).await;
+    let pid = main_pid(&system, UNIT).await.to_string();
+    let real = system.run(&["cat", &format!("/proc/{pid}/environ")]).await.out;
+    let said = system.run(&["coda-host", "--unit", "coda-host", "config", "--json"]).await;
+    assert_eq!(said.code, 0, "{}", said.text());
+    let shown: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    for name in [
+        "CODA_QPU_DISPLAY_NAME",
+        "CODA_QPU_ID",
+        "CODA_VPN_INTERFACE_HINT",
+        "CODA_CONSUMER_NAME",
+        "CODA_NATIVE_GATE_SET",
+        "CODA_ADVERTISED_PROVIDER",
+        "CODA_NUM_QUBITS",
+        "CODA_PORT",
+        "CODA_DEVICE_CONFIG",
+    ] {
+        let given = real.split('\0').filter_map(|pair| pair.split_once('=')).find(|(k, _)| *k == name);
+        let (_, given) = given.unwrap_or_else(|| panic!("systemd gives {name}: {real}"));
+        let read = shown.as_array().unwrap().iter().find(|s| s["name"] == name).unwrap();
+        assert_eq!(read["value"], given, "{name}");
+    }
+    let unknown = system.run(&["coda-host", "--unit", "coda-nothing", "status"]).await;
+    assert!(unknown.code == 2 && unknown.err.contains("there is no unit coda-nothing"), "{}", unknown.text());
+    bed.good_job_goes_through("J1").await;
+    system.systemctl(&["stop", UNIT]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
