@@ -16,6 +16,7 @@ pub mod process;
 pub mod proxy;
 pub mod random;
 mod state;
+pub mod swaps;
 mod wait;
 
 pub use bed::{Bed, Plan};
