@@ -224,7 +224,7 @@ async fn metrics(State(up): State<Up>) -> Response {
     match sources {
         Some((metrics, executor)) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            let text = metrics.render_with(&executor.described().info.name, &executor.gauges());
+            let text = metrics.render_with(&executor.described().info.labels(), &executor.gauges());
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),

@@ -114,7 +114,11 @@ enum Command {
     Reload(reload::Args),
     /// The process of an isolated plugin
     #[command(hide = true)]
-    ExecutorWorker { plugin: String },
+    ExecutorWorker {
+        plugin: String,
+        #[arg(long)]
+        account: Option<String>,
+    },
     /// Print tab completions for a shell
     Completions(completions::Args),
     /// Print the manual page, or write those of all commands
@@ -163,8 +167,10 @@ pub fn run(cli: Cli, mut around: Surroundings) -> Result<ExitCode, Failure> {
         Some(Command::Coordinate(args)) => coordinate::run(args, around),
         Some(Command::Reservation(command)) => reservation::run(command, &around),
         Some(Command::Plugin(command)) => plugin::run(command, around),
-        Some(Command::ExecutorWorker { .. }) => crate::executor::worker::child::run()
-            .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e)),
+        Some(Command::ExecutorWorker { account, .. }) => {
+            crate::executor::worker::child::run(account.as_deref())
+                .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e))
+        }
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
     }

@@ -61,9 +61,9 @@ fn seconds() -> Histogram {
     Histogram::new(prometheus_client::metrics::histogram::exponential_buckets(0.0001, 4.0, 13))
 }
 
-impl Metrics {
-    /// The metrics of one host; `plugin` is name, version, vendor, kind and SHA-256 of the library.
-    pub fn new(plugin: Vec<(&'static str, String)>) -> Metrics {
+impl Default for Metrics {
+    /// Those of one host, all at their start.
+    fn default() -> Metrics {
         let mut r = Registry::with_prefix("coda_host");
         let mut m = Metrics {
             registry: Registry::default(),
@@ -93,11 +93,12 @@ impl Metrics {
         r.register("redis_reconnects", "Connections to Redis after the first", m.redis_reconnects.clone());
         let build = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
         r.register("build", "This coda-host", Info::new(build));
-        r.register("plugin", "The plugin in use", Info::new(plugin));
         m.registry = r;
         m
     }
+}
 
+impl Metrics {
     pub fn job(&self, outcome: JobOutcome) {
         self.jobs.get_or_create(&OutcomeLabel { outcome }).inc();
     }
@@ -106,14 +107,18 @@ impl Metrics {
         self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// The text that Prometheus reads, with the gauges of the plugin's own.
-    pub fn render_with(&self, plugin: &str, gauges: &[(String, f64)]) -> String {
+    /// The text that Prometheus reads, with the plugin in use, by its labels, and the gauges of its own.
+    pub fn render_with(&self, plugin: &[(&'static str, &str)], gauges: &[(String, f64)]) -> String {
         use std::fmt::Write as _;
         const END: &str = "# EOF\n";
         let mut text = self.render();
         let end = text.ends_with(END);
         text.truncate(text.len() - if end { END.len() } else { 0 });
-        let plugin = plugin.replace(['\\', '"', '\n'], "_");
+        let tame = |text: &str| text.replace(['\\', '"', '\n'], "_");
+        let labels: Vec<String> = plugin.iter().map(|(k, v)| format!("{k}=\"{}\"", tame(v))).collect();
+        text += "# HELP coda_host_plugin The plugin in use.\n# TYPE coda_host_plugin info\n";
+        text += &format!("coda_host_plugin_info{{{}}} 1\n", labels.join(","));
+        let plugin = tame(plugin.iter().find(|(k, _)| *k == "name").map_or("", |(_, v)| v));
         for (name, value) in gauges {
             // Writing to a String can't fail; the names were checked when they were set.
             write!(

@@ -18,6 +18,7 @@ pub mod process;
 pub mod proxy;
 pub mod random;
 mod state;
+pub mod swaps;
 pub mod systemd;
 pub mod tunnel;
 mod wait;

@@ -24,6 +24,7 @@ mod plugins_together;
 mod python_peers;
 mod redis_faults;
 mod redis_tls;
+mod rights;
 mod secrets;
 mod shared_log;
 mod stopping;

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::reload::Reloads;
-use super::{Prepared, announce, locate_plugin, peer, plugin_labels, start_executor};
+use super::{Prepared, announce, locate_plugin, peer, start_executor};
 use crate::api::{self, PeerSources, Reading};
 use crate::config::load::Surroundings;
 use crate::daemon::notify::Notifier;
@@ -42,7 +42,7 @@ pub(super) async fn host(
         started = starting => started?,
         () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
     };
-    announce(&executor);
+    announce(&executor, &settings)?;
     let listener = api::bind(&settings.api).await?;
     if let Ok(address) = listener.local_addr() {
         place.listens(address.to_string())?;
@@ -51,7 +51,7 @@ pub(super) async fn host(
     let mut tasks = Supervisor::default();
     tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, CancellationToken::new()));
     let lent = peer::start(&settings.peer, &executor, &settings.dirs.state).await?;
-    let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
+    let metrics = Arc::new(Metrics::default());
     let (peers, view) = (PeerSources::of(&lent), executor.view());
     let (report, reloads) = watch::channel(Reloaded::default());
     let settings = Arc::new(settings);

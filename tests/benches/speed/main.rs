@@ -12,6 +12,7 @@ mod doors;
 mod node;
 mod peers;
 mod site;
+mod swap;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -80,7 +81,7 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
 async fn main() {
     // The plugin's process is this program again.
     if std::env::args().nth(1).as_deref() == Some("executor-worker") {
-        coda_host::executor::worker::child::run().expect("the plugin's process serves");
+        coda_host::executor::worker::child::run(None).expect("the plugin's process serves");
         return;
     }
     if let Some(traffic) = bare::Traffic::from_env() {
@@ -127,6 +128,9 @@ async fn main() {
     }
     if wanted("doors") {
         doors::overheads(size(2000)).await;
+    }
+    if wanted("swap") {
+        swap::pauses(size(10) as u64).await;
     }
     if wanted("kernel") {
         kernel();

@@ -12,6 +12,7 @@ use crate::config::load::{self, Surroundings};
 use crate::config::settings::Dirs;
 use crate::daemon::neighbours;
 use crate::daemon::place::{self, Holder};
+use crate::executor::account::{self, RunsAs};
 use crate::executor::elf;
 use crate::executor::locate::Located;
 use crate::jobs::redis::{Names, Redis};
@@ -64,6 +65,7 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
         Err(e) => Finding::failure("coda-node", &e.into()),
     });
+    findings.extend(runs_as(&prepared));
     findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
     if prepared.settings.peer.enabled {
@@ -162,6 +164,25 @@ fn results(state: &Path) -> Finding {
     }
 }
 
+/// Whose rights a plugin's process has, where it has one.
+fn runs_as(prepared: &Prepared) -> Option<Finding> {
+    if !prepared.settings.executor.isolated {
+        return None;
+    }
+    Some(match app::runs_as(&prepared.settings) {
+        Ok(RunsAs::Account(account)) => {
+            Finding::pass("isolation", format!("the plugin's process runs as {}", account.name))
+        }
+        Ok(RunsAs::Host) => Finding::pass("isolation", "the plugin's process runs as the host does"),
+        Ok(RunsAs::Root) => Finding::warn(
+            "isolation",
+            format!("the plugin's process runs as root, for there is no account {}", account::USUAL),
+            account::MAKE_USUAL,
+        ),
+        Err(failure) => Finding::failure("isolation", &failure),
+    })
+}
+
 async fn plugin(prepared: &Prepared, around: &Surroundings, only_file: bool) -> Finding {
     let located = match app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd) {
         Ok(located) => located,
@@ -194,7 +215,8 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
     settings.dirs.state = scratch.path().to_path_buf();
     match app::start_executor(&settings, &prepared.device, located, dispositions).await {
         Ok((executor, _)) => {
-            let (info, device) = (executor.info().clone(), executor.device().clone());
+            let described = executor.described();
+            let (info, device) = (&described.info, &described.device);
             executor.shutdown(prepared.settings.executor.control_timeout).await;
             let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
             let found = format!(
