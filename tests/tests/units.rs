@@ -1,6 +1,7 @@
 //! The units of `packaging/systemd` under a real systemd, and the host behind a real OpenVPN server. Skipped with a
 //! message where there is no systemd, or no right to make namespaces.
 
+use coda_host::executor::account;
 use coda_host_tests::systemd::Systemd;
 use coda_host_tests::tunnel::{FAR_END, Tunnel, own_network};
 use coda_host_tests::{Bed, Plan, example, holds};
@@ -15,6 +16,8 @@ async fn system(plan: Plan) -> Option<(Systemd, Bed)> {
     let system = Systemd::boot().await?;
     let mut bed = plan.lay().await;
     bed.choose_port();
+    // As an operator has it: the account that the package makes, or none.
+    bed.unset("CODA_EXECUTOR_USER");
     system.configure(&bed, "coda-host");
     system.edit(UNIT, SOON).await;
     Some((system, bed))
@@ -59,8 +62,21 @@ async fn a_unit_comes_up_reloads_outlives_a_crash_and_a_hang_and_drains() {
     let plan = Plan::simulator("execution_time_ms: 300").env("CODA_EXECUTOR_ISOLATION", "process");
     let Some((system, bed)) = system(plan).await else { return };
     system.edit(UNIT, &format!("{SOON}WatchdogSec=2\n")).await;
+    let made: Vec<&str> = account::MAKE_USUAL.split(' ').collect();
+    assert_eq!(system.run(&made).await.code, 0);
     // Returns when the host says that it is up.
     system.systemctl(&["start", UNIT]).await;
+    // What the unit takes from the host still lets it give the plugin's process an account of its own.
+    let all = "cat /sys/fs/cgroup/system.slice/coda-host.service/cgroup.procs | while read -r pid; do \
+               echo $(cat /proc/$pid/comm) $(grep ^Uid: /proc/$pid/status); done; id -u coda-executor";
+    let processes = system.run(&["sh", "-c", all]).await.out;
+    let id = processes.lines().last().expect("an id").trim();
+    let uids = |line: &str| {
+        line.split("Uid:").nth(1).map(|ids| ids.split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    let of: Vec<String> = processes.lines().filter_map(uids).collect();
+    let journal = system.journal(UNIT).await;
+    assert_eq!(of, ["0 0 0 0".to_string(), [id; 4].join(" ")], "{processes}\n{journal}");
     assert_eq!(active(&system, UNIT).await, "active");
     let status = system.property(UNIT, "StatusText").await;
     assert_eq!(status, "running jobs of q1");
