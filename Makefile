@@ -26,7 +26,7 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
 .PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps python-deps \
-        postgres-deps deny cargo-deny advisories install deb clean
+        postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -37,7 +37,7 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps fault-deps python-deps postgres-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
@@ -142,6 +142,13 @@ postgres-deps: ## Installs PostgreSQL for the tests of a shared event log, which
 	         apt-get install -y -q --no-install-recommends postgresql; } \
 	  || echo 'PostgreSQL could not be installed; the tests against it are skipped'
 
+# Nothing of it is started on the machine: the tests boot one in namespaces of their own.
+systemd-deps: ## Installs systemd for the tests of the units, which are skipped without it
+	@[ -x /usr/lib/systemd/systemd ] || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends systemd iproute2; } \
+	  || echo 'systemd could not be installed; the tests of the units are skipped'
+
 deny: cargo-deny ## Dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 
@@ -154,6 +161,27 @@ cargo-deny:
 	@$(CARGO) deny --version > /dev/null 2>&1 || { \
 	  echo 'cargo-deny is missing; installing it (about five minutes)'; \
 	  $(CARGO) install cargo-deny --locked; }
+
+INTERFACE := $(shell sed -n 's/^pub const M[AI][JN]OR: u16 = \(.*\);/\1/p' plugin-abi/src/version.rs | paste -sd.)
+STORED := tests/fixtures/interface-$(INTERFACE)
+ARCH := $(shell uname -m)
+STORED_TARGET := $(or $(CARGO_TARGET_DIR),target)/stored
+CRATES := $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src/*)
+STORED_FLAGS := -O2 -s -shared -fPIC -fvisibility=hidden -ffile-prefix-map='$(CURDIR)'=. -Iplugin-abi/include
+
+# What is there stays as it was built: later versions are tested against it.
+stored: cxx ## The examples as small binaries for tests/fixtures, where this interface's are missing
+	mkdir -p '$(STORED)'
+	[ -e '$(STORED)/libacme_example_c.$(ARCH).so' ] \
+	  || $(CC) -std=c99 $(STORED_FLAGS) -o '$(STORED)/libacme_example_c.$(ARCH).so' plugins/example-c/acme.c -lm -lpthread
+	[ -e '$(STORED)/libacme_example_cpp.$(ARCH).so' ] \
+	  || $(CXX) -std=c++17 $(STORED_FLAGS) -o '$(STORED)/libacme_example_cpp.$(ARCH).so' plugins/example-cpp/acme.cpp
+	[ -e '$(STORED)/libcoda_example_rust.$(ARCH).so' ] || { \
+	  RUSTFLAGS='--remap-path-prefix=$(CURDIR)=. $(addprefix --remap-path-prefix=,$(addsuffix =crates,$(CRATES)))' \
+	  CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_DEBUG=none \
+	  CARGO_PROFILE_RELEASE_STRIP=symbols \
+	    $(CARGO) build --release -p coda-plugin-example-rust --target-dir '$(STORED_TARGET)' \
+	  && install -m 644 '$(STORED_TARGET)/release/libcoda_example_rust.so' '$(STORED)/libcoda_example_rust.$(ARCH).so'; }
 
 SDK := $(or $(CARGO_TARGET_DIR),target)/sdk
 

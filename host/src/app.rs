@@ -30,8 +30,9 @@ use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
+use crate::executor::Executor;
+use crate::executor::account::{self, RunsAs};
 use crate::executor::view::{Described, Reloaded, View};
-use crate::executor::{Executor, PluginInfo};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
@@ -47,7 +48,7 @@ use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
 
 use prepare::executor_request;
-pub use prepare::{Prepared, locate_plugin, prepare, start_executor};
+pub use prepare::{Prepared, locate_plugin, prepare, runs_as, start_executor};
 
 /// How long the last connections and tasks may take to end.
 const END_LIMIT: Duration = Duration::from_secs(2);
@@ -131,7 +132,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     if prepared.settings.peer.no_cloud {
-        return alone::host(&around, prepared, place, dispositions, stop).await;
+        return alone::host(&around, prepared, place, dispositions, (stop, wanted)).await;
     }
     let ended = host(&around, prepared, place, &openvpn, dispositions, (stop, wanted)).await;
     // However it ended, and also the one that a killed host has left.
@@ -162,7 +163,7 @@ async fn host(
         // The hardware may take long to become idle.
         () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
     };
-    announce(&executor);
+    announce(&executor, &settings)?;
     let listener = api::bind(&settings.api).await?;
     if let Ok(address) = listener.local_addr() {
         place.listens(address.to_string())?;
@@ -179,7 +180,7 @@ async fn host(
     let api_stop = CancellationToken::new();
     tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
 
-    let edges = executor.device().connectivity.edges().map(<[_]>::to_vec);
+    let edges = executor.described().device.connectivity.edges().map(<[_]>::to_vec);
     let connecting = site::connect(&client, &settings, stored.as_ref(), edges.as_deref(), openvpn);
     let (site, guard) = tokio::select! {
         // What is done is done: a stop must not undo it.
@@ -217,7 +218,7 @@ async fn host(
     }
 
     let vpn = guard.status();
-    let metrics = Arc::new(Metrics::new(plugin_labels(executor.info())));
+    let metrics = Arc::new(Metrics::default());
     let names = Names::new(&site.identity.qpu_id, &settings.jobs.consumer_name);
     let ca_file = settings.cloud.ca_file.as_deref();
     let (timeout, block) = (settings.jobs.redis_timeout, settings.jobs.block);
@@ -236,8 +237,9 @@ async fn host(
         beats.clone(),
         sent,
     );
-    let per_slot = if executor.hooks().batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
-    let room = Arc::new(Semaphore::new(per_slot * usize::from(executor.device().slots)));
+    let described = executor.described();
+    let per_slot = if described.hooks.batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
+    let room = Arc::new(Semaphore::new(per_slot * usize::from(described.device.slots)));
     let gate = Arc::new(ClaimGate::default());
     let (claims, claimed) = mpsc::channel(16);
     let (snapshot, snapshot_seen) = watch::channel(Snapshot::default());
@@ -412,8 +414,22 @@ async fn end(ended: Ended, settings: &Settings) -> ExitCode {
     ExitCode::from(exit::JOB_LEFT)
 }
 
-fn announce(executor: &Executor) {
-    let (info, device) = (executor.info(), executor.device());
+fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
+    let described = executor.described();
+    let (info, device) = (&described.info, &described.device);
+    let runs_as = match runs_as(settings)? {
+        _ if !settings.executor.isolated => "the host's process".into(),
+        RunsAs::Host => "a process of its own".into(),
+        RunsAs::Account(account) => format!("a process of account {}", account.name),
+        RunsAs::Root => {
+            tracing::warn!(
+                "the plugin's process runs as root, for there is no account {}; to do: {}",
+                account::USUAL,
+                account::MAKE_USUAL
+            );
+            "a process of root".into()
+        }
+    };
     let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
     tracing::info!(
         plugin = info.name,
@@ -426,15 +442,17 @@ fn announce(executor: &Executor) {
         qubits = device.num_qubits,
         targets = targets.join(" "),
         slots = device.slots,
-        batch = executor.hooks().batch_run,
-        cancel = executor.hooks().cancel,
+        batch = described.hooks.batch_run,
+        cancel = described.hooks.cancel,
+        runs_in = runs_as,
         "the plugin is ready"
     );
+    Ok(())
 }
 
 /// The plugin knows its hardware; the cloud may know something else.
 fn compare(site: &Site, executor: &Executor) {
-    let device = executor.device();
+    let device = &executor.described().device;
     if site.identity.num_qubits != device.num_qubits {
         tracing::warn!(
             registered = site.identity.num_qubits,
@@ -449,16 +467,6 @@ fn compare(site: &Site, executor: &Executor) {
             "the QPU is registered with a native gate set that its device does not take; its jobs will fail"
         );
     }
-}
-
-fn plugin_labels(info: &PluginInfo) -> Vec<(&'static str, String)> {
-    vec![
-        ("name", info.name.clone()),
-        ("version", info.version.clone()),
-        ("vendor", info.vendor.clone()),
-        ("kind", info.kind.name().into()),
-        ("sha256", info.sha256.clone()),
-    ]
 }
 
 /// A row that goes on, unless it was refused for good.

@@ -11,6 +11,7 @@
 //! evolve  a state in, operations, a state out
 //! plugin  the executor in this process, or in one of its own
 //! worker  that process: start, end, and start again
+//! account whose rights it has
 //! wire    what is said to it
 //! watchdog runs that take too long
 //! view    what others see of the executor, and the swap
@@ -20,6 +21,7 @@
 //! gauges  quantities that the plugin reports of its device
 //! ```
 
+pub mod account;
 pub mod elf;
 mod evolve;
 pub(crate) mod ffi;

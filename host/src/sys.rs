@@ -1,5 +1,5 @@
-//! The few system calls that need `unsafe`: signals, process limits, children that die with their parent,
-//! processes of others.
+//! The few system calls that need `unsafe`: signals, process limits, children that die with their parent and give up
+//! rights, processes of others.
 //!
 //! Stop signals are blocked in every thread and taken by one that no plugin runs on, so that a plugin's own
 //! handlers can't swallow them (Linux keeps a blocked signal pending even where its disposition is to
@@ -176,8 +176,8 @@ fn spawner() -> io::Result<Sender<SpawnOrder>> {
     Ok(known.insert(orders).clone())
 }
 
-/// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors as its numbers 3, 4 and so on. It gains
-/// no privileges by what it executes, and is the first that the kernel ends when memory runs out.
+/// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors as its numbers 3, 4 and so on, and none
+/// besides. It gains no privileges by what it executes.
 ///
 /// # Errors
 /// When it can't be started.
@@ -198,6 +198,9 @@ pub fn spawn_worker(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Resu
                     return Err(io::Error::last_os_error());
                 }
             }
+            // Also what this process was given without its knowing. A kernel before 5.11 can't.
+            let first = FIRST_INHERITED as libc::c_uint + descriptors.len() as libc::c_uint;
+            libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
             match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
                 0 => Ok(()),
                 _ => Err(io::Error::last_os_error()),
@@ -223,6 +226,103 @@ pub fn inherited(count: usize) -> io::Result<Vec<OwnedFd>> {
         }
     };
     (FIRST_INHERITED..).take(count).map(own).collect()
+}
+
+/// An account of this machine, with all its groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    pub name: String,
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    pub home: String,
+}
+
+/// The account of this name, wherever this machine keeps its accounts; `None` when there is none.
+///
+/// # Errors
+/// When they can't be looked up.
+pub fn account(name: &str) -> io::Result<Option<Account>> {
+    let Ok(text) = std::ffi::CString::new(name) else { return Ok(None) };
+    let mut buffer = vec![0 as libc::c_char; 1 << 12];
+    // SAFETY: passwd is plain data that the call fills in.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    loop {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: all pointers are valid for the call, the length is the buffer's.
+        let code = unsafe {
+            libc::getpwnam_r(text.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found)
+        };
+        match code {
+            libc::ERANGE if buffer.len() < 1 << 24 => buffer.resize(buffer.len() * 2, 0),
+            libc::EINTR => (),
+            // What libraries behind it answer for a name that they don't know.
+            0 | libc::ENOENT | libc::ESRCH if found.is_null() => return Ok(None),
+            0 => break,
+            code => return Err(io::Error::from_raw_os_error(code)),
+        }
+    }
+    let mut groups = vec![0; 64];
+    loop {
+        let mut count = groups.len() as libc::c_int;
+        // SAFETY: there is room for `count` groups; the call says how many there are.
+        let all =
+            unsafe { libc::getgrouplist(text.as_ptr(), entry.pw_gid, groups.as_mut_ptr(), &mut count) >= 0 };
+        let room = groups.len();
+        groups.resize(usize::try_from(count).unwrap_or(room).max(if all { 0 } else { room + 1 }), 0);
+        if all {
+            break;
+        }
+    }
+    // SAFETY: the call has made it a text in `buffer`, which still lives.
+    let home = unsafe { std::ffi::CStr::from_ptr(entry.pw_dir) }.to_string_lossy().into_owned();
+    Ok(Some(Account { name: name.into(), uid: entry.pw_uid, gid: entry.pw_gid, groups, home }))
+}
+
+/// Who this process acts as.
+pub fn effective_user() -> u32 {
+    // SAFETY: a plain system call that can't fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Takes on the account, if there is one, and gives up every capability: for good. The process goes on dying with its
+/// parent. Call it while this is the only thread.
+///
+/// # Errors
+/// When the kernel refuses a step, or the rights could be had back. Then nothing may be run here.
+pub fn give_up_rights(account: Option<&Account>) -> io::Result<()> {
+    let checked = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    let parent = std::os::unix::process::parent_id();
+    // SAFETY: plain system calls on integers, and on lists and structs that outlive them.
+    unsafe {
+        // Out of the bounding set too, where this may be done; what is executed gains nothing in any case.
+        let mut capability = 0;
+        while libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) == 0 {
+            capability += 1;
+        }
+        if let Some(account) = account {
+            checked(libc::setgroups(account.groups.len(), account.groups.as_ptr()))?;
+            checked(libc::setresgid(account.gid, account.gid, account.gid))?;
+            checked(libc::setresuid(account.uid, account.uid, account.uid))?;
+        }
+        checked(libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))?;
+        // linux/capability.h: version 3, this process; two times permitted, effective and inheritable.
+        let (head, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+        match libc::syscall(libc::SYS_capset, head.as_ptr(), none.as_ptr()) {
+            0 => (),
+            _ => return Err(io::Error::last_os_error()),
+        }
+        // Another user's process has lost both by now: the signal, and that its death can be looked into.
+        die_with_parent(libc::SIGKILL)?;
+        checked(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0))?;
+        if account.is_some_and(|a| a.uid != 0 && libc::setuid(0) == 0 || a.gid != 0 && libc::setgid(0) == 0) {
+            return Err(io::Error::other("root's rights could be had back"));
+        }
+    }
+    match std::os::unix::process::parent_id() == parent {
+        true => Ok(()),
+        false => Err(io::Error::other("the parent has ended")),
+    }
 }
 
 /// Starts a process in a session of its own, which neither the caller's terminal nor its end touches.
@@ -437,6 +537,15 @@ mod tests {
         assert!(Process::open(child.id()).unwrap().is_none());
         process.signal(libc::SIGTERM).unwrap();
         assert!(Process::open(0).unwrap().is_none() && Process::open(u32::MAX).unwrap().is_none());
+    }
+
+    #[test]
+    fn accounts_are_known_with_their_groups() {
+        let root = account("root").unwrap().unwrap();
+        assert_eq!((root.uid, root.gid), (0, 0));
+        assert!(root.groups.contains(&0) && root.home.starts_with('/'), "{root:?}");
+        assert_eq!(account("no-such-account").unwrap(), None);
+        assert_eq!(account("a\0b").unwrap(), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Logs and metrics, made once at the start.
 
+use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,7 +12,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 /// How a job left the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobOutcome {
     Completed,
     Failed,
@@ -20,13 +21,36 @@ pub enum JobOutcome {
     DeadLetter,
 }
 
+impl EncodeLabelValue for JobOutcome {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        encoder.write_str(match self {
+            JobOutcome::Completed => "completed",
+            JobOutcome::Failed => "failed",
+            JobOutcome::Cancelled => "cancelled",
+            JobOutcome::Duplicate => "duplicate",
+            JobOutcome::DeadLetter => "dead_letter",
+        })
+    }
+}
+
 /// What became of a webhook attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttemptResult {
     Accepted,
     Retry,
     Unauthorized,
     Refused,
+}
+
+impl EncodeLabelValue for AttemptResult {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        encoder.write_str(match self {
+            AttemptResult::Accepted => "accepted",
+            AttemptResult::Retry => "retry",
+            AttemptResult::Unauthorized => "unauthorized",
+            AttemptResult::Refused => "refused",
+        })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,9 +85,9 @@ fn seconds() -> Histogram {
     Histogram::new(prometheus_client::metrics::histogram::exponential_buckets(0.0001, 4.0, 13))
 }
 
-impl Metrics {
-    /// The metrics of one host; `plugin` is name, version, vendor, kind and SHA-256 of the library.
-    pub fn new(plugin: Vec<(&'static str, String)>) -> Metrics {
+impl Default for Metrics {
+    /// Those of one host, all at their start.
+    fn default() -> Metrics {
         let mut r = Registry::with_prefix("coda_host");
         let mut m = Metrics {
             registry: Registry::default(),
@@ -93,11 +117,20 @@ impl Metrics {
         r.register("redis_reconnects", "Connections to Redis after the first", m.redis_reconnects.clone());
         let build = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
         r.register("build", "This coda-host", Info::new(build));
-        r.register("plugin", "The plugin in use", Info::new(plugin));
         m.registry = r;
+        // Shown from the start, so that a rate or an alert has a zero to begin with.
+        use {AttemptResult as A, JobOutcome as J};
+        for outcome in [J::Completed, J::Failed, J::Cancelled, J::Duplicate, J::DeadLetter] {
+            drop(m.jobs.get_or_create(&OutcomeLabel { outcome }));
+        }
+        for result in [A::Accepted, A::Retry, A::Unauthorized, A::Refused] {
+            drop(m.webhook_attempts.get_or_create(&ResultLabel { result }));
+        }
         m
     }
+}
 
+impl Metrics {
     pub fn job(&self, outcome: JobOutcome) {
         self.jobs.get_or_create(&OutcomeLabel { outcome }).inc();
     }
@@ -106,14 +139,17 @@ impl Metrics {
         self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// The text that Prometheus reads, with the gauges of the plugin's own.
-    pub fn render_with(&self, plugin: &str, gauges: &[(String, f64)]) -> String {
-        use std::fmt::Write as _;
+    /// The text that Prometheus reads, with the plugin in use, by its labels, and the gauges of its own.
+    pub fn render_with(&self, plugin: &[(&'static str, &str)], gauges: &[(String, f64)]) -> String {
         const END: &str = "# EOF\n";
         let mut text = self.render();
         let end = text.ends_with(END);
         text.truncate(text.len() - if end { END.len() } else { 0 });
-        let plugin = plugin.replace(['\\', '"', '\n'], "_");
+        let tame = |text: &str| text.replace(['\\', '"', '\n'], "_");
+        let labels: Vec<String> = plugin.iter().map(|(k, v)| format!("{k}=\"{}\"", tame(v))).collect();
+        text += "# HELP coda_host_plugin The plugin in use.\n# TYPE coda_host_plugin info\n";
+        text += &format!("coda_host_plugin_info{{{}}} 1\n", labels.join(","));
+        let plugin = tame(plugin.iter().find(|(k, _)| *k == "name").map_or("", |(_, v)| v));
         for (name, value) in gauges {
             // Writing to a String can't fail; the names were checked when they were set.
             write!(

@@ -107,6 +107,12 @@ impl Plan {
         env.insert("CODA_STATE_DIR".into(), dir.path().join("state").display().to_string());
         env.insert("CODA_DEVICE_CONFIG".into(), device.display().to_string());
         env.insert("CODA_WEBAPP_URL".into(), cloud.url().into());
+        // Whatever accounts this machine has: a site's files are for the tests' own user.
+        if env.get("CODA_EXECUTOR_ISOLATION").is_some_and(|i| i == "process")
+            && coda_host::sys::effective_user() == 0
+        {
+            env.entry("CODA_EXECUTOR_USER".into()).or_insert_with(|| "root".into());
+        }
         let (wrapper, connection) = (self.wrapper, tokio::sync::Mutex::default());
         Bed { env, redis, cloud, dir, wrapper, port: 0, host: None, connection }
     }

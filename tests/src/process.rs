@@ -1,6 +1,7 @@
 //! What /proc says of a process and its descendants.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 /// Clock ticks of /proc per second; 100 on every Linux that matters here.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -18,6 +19,11 @@ pub fn rss_mib(pid: i32) -> f64 {
         line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)
     };
     tree(pid).iter().map(|p| kib(p.pid)).sum::<f64>() / 1024.0
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 /// File descriptors that a process has open.
@@ -62,4 +68,19 @@ fn read(pid: i32) -> Option<Process> {
         parent: number(1)? as i32,
         ticks: number(11)? + number(12)? + number(13)? + number(14)?,
     })
+}
+
+/// Processes whose parent is this one.
+pub fn children(pid: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let parent =
+            stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
+        if parent == Some(pid) {
+            found.push(child);
+        }
+    }
+    found
 }

@@ -1,10 +1,11 @@
 //! Plugins in processes of their own: their deaths, their ends in time, their replacement; and what they tell.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coda_host_tests::artifacts::library;
+use coda_host_tests::process::children;
+use coda_host_tests::swaps::{RUN, Swaps};
 use coda_host_tests::{Bed, Exit, Plan, eventually, example, holds};
 use serde_json::json;
 
@@ -16,21 +17,6 @@ fn quick(plan: Plan) -> Plan {
     plan.env("CODA_EXECUTOR_ISOLATION", "process")
         .env("CODA_EXECUTOR_RESTART_BACKOFF_SEC", "0.02")
         .env("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", "0.2")
-}
-
-/// Processes whose parent is this one.
-fn children(pid: i32) -> Vec<i32> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let parent =
-            stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<i32>().ok());
-        if parent == Some(pid) {
-            found.push(child);
-        }
-    }
-    found
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -348,31 +334,13 @@ fn number(name: &str, otherwise: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn swaps_under_load_lose_no_job_and_run_none_twice() {
+async fn swaps_under_load_lose_no_job_run_none_twice_and_only_end_and_create_while_none_runs() {
     let (swaps, every) = (number("CODA_SWAPS", 4), Duration::from_millis(number("CODA_SWAP_EVERY_MS", 500)));
-    let record = tempfile::NamedTempFile::new().unwrap();
-    let keys = format!("run_ms: 20\nrecord: {}", record.path().display());
-    let (mut bed, own) = replaceable("coda_faulty", &keys).await;
-    let pid = bed.host().pid();
-    let (mut jobs, mut swapped) = (0u64, 0);
-    let (start, mut next_swap) = (Instant::now(), every);
-    while swapped < swaps || start.elapsed() < next_swap {
-        bed.submit(&format!("J{jobs}"), &example(), 10).await;
-        jobs += 1;
-        if start.elapsed() >= next_swap && swapped < swaps {
-            // The same plugin with another SHA-256: bytes behind the end of the library are nobody's.
-            let mut bytes = std::fs::read(library("coda_faulty")).unwrap();
-            bytes.extend(format!("version {swapped}").bytes());
-            std::fs::write(own.with_extension("new"), bytes).unwrap();
-            std::fs::rename(own.with_extension("new"), &own).unwrap();
-            bed.host().signal(libc::SIGHUP);
-            swapped += 1;
-            next_swap += every;
-        }
-        // 20 jobs a second.
-        tokio::time::sleep_until((start + Duration::from_millis(50) * jobs as u32).into()).await;
-    }
-    for n in 0..jobs {
+    let start = Instant::now();
+    let mut load = Swaps::run(swaps, every).await;
+    let pid = load.bed.host().pid();
+    let bed = &load.bed;
+    for n in 0..load.jobs {
         assert_eq!(bed.delivered(&format!("J{n}")).await["counts"], json!({ "00": 10 }), "J{n}");
         assert_eq!(bed.attempts(&format!("J{n}")), (1, 1), "J{n}");
     }
@@ -383,14 +351,28 @@ async fn swaps_under_load_lose_no_job_and_run_none_twice() {
         (Some(swaps), &json!(true)),
         "{ready}"
     );
-    assert_eq!(bed.host().pid(), pid);
-    let mut runs = BTreeMap::<String, u32>::new();
-    for line in std::fs::read_to_string(record.path()).unwrap().lines() {
-        if let Some(id) = line.strip_prefix("start ") {
-            *runs.entry(id.to_string()).or_default() += 1;
-        }
-    }
-    assert_eq!(runs.len() as u64, jobs);
+    assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "the host is the one that was started");
+    let runs = load.runs();
+    assert_eq!(runs.len() as u64, load.jobs);
     assert!(runs.values().all(|n| *n == 1), "{runs:?}");
-    println!("{jobs} jobs, {swaps} swaps in {:?}", start.elapsed());
+    // The next library is opened and checked while the former executor works; only its end and the creation are left.
+    let gaps = load.gaps();
+    assert_eq!(gaps.len() as u64, swaps, "{gaps:?}");
+    assert!(gaps.iter().all(|g| g.events == ["shutdown", "drop", "create"]), "{gaps:?}");
+    let steps = [
+        "the new plugin is checked, its process waits",
+        "no run is in the plugin, and none begins",
+        "the former executor has ended",
+        "runs may begin again",
+    ];
+    let log = bed.log();
+    let seen: Vec<usize> =
+        log.lines().filter_map(|line| steps.iter().position(|step| line.contains(step))).collect();
+    assert_eq!(seen, [0, 1, 2, 3].repeat(swaps as usize), "in this order, once for each swap");
+    let longest = gaps.iter().map(|g| g.time).max().unwrap_or_default();
+    println!(
+        "{} jobs, {swaps} swaps in {:?}; longest pause {longest:?}, a job takes {RUN:?}",
+        load.jobs,
+        start.elapsed()
+    );
 }

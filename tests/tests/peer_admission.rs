@@ -35,7 +35,12 @@ async fn call(network: &Network, peer: &str, step: Step, bytes: Vec<u8>) -> Valu
 /// A host with one slot that lends it to anybody.
 async fn lending(record: &str) -> (Bed, String, String) {
     let device = format!("evolve: true\nclock: true\nrun_ms: 3\nrecord: {record}");
-    let mut bed = Plan::faulty(&device)
+    lent(Plan::faulty(&device)).await
+}
+
+/// The same for any plugin; with the peer's address and id.
+async fn lent(plan: Plan) -> (Bed, String, String) {
+    let mut bed = plan
         .env("CODA_PEER", "true")
         .env("CODA_PEER_LISTEN", "/ip4/127.0.0.1/tcp/0")
         .env("CODA_PEER_ALLOW", "any")
@@ -212,4 +217,75 @@ async fn a_long_execution_holds_up_nobody() {
     assert_eq!(net.peers[0].stop().await, coda_host_tests::Exit::Code(0));
     let answer = long.await.unwrap();
     assert_eq!(answer["transition"], "completed", "{answer}");
+}
+
+/// A client that is connected to the peer.
+async fn client(address: &str) -> Network {
+    let network = join(address, Behave::Idle, &[]).await.network;
+    let view = network.view();
+    holds("the client is connected", async || view.borrow().connected > 0).await;
+    network
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
+    let plan = Plan::faulty("").env("CODA_EXECUTOR_ISOLATION", "process");
+    let (bed, address, peer) = lent(plan).await;
+    let client = client(&address).await;
+    let ask = async |id: &str, qubits: i64| -> PrepareAnswer {
+        let mut request: Value = serde_json::from_slice(&prepare(id, 60)).unwrap();
+        request["estimated_qubits"] = qubits.into();
+        wire::part(call(&client, &peer, Step::Prepare, request.to_string().into_bytes()).await).unwrap()
+    };
+    let reload = async |device: &str| {
+        bed.write_device(device);
+        let done = bed.cli(&["reload"]).await;
+        assert_eq!(done.code, 0, "{}", done.text());
+    };
+    let declined = ask("reservation-1", 1).await;
+    assert!(declined.reason.unwrap_or_default().contains("no evolve_state"), "{}", declined.transition);
+    reload("executor_factory: coda_simulator\nnum_qubits: 3").await;
+    let declined = ask("reservation-2", 4).await;
+    assert!(declined.reason.unwrap_or_default().contains("takes states of 3"), "{}", declined.transition);
+    assert_eq!(ask("reservation-3", 3).await.transition, "accepted");
+    let commit = CommitRequest {
+        reservation_id: "reservation-3".into(),
+        workflow_run_id: "workflow-1".into(),
+        fragment_id: "block-s01-b01".into(),
+        sent_at: wire::time(0),
+    };
+    call(&client, &peer, Step::Commit, wire::write(&commit)).await;
+    let answer = call(&client, &peer, Step::Dispatch, dispatch("reservation-3")).await;
+    assert_eq!(answer["transition"], "completed", "{answer}");
+    assert_eq!(answer["fidelity_score"], 1.0, "a simulator is exact: {answer}");
+    let (_, metrics) = bed.get("/metrics").await;
+    let infos: Vec<&str> = metrics.lines().filter(|l| l.starts_with("coda_host_plugin_info{")).collect();
+    assert!(infos.len() == 1 && infos[0].contains("name=\"coda-plugin-simulator\""), "{infos:?}");
+    reload("executor_factory: coda_faulty\nevolve: false").await;
+    let declined = ask("reservation-4", 1).await;
+    assert!(declined.reason.unwrap_or_default().contains("no evolve_state"), "{}", declined.transition);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_execution_beyond_the_time_limit_fails_with_the_limit() {
+    for isolation in ["none", "process"] {
+        let plan = Plan::simulator("mode: hang")
+            .env("CODA_EXECUTOR_ISOLATION", isolation)
+            .env("CODA_JOB_TIMEOUT_SEC", "0.2");
+        let (bed, address, peer) = lent(plan).await;
+        let client = client(&address).await;
+        call(&client, &peer, Step::Prepare, prepare("reservation-1", 60)).await;
+        let commit = CommitRequest {
+            reservation_id: "reservation-1".into(),
+            workflow_run_id: "workflow-1".into(),
+            fragment_id: "block-s01-b01".into(),
+            sent_at: wire::time(0),
+        };
+        call(&client, &peer, Step::Commit, wire::write(&commit)).await;
+        let answer = call(&client, &peer, Step::Dispatch, dispatch("reservation-1")).await;
+        let said = answer.to_string();
+        assert_eq!(answer["transition"], "failed", "{isolation}: {said}");
+        assert!(said.contains("took longer than 0.2 s and was ended"), "{isolation}: {said}");
+        drop(bed);
+    }
 }

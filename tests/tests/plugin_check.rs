@@ -47,10 +47,10 @@ async fn passes(name: &str, device: &str, env: &[(&str, &str)], skipped: &[&str]
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_simulator_passes_in_every_form() {
-    let short = ["config-schema", "batch", "concurrent-runs", "cancel-during"];
+    let short = ["batch", "concurrent-runs", "cancel-during"];
     passes("coda_simulator", "", &[], &short).await;
     let batch = "batch: true\nslots: 3\nnum_qubits: 4\n";
-    passes("coda_simulator", batch, &[], &["config-schema", "cancel-during"]).await;
+    passes("coda_simulator", batch, &[], &["cancel-during"]).await;
     for target in ["iswap", "pcz", "cnot"] {
         passes("coda_simulator", &format!("target: {target}\nnum_qubits: 4"), &[], &short).await;
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coda_host::error::Explain as _;
+use coda_host::executor::account::RunsAs;
 use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
 use coda_host::executor::pool::StartError;
 use coda_host::executor::watchdog::Limits;
@@ -41,14 +42,15 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         batch_max: 1,
         dispositions: Arc::new(Dispositions::capture()),
         isolation: None,
+        runs_as: RunsAs::Host,
         limits: Limits { run: None, grace: LIMIT, exit: false },
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }
 
 impl Loaded {
-    fn name(&self) -> &str {
-        &self.executor.device().name
+    fn name(&self) -> String {
+        self.executor.described().device.name.clone()
     }
 
     fn submit(&self, circuit: &Circuit, shots: u32) {
@@ -87,9 +89,9 @@ async fn different_plugins_are_each_themselves() {
     let mut acme = load(&library("coda_example_rust"), dir.path(), ACME, 4).await.unwrap();
     let mut faulty = load(&library("coda_faulty"), dir.path(), "fault: none", 5).await.unwrap();
     assert_eq!([simulator.name(), acme.name(), faulty.name()], ["coda-simulator", "acme-example", "faulty"]);
-    let qubits = |l: &Loaded| l.executor.device().num_qubits;
+    let qubits = |l: &Loaded| l.executor.described().device.num_qubits;
     assert_eq!([qubits(&simulator), qubits(&acme), qubits(&faulty)], [3, 4, 5]);
-    assert_eq!(acme.executor.info().vendor, "Acme");
+    assert_eq!(acme.executor.described().info.vendor, "Acme");
     for _ in 0..2 {
         // The order of loading is not the order of running.
         assert_eq!(faulty.run(&example(), 9).await.counts, [("00".to_string(), 9)]);
@@ -137,13 +139,13 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
 async fn a_state_is_evolved_in_a_slot() {
     let dir = tempfile::tempdir().unwrap();
     let mut simulator = load(&library("coda_simulator"), dir.path(), "", 3).await.unwrap();
-    assert_eq!(simulator.executor.hooks().evolve_qubits, Some(3));
+    assert_eq!(simulator.executor.described().hooks.evolve_qubits, Some(3));
     let state = evolve(&mut simulator, false).await.unwrap();
     assert_eq!(state.iter().map(|a| a.re).collect::<Vec<_>>(), [0.0, 0.0, 1.0, 0.0]);
     assert_eq!(evolve(&mut simulator, true).await.unwrap_err().code, ErrorCode::Cancelled);
     assert_eq!(simulator.run(&example(), 5).await.counts, [("10".to_string(), 5)]);
     let mut faulty = load(&library("coda_faulty"), dir.path(), "", 3).await.unwrap();
-    assert_eq!(faulty.executor.hooks().evolve_qubits, None);
+    assert_eq!(faulty.executor.described().hooks.evolve_qubits, None);
     assert_eq!(evolve(&mut faulty, false).await.unwrap_err().code, ErrorCode::Contract);
 }
 
@@ -182,7 +184,9 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
     ] {
         loaded.push(load(path, dir.path(), config, 3).await.unwrap());
     }
-    let told: Vec<(&str, u16)> = loaded.iter().map(|l| (l.name(), l.executor.device().num_qubits)).collect();
+    let told: Vec<(String, u16)> =
+        loaded.iter().map(|l| (l.name(), l.executor.described().device.num_qubits)).collect();
+    let told: Vec<(&str, u16)> = told.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     assert_eq!(told, [("first", 3), ("second", 4), ("third", 5)]);
     for (l, key) in loaded.iter_mut().zip(["00", "10", "10"]) {
         assert_eq!(l.run(&example(), 5).await.counts, [(key.to_string(), 5)]);

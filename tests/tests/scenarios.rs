@@ -1,5 +1,7 @@
 //! Every scenario, one module per concern.
 
+#![forbid(unsafe_code)]
+
 mod batches;
 mod cancels;
 mod coordinator;
@@ -23,10 +25,12 @@ mod plugins_together;
 mod python_peers;
 mod redis_faults;
 mod redis_tls;
+mod rights;
 mod secrets;
 mod shared_log;
 mod stopping;
 mod stored_plugins;
+mod units;
 mod vpn;
 mod walk;
 mod webhooks;

@@ -47,12 +47,8 @@ pub async fn start(
     let key = identity::load(state_dir)?;
     let peer_id = key.public().to_peer_id().to_string();
     let log = Log::sqlite(&Log::default_path(state_dir))?;
-    let info = executor.info();
     let lender = Arc::new(SlotLender {
         lending: executor.lending(),
-        plugin: info.name.as_str().into(),
-        // A simulator applies operations exactly; what hardware does is not known here.
-        fidelity: (info.kind == Kind::Simulator).then_some(1.0),
         slots: Arc::default(),
         next: AtomicU64::new(FIRST_TICKET),
         closing: AtomicBool::new(false),
@@ -68,10 +64,9 @@ pub async fn start(
     if allow == Allow::Listed(Default::default()) {
         tracing::warn!("no peer may reserve here: set CODA_PEER_BOOTSTRAP or CODA_PEER_ALLOW");
     }
-    let max_qubits = executor.hooks().evolve_qubits;
-    if max_qubits.is_none() {
+    if lender.max_qubits().is_none() {
         tracing::warn!(
-            plugin = info.name,
+            plugin = executor.described().info.name,
             "the plugin can't take over a quantum state (no evolve_state), so every reservation is declined"
         );
     }
@@ -79,7 +74,6 @@ pub async fn start(
         peer_id: peer_id.clone(),
         allow,
         services: settings.services.clone(),
-        max_qubits,
         max_ttl_seconds: settings.max_ttl_seconds,
         max_slots: settings.max_slots,
         max_per_peer: settings.max_per_peer,
@@ -158,8 +152,6 @@ struct Lent {
 struct SlotLender {
     slots: Arc<Lent>,
     lending: Lending,
-    plugin: Arc<str>,
-    fidelity: Option<f64>,
     next: AtomicU64,
     closing: AtomicBool,
 }
@@ -200,7 +192,7 @@ impl Lender for SlotLender {
             return SlotLender::failed(work, "its slot is gone; please report this as a bug of the peer");
         };
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(JobContext::new(self.plugin.clone(), work.execution_id.as_str().into()));
+        let context = Arc::new(self.lending.context(work.execution_id.as_str().into()));
         let entry = (ticket, context.clone(), hold.clone());
         lock(&self.slots.running).insert(work.execution_id.clone(), entry);
         let amplitude = |[re, im]: [f64; 2]| Amplitude { re, im };
@@ -238,7 +230,12 @@ impl Lender for SlotLender {
         }
     }
 
+    fn max_qubits(&self) -> Option<u16> {
+        self.lending.described().hooks.evolve_qubits
+    }
+
     fn fidelity(&self) -> Option<f64> {
-        self.fidelity
+        // A simulator applies operations exactly; what hardware does is not known here.
+        (self.lending.described().info.kind == Kind::Simulator).then_some(1.0)
     }
 }

@@ -14,6 +14,7 @@ use crate::config::near;
 use crate::config::settings::Settings;
 use crate::config::source::Shown;
 use crate::error::Failure;
+use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::{self, Located};
 use crate::executor::watchdog::Limits;
 use crate::executor::worker::Restart;
@@ -49,6 +50,7 @@ pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> R
     let token = flag.or_else(|| around.ours("CODA_NODE_TOKEN")).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
     let (settings, shown) = load::settings(around, flags, dirs, known)?;
+    runs_as(&settings)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
     for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
@@ -59,6 +61,14 @@ pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> R
         tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
     }
     Ok(Prepared { settings, device, stored, shown })
+}
+
+/// Whose rights the plugin's process has.
+///
+/// # Errors
+/// When the settings name an account that it can't have.
+pub fn runs_as(settings: &Settings) -> Result<RunsAs, Failure> {
+    Ok(account::resolve(settings.executor.isolated, settings.executor.user.as_deref())?)
 }
 
 /// Finds the plugin that the settings name.
@@ -90,7 +100,7 @@ pub async fn start_executor(
     dispositions: Arc<Dispositions>,
 ) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
     let (done, answers) = mpsc::unbounded_channel();
-    let request = executor_request(settings, device, located, dispositions);
+    let request = executor_request(settings, device, located, dispositions)?;
     Ok((Executor::start(request, done).await?, answers))
 }
 
@@ -99,8 +109,8 @@ pub(super) fn executor_request(
     device: &DeviceConfig,
     located: Located,
     dispositions: Arc<Dispositions>,
-) -> StartRequest {
-    StartRequest {
+) -> Result<StartRequest, Failure> {
+    Ok(StartRequest {
         located,
         state_dir: settings.dirs.state.clone(),
         config_path: device.path.clone(),
@@ -119,5 +129,6 @@ pub(super) fn executor_request(
             grace: settings.executor.cancel_grace,
             exit: settings.executor.stuck_exit,
         },
-    }
+        runs_as: runs_as(settings)?,
+    })
 }

@@ -12,7 +12,7 @@ use super::{executor_request, locate_plugin};
 use crate::config::device::DeviceConfig;
 use crate::config::settings::Settings;
 use crate::error::Failure;
-use crate::executor::view::{Reloaded, View};
+use crate::executor::view::{Reloaded, Swapped, View};
 use crate::sys::Dispositions;
 
 pub struct Reloads {
@@ -58,11 +58,16 @@ fn swap(
 ) -> Result<String, Failure> {
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let located = locate_plugin(settings, &device, cwd)?;
-    let request = executor_request(settings, &device, located, dispositions);
-    let now = view.swap(&request, settings.shutdown.drain)?;
+    let request = executor_request(settings, &device, located, dispositions)?;
+    let Swapped { now, pause } = view.swap(&request, settings.shutdown.drain)?;
     let (info, d) = (&now.info, &now.device);
     Ok(format!(
-        "reloaded: {} {} by {}, device {} with {} qubits",
-        info.name, info.version, info.vendor, d.name, d.num_qubits
+        "reloaded: {} {} by {}, device {} with {} qubits; no run for {} ms",
+        info.name,
+        info.version,
+        info.vendor,
+        d.name,
+        d.num_qubits,
+        pause.as_millis()
     ))
 }

@@ -78,7 +78,8 @@ pub struct DeviceView {
 
 impl DeviceView {
     fn new(executor: &Executor) -> DeviceView {
-        let (device, info, hooks) = (executor.device(), executor.info(), executor.hooks());
+        let described = executor.described();
+        let (device, info, hooks) = (&described.device, &described.info, described.hooks);
         let connectivity = match &device.connectivity {
             Connectivity::Unknown => "unknown",
             Connectivity::Undirected(_) => "undirected",

@@ -16,7 +16,7 @@ use super::way::Out;
 use crate::app;
 use crate::config::load::Surroundings;
 use crate::error::{Failure, exit};
-use crate::executor::{Executor, JobContext, RunDone, RunJob};
+use crate::executor::{Executor, RunDone, RunJob};
 use crate::jobs::message::fits;
 use crate::results::outcome::{Counts, judge};
 use crate::sys::Dispositions;
@@ -96,7 +96,7 @@ async fn execute(
         started = starting => started?,
         () = stop.cancelled() => return Ok(ExitCode::from(exit::FAILURE)),
     };
-    let judged = match fits(&program, args.shots, executor.device()) {
+    let judged = match fits(&program, args.shots, &executor.described().device) {
         Ok(()) => one_run(&executor, done, program, args, stop).await,
         Err(why) => Err(why),
     };
@@ -134,7 +134,7 @@ async fn one_run(
     stop: CancellationToken,
 ) -> Result<Counts, String> {
     let measured = program.measurements().len();
-    let context = Arc::new(JobContext::new(executor.info().name.as_str().into(), "run".into()));
+    let context = Arc::new(executor.context("run".into()));
     let job = RunJob {
         ticket: 0,
         message_id: None,

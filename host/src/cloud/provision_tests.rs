@@ -56,6 +56,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             plugin_path: Vec::new(),
             control_timeout: second,
             isolated: false,
+            user: None,
             restart_backoff: Duration::from_millis(1),
             restart_backoff_max: Duration::from_millis(1),
             job_timeout: None,

@@ -223,6 +223,7 @@ fn executor(s: &mut Source, around: &Surroundings) -> Result<ExecutorSettings, C
         plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| around.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
         isolated: isolated(s)?,
+        user: s.optional("CODA_EXECUTOR_USER", None),
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
         restart_backoff_max: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", None, 30.0)?,
         job_timeout: Some(s.seconds("CODA_JOB_TIMEOUT_SEC", None, 0.0)?).filter(|limit| !limit.is_zero()),

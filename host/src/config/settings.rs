@@ -132,6 +132,8 @@ pub struct ExecutorSettings {
     pub control_timeout: Duration,
     /// Whether the plugin runs in a process of its own.
     pub isolated: bool,
+    /// The account that such a process runs as, when one is named.
+    pub user: Option<String>,
     /// Before a plugin's process that died twice in a row is started again; doubles from there.
     pub restart_backoff: Duration,
     pub restart_backoff_max: Duration,

@@ -25,6 +25,8 @@ pub struct Inspection {
     pub needed: Vec<String>,
     /// Whether it looks for libraries beside itself, so that a copy elsewhere would not find them.
     pub uses_origin: bool,
+    /// Those of them that it finds there.
+    pub companions: Vec<PathBuf>,
     /// The file's bytes, for hashing and copying.
     pub bytes: Vec<u8>,
 }
@@ -103,8 +105,15 @@ pub fn inspect(path: &Path) -> Result<Inspection, ElfError> {
         verdict => return Err(ElfError::Interface { path: own(), major, minor, verdict }),
     }
     let descriptor = Descriptor::parse(content).map_err(wrong)?;
-    let (needed, uses_origin) = (section.needed, section.uses_origin);
-    Ok(Inspection { descriptor, needed, uses_origin, bytes })
+    let (needed, folders) = (section.needed, section.beside);
+    let uses_origin = !folders.is_empty();
+    let origin = path.parent().unwrap_or(Path::new("")).display().to_string();
+    let places = folders.iter().flat_map(|folder| {
+        let folder = folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin);
+        needed.iter().map(move |name| Path::new(&folder).join(name))
+    });
+    let companions = places.filter(|p| p.is_file()).collect();
+    Ok(Inspection { descriptor, needed, uses_origin, companions, bytes })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ElfError> {
@@ -132,7 +141,8 @@ fn read(path: &Path) -> Result<Vec<u8>, ElfError> {
 struct Parsed<'a> {
     descriptor: Option<&'a [u8]>,
     needed: Vec<String>,
-    uses_origin: bool,
+    /// Folders to look in that depend on where the library lies.
+    beside: Vec<String>,
 }
 
 fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Parsed<'a>, ElfError> {
@@ -179,7 +189,7 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Parsed<'a>, ElfError> {
         Some((_, section)) => Some(section.data(endian, bytes).map_err(damaged)?),
         None => None,
     };
-    let (mut needed, mut uses_origin) = (Vec::new(), false);
+    let (mut needed, mut beside) = (Vec::new(), Vec::new());
     if let Some((entries, link)) = sections.dynamic(endian, bytes).map_err(damaged)? {
         let strings = sections.strings(endian, bytes, link).map_err(damaged)?;
         for entry in entries {
@@ -188,11 +198,11 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Parsed<'a>, ElfError> {
             if tag == DT_NEEDED {
                 needed.push(text().into_owned());
             } else if tag == DT_RUNPATH || tag == DT_RPATH {
-                uses_origin |= text().contains("ORIGIN");
+                beside.extend(text().split(':').filter(|f| f.contains("ORIGIN")).map(String::from));
             }
         }
     }
-    Ok(Parsed { descriptor, needed, uses_origin })
+    Ok(Parsed { descriptor, needed, beside })
 }
 
 #[cfg(test)]

@@ -14,8 +14,9 @@ use super::JobContext;
 use super::ffi::CallEvolve;
 use super::pool::{Control, report_changes};
 use super::queue::{Hold, Load, Queue};
-use super::slot::{Shared, Slot, cancelled};
+use super::slot::{Slot, cancelled};
 use super::turn::lock;
+use super::view::{Described, View};
 use crate::model::JobId;
 
 /// How far the norm of an answer may be from 1.
@@ -26,7 +27,7 @@ pub struct EvolveJob {
     /// The caller's own mark, unlike that of any other job in the pool.
     pub ticket: u64,
     pub job_id: JobId,
-    /// At most what [`Executor::hooks`] says.
+    /// At most what the executor's hooks say.
     pub num_qubits: u16,
     /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
     pub amplitudes: Vec<Amplitude>,
@@ -46,20 +47,29 @@ pub struct EvolveDone {
 /// The part of an executor that is lent to others: holds on slots, and states evolved in them.
 #[derive(Clone)]
 pub struct Lending {
-    pub(super) shared: Arc<Shared>,
     pub(super) control: Sender<Control>,
-    pub(super) has_cancel: bool,
+    pub(super) view: View,
 }
 
 impl Lending {
     /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
     pub fn hold(&self) -> Option<Hold> {
-        Queue::hold(&self.shared)
+        Queue::hold(&self.view.shared)
     }
 
     /// How the slots are used now.
     pub fn load(&self) -> Load {
-        self.shared.queue.load()
+        self.view.shared.queue.load()
+    }
+
+    /// The executor in use: another one after a reload.
+    pub fn described(&self) -> Arc<Described> {
+        self.view.described()
+    }
+
+    /// What a call shares with the plugin.
+    pub fn context(&self, job_id: JobId) -> JobContext {
+        JobContext::of(self.view.common.clone(), job_id)
     }
 
     /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
@@ -69,7 +79,10 @@ impl Lending {
 
     /// As [`Executor::cancel`](super::Executor::cancel).
     pub fn cancel(&self, ticket: u64) {
-        if self.has_cancel && self.control.send(Control::Cancel { ticket }).is_err() {
+        if let Some(turn) = lock(&self.view.shared.turns).get(&ticket) {
+            turn.ask();
+        }
+        if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
             tracing::debug!("the executor's control thread has ended");
         }
     }
@@ -95,7 +108,8 @@ impl Slot {
                 );
                 turn.leave(self.shared.control_timeout);
                 report_changes(&self.shared.dispositions, &self.common.plugin(), "evolve_state");
-                answer.and_then(|state| check(state, job.amplitudes.len()))
+                let answer = answer.map_err(|e| Error { text: self.common.masked(e.text), ..e });
+                self.told(answer.and_then(|state| check(state, job.amplitudes.len())), &turn)
             }
         };
         lock(&self.shared.turns).remove(&job.ticket);

@@ -118,6 +118,8 @@ pub struct Prepared {
     pub path: PathBuf,
     /// What is to be opened.
     pub opened: PathBuf,
+    /// Libraries beside the plugin that it needs.
+    pub companions: Vec<PathBuf>,
     pub entry: String,
     pub source: Source,
     /// Of the file's content.
@@ -159,6 +161,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
         descriptor: inspection.descriptor,
         path: own(),
         opened,
+        companions: inspection.companions,
         entry: located.entry.clone(),
         source: located.source.clone(),
         sha256,
@@ -212,6 +215,9 @@ pub fn trusted(path: &Path) -> Result<(), LoadError> {
     }
 }
 
+/// For everybody who is handed the file; nobody else gets past its directory.
+const COPY_MODE: u32 = 0o555;
+
 fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf, LoadError> {
     let dir = state_dir.join("plugins");
     let target = dir.join(format!("{sha256}.so"));
@@ -220,12 +226,13 @@ fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf,
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).map_err(failed)?;
     // A copy from an earlier start is used only while its content is still what its name says.
     if fs::read(&target).is_ok_and(|old| old == bytes) {
+        fs::set_permissions(&target, fs::Permissions::from_mode(COPY_MODE)).map_err(failed)?;
         return Ok(target);
     }
     let mut file = tempfile::Builder::new().tempfile_in(&dir).map_err(failed)?;
     std::io::Write::write_all(&mut file, bytes).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
-    file.as_file().set_permissions(fs::Permissions::from_mode(0o500)).map_err(failed)?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(COPY_MODE)).map_err(failed)?;
     file.persist(&target).map_err(|e| failed(e.error))?;
     Ok(target)
 }

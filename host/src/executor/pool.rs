@@ -21,6 +21,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
+use super::account::RunsAs;
 use super::evolve::Lending;
 use super::ffi::{Common, CreateRequest, DeviceReply};
 use super::loader::{self, LoadError, Prepared};
@@ -35,7 +36,7 @@ use super::watchdog::{self, Limits};
 use super::worker::{MakeError, Remote, Restart, Spec};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId};
-use crate::sys::Dispositions;
+use crate::sys::{Account, Dispositions};
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
 const WATCHDOG_STACK_BYTES: usize = 256 << 10;
@@ -59,6 +60,8 @@ pub struct StartRequest {
     pub dispositions: Arc<Dispositions>,
     /// Run the plugin in a process of its own, and when to start it again.
     pub isolation: Option<Restart>,
+    /// Whose rights that process has.
+    pub runs_as: RunsAs,
     pub limits: Limits,
 }
 
@@ -72,6 +75,10 @@ pub enum StartError {
     Config { config: PathBuf, what: String },
     #[error("the process of plugin {} could not be used: {what}", path.display())]
     Process { path: PathBuf, what: String },
+    #[error("the plugin's process runs as '{}', which may not read {}: {why}", account.name, file.display())]
+    Unreadable { account: Account, file: PathBuf, why: String },
+    #[error("the process of plugin {} could not give up its rights, so nothing is run in it: {what}", path.display())]
+    Rights { path: PathBuf, what: String },
     #[error("the plugin {} could not describe its device: {}", path.display(), error.text)]
     Describe { path: PathBuf, error: Error },
     #[error("the plugin {} describes a device that can't be: {what}", path.display())]
@@ -89,6 +96,8 @@ impl Explain for StartError {
             StartError::Create { .. } => "executor-create",
             StartError::Config { .. } => "executor-config",
             StartError::Process { .. } => "executor-process",
+            StartError::Unreadable { .. } => "executor-unreadable",
+            StartError::Rights { .. } => "executor-rights",
             StartError::Describe { .. } => "executor-describe",
             StartError::BadDevice { .. } => "executor-bad-device",
             StartError::Thread(_) | StartError::Died { .. } => "executor-thread",
@@ -109,6 +118,15 @@ impl Explain for StartError {
                 "try the plugin alone: coda-host plugin check FILE.so --device FILE; then tell the vendor"
                     .into(),
             ),
+            StartError::Unreadable { account, file, .. } => Some(format!(
+                "let it: chgrp {} {1} && chmod g+r {1}; its folders must let it through too: namei -l {1}",
+                account.gid,
+                file.display()
+            )),
+            StartError::Rights { .. } => Some(
+                "the host needs CAP_SETUID, CAP_SETGID and CAP_KILL for another account's process; see                  docs/operations.md"
+                    .into(),
+            ),
             StartError::Create { .. } => Some("check the hardware and its control stack".into()),
             StartError::Describe { .. } | StartError::BadDevice { .. } => Some("tell the vendor".into()),
             StartError::Thread(_) => Some("raise the limit on processes (ulimit -u)".into()),
@@ -117,7 +135,11 @@ impl Explain for StartError {
     }
 
     fn exit(&self) -> u8 {
-        exit::PLUGIN
+        match self {
+            // It stays so until somebody mends it.
+            StartError::Unreadable { .. } | StartError::Rights { .. } => exit::CONFIG,
+            _ => exit::PLUGIN,
+        }
     }
 }
 
@@ -135,6 +157,17 @@ pub struct PluginInfo {
 }
 
 impl PluginInfo {
+    /// For metrics.
+    pub fn labels(&self) -> [(&'static str, &str); 5] {
+        [
+            ("name", &self.name),
+            ("version", &self.version),
+            ("vendor", &self.vendor),
+            ("kind", self.kind.name()),
+            ("sha256", &self.sha256),
+        ]
+    }
+
     pub(super) fn of(prepared: &Prepared) -> PluginInfo {
         let d = &prepared.descriptor;
         PluginInfo {
@@ -187,9 +220,6 @@ pub struct Executor {
     control: Sender<Control>,
     threads: Vec<JoinHandle<()>>,
     busy_control: Arc<Mutex<Option<Stuck>>>,
-    device: Device,
-    hooks: Hooks,
-    info: PluginInfo,
     plugin: Plugin,
     common: Arc<Common>,
     view: View,
@@ -263,7 +293,7 @@ impl Executor {
                 watchdog::watch(&weak, &plugin, &control, limits)
             })?;
         }
-        let described = Described { device: device.clone(), hooks, info: info.clone() };
+        let described = Described { device, hooks, info };
         let described = Arc::new(RwLock::new(Arc::new(described)));
         let view = View {
             shared: shared.clone(),
@@ -272,19 +302,12 @@ impl Executor {
             described,
             batch_max,
         };
-        Ok(Executor { shared, control, threads, busy_control, device, hooks, info, plugin, common, view })
+        Ok(Executor { shared, control, threads, busy_control, plugin, common, view })
     }
 
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    pub fn hooks(&self) -> Hooks {
-        self.hooks
-    }
-
-    pub fn info(&self) -> &PluginInfo {
-        &self.info
+    /// The executor in use: another one after a reload.
+    pub fn described(&self) -> Arc<Described> {
+        self.view.described()
     }
 
     /// What a job's run shares with the plugin.
@@ -321,8 +344,7 @@ impl Executor {
 
     /// What can be lent to others beside the jobs.
     pub fn lending(&self) -> Lending {
-        let (shared, control) = (self.shared.clone(), self.control.clone());
-        Lending { shared, control, has_cancel: self.hooks.cancel }
+        Lending { control: self.control.clone(), view: self.view.clone() }
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
@@ -331,8 +353,7 @@ impl Executor {
         if let Some(turn) = lock(&self.shared.turns).get(&ticket) {
             turn.ask();
         }
-        let told = self.hooks.cancel || self.plugin.remote().is_some();
-        if told && self.control.send(Control::Cancel { ticket }).is_err() {
+        if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
             tracing::error!("the executor's control thread is gone; please report this as a bug");
         }
     }
@@ -346,7 +367,7 @@ impl Executor {
     /// the plugin.
     pub async fn shutdown(self, limit: Duration) {
         let (ended, answer) = oneshot::channel();
-        let name = self.info.name.clone();
+        let name = self.described().info.name.clone();
         let ask = async {
             if self.control.send(Control::Shutdown(ended)).is_ok()
                 && let Ok(Some(error)) = answer.await
@@ -455,14 +476,30 @@ pub(super) fn failed_to_make(
         MakeError::Create(error) => StartError::Create { path, error: masked(error, common) },
         MakeError::Describe(error) => StartError::Describe { path, error: masked(error, common) },
         MakeError::Process(what) => StartError::Process { path, what },
+        MakeError::Rights(what) => StartError::Rights { path, what },
+        MakeError::Unreadable { account, path: file, why } => StartError::Unreadable { account, file, why },
     }
 }
 
 impl Spec {
     /// For a prepared library and what its executor is asked for.
     pub(super) fn new(prepared: &Prepared, request: &StartRequest) -> Spec {
+        let account = match &request.runs_as {
+            RunsAs::Account(account) => Some(account.clone()),
+            RunsAs::Host | RunsAs::Root => None,
+        };
+        let in_place = prepared.opened == prepared.path;
+        let mut reads = Vec::new();
+        if account.is_some() {
+            reads.extend(Some(request.config_path.clone()).filter(|p| !p.as_os_str().is_empty()));
+            reads.extend(Some(prepared.opened.clone()).filter(|_| in_place));
+            reads.extend(prepared.companions.iter().cloned());
+        }
         Spec {
             opened: prepared.opened.clone(),
+            by_descriptor: account.is_some() && !in_place,
+            reads,
+            account,
             c_door: prepared.descriptor.door == Door::C,
             api_minor: prepared.descriptor.api_minor,
             plugin: prepared.descriptor.name.clone(),
@@ -472,7 +509,6 @@ impl Spec {
             native_gate_set: request.native_gate_set.clone(),
             num_qubits: request.num_qubits,
             log_level: most_verbose(),
-            probe: false,
         }
     }
 }

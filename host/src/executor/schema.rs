@@ -124,7 +124,19 @@ fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -
         _ => {
             // The value itself stays out of the text when it is a secret.
             let secret = subschema(schema, &path).is_some_and(|s| is_secret(schema, s));
-            let text = if secret { error.masked().to_string() } else { error.to_string() };
+            let text = match (&error.kind, secret) {
+                (_, true) => error.masked().to_string(),
+                // The schema's own words have all of them, which the library's text has not.
+                (Kind::Enum { options: Value::Array(options) }, _) => {
+                    let known: Vec<String> =
+                        options.iter().filter(|o| !o.is_null()).map(ToString::to_string).collect();
+                    format!("{} is not one of {}", error.instance, known.join(", "))
+                }
+                (Kind::AnyOf { .. } | Kind::OneOfNotValid { .. }, _) => {
+                    format!("{} has none of the forms that are allowed here", error.instance)
+                }
+                _ => error.to_string(),
+            };
             vec![fault(&path, format!("{text}{}", described(schema, &path)))]
         }
     }
@@ -303,6 +315,8 @@ mod tests {
         "properties": {
             "host": {"type": "string", "minLength": 1, "description": "Where the control stack listens"},
             "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+            "mode": {"enum": ["a", "b", "c", "d", null], "description": "What is done"},
+            "wires": {"anyOf": [{"type": "integer"}, {"type": "null"}], "description": "A number"},
             "token": {"type": ["string", "null"], "writeOnly": true, "pattern": "^key-"},
             "noise": {"$ref": "#/$defs/noise", "description": "Errors"},
             "lines": {"type": "array", "items": {"type": "object", "properties": {"pin": {"type": "integer", "writeOnly": true}}}}
@@ -334,6 +348,13 @@ mod tests {
         assert!(
             found[1].starts_with("line 5: `prt`: the plugin has no such key; it has: host, lines"),
             "{found:?}"
+        );
+        assert_eq!(
+            says("host: lab\nmode: e\nwires: many"),
+            [
+                "line 2: `mode`: \"e\" is not one of \"a\", \"b\", \"c\", \"d\" (What is done)",
+                "line 3: `wires`: \"many\" has none of the forms that are allowed here (A number)",
+            ]
         );
         assert!(says("host: ''")[0].ends_with("(Where the control stack listens)"));
         assert_eq!(says("host: lab\nlines: [{pin: 1}, {pin: x}]")[0].split(':').next(), Some("line 2"));

@@ -168,7 +168,7 @@ impl Slot {
     }
 
     /// A failure after a time limit is that of the limit.
-    fn told(&self, answer: Answer, turn: &Turn) -> Answer {
+    pub(super) fn told<T>(&self, answer: Result<T, Error>, turn: &Turn) -> Result<T, Error> {
         let Some(limit) = self.shared.limits.run.filter(|_| turn.is_timed_out()) else { return answer };
         answer.map_err(|e| {
             let text =

@@ -3,7 +3,7 @@
 //! A view outlives a swap: what it tells is that of the executor in use.
 
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Device, Hooks};
 
@@ -11,10 +11,11 @@ use super::ffi::Common;
 use super::loader;
 use super::plugin::Plugin;
 use super::pool::{PluginInfo, StartError, StartRequest, check_device, failed_to_make};
+use super::queue::Load;
 use super::slot::Shared;
 use super::turn::lock;
 use super::watchdog::StuckRun;
-use super::worker::{Remote, Spec};
+use super::worker::{Remote, Spec, Standby};
 
 /// The executor in use.
 #[derive(Debug, Clone)]
@@ -45,7 +46,7 @@ pub struct Reloaded {
 /// Why there was no swap; the former executor is in use, or on its way back.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
-    #[error("a plugin in this process can't be swapped")]
+    #[error("a plugin in the host's own process can't be swapped")]
     NotIsolated,
     #[error(transparent)]
     New(#[from] StartError),
@@ -77,11 +78,26 @@ impl crate::error::Explain for SwapError {
     }
 
     fn exit(&self) -> u8 {
-        crate::error::exit::PLUGIN
+        match self {
+            SwapError::New(e) => e.exit(),
+            _ => crate::error::exit::PLUGIN,
+        }
     }
 }
 
+/// What came of a swap.
+pub struct Swapped {
+    pub now: Arc<Described>,
+    /// From the return of the last run, or the decision when none ran, until runs could begin again.
+    pub pause: Duration,
+}
+
 impl View {
+    /// Whether the plugin is told of cancels: by its hook, or by the flag in its process.
+    pub(super) fn takes_cancels(&self) -> bool {
+        self.described().hooks.cancel || self.plugin.remote().is_some()
+    }
+
     pub fn described(&self) -> Arc<Described> {
         self.described.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
@@ -89,6 +105,11 @@ impl View {
     /// Gauges of the plugin's own, by name.
     pub fn gauges(&self) -> Vec<(String, f64)> {
         self.common.gauges.all()
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
     }
 
     /// A run in this process that doesn't end.
@@ -121,7 +142,7 @@ impl View {
     ///
     /// # Errors
     /// Why the former executor stays in use.
-    pub fn swap(&self, request: &StartRequest, limit: Duration) -> Result<Arc<Described>, SwapError> {
+    pub fn swap(&self, request: &StartRequest, limit: Duration) -> Result<Swapped, SwapError> {
         let Plugin::Remote(remote) = &self.plugin else { return Err(SwapError::NotIsolated) };
         if !request.config_path.as_os_str().is_empty() {
             loader::trusted(&request.config_path).map_err(StartError::Load)?;
@@ -130,21 +151,26 @@ impl View {
             loader::prepare(&request.located, &request.state_dir, true).map_err(StartError::Load)?;
         let spec = Spec::new(&prepared, request);
         let failed = |e| SwapError::New(failed_to_make(e, &prepared, &request.config_path, &self.common));
-        // While the former one works on.
-        Remote::probe(&spec, &self.common).map_err(failed)?;
+        // While the former one works on: only its end and the creation of the next are left for the pause.
+        let standby = Remote::prepare(remote, &spec).map_err(failed)?;
+        tracing::debug!(sha256 = prepared.sha256, "the new plugin is checked, its process waits");
         if !self.shared.queue.pause(limit) {
             self.shared.queue.resume();
             return Err(SwapError::Busy(limit));
         }
-        let swapped = self.swap_paused(remote, spec, &prepared, request);
+        let begun = Instant::now();
+        tracing::debug!("no run is in the plugin, and none begins");
+        let swapped = self.swap_paused(remote, standby, &prepared, request);
         self.shared.queue.resume();
-        swapped
+        let pause = begun.elapsed();
+        tracing::debug!(?pause, "runs may begin again");
+        swapped.map(|now| Swapped { now, pause })
     }
 
     fn swap_paused(
         &self,
         remote: &Arc<Remote>,
-        spec: Spec,
+        standby: Standby,
         prepared: &loader::Prepared,
         request: &StartRequest,
     ) -> Result<Arc<Described>, SwapError> {
@@ -158,7 +184,7 @@ impl View {
             }
         };
         let failed = |e| SwapError::New(failed_to_make(e, prepared, &request.config_path, &self.common));
-        let reply = Remote::swap(remote, spec, &accept, &failed)?;
+        let reply = Remote::swap(remote, standby, &accept, &failed)?;
         let bad = |what| StartError::BadDevice { path: prepared.path.clone(), what };
         let (device, hooks) = check_device(reply).map_err(bad)?;
         self.shared.queue.open(usize::from(device.slots), if hooks.batch_run { self.batch_max } else { 1 });

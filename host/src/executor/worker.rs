@@ -8,6 +8,9 @@
 //! keeper         waits for its end; starts it again, later and later while it never answers anything
 //! ```
 //!
+//! It is made in two steps: first the library is opened and the config checked, then the executor is created. Between
+//! them another executor may work on, so that a swap keeps the device idle for no longer than its control stack needs.
+//!
 //! The child dies with this process; its output goes to the log line by line. A call whose process died is answered
 //! with an error that names the signal: whether the hardware ran it nobody can know, so it is not run again.
 
@@ -17,6 +20,7 @@ mod process;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, Common, DeviceReply, JobContext, OpenError};
 use super::turn::lock;
 use super::wire::{self, Reader, Writer};
+use crate::sys::Account;
 use process::Process;
 
 /// More slots than this no device has.
@@ -41,6 +46,7 @@ pub(super) mod kind {
     pub const PROGRESS: u8 = 6;
     pub const GAUGE: u8 = 7;
     pub const DESTROY: u8 = 8;
+    pub const CREATE: u8 = 9;
 }
 
 /// What the child needs to make the executor.
@@ -48,6 +54,13 @@ pub(super) mod kind {
 pub struct Spec {
     /// The file to open.
     pub opened: PathBuf,
+    /// To be opened as the descriptor that comes along: the account doesn't get to where it lies.
+    pub by_descriptor: bool,
+    /// Files that the account must be able to read.
+    pub reads: Vec<PathBuf>,
+    /// Whose rights the process takes on.
+    #[serde(skip)]
+    pub account: Option<Account>,
     /// Through the C door.
     pub c_door: bool,
     pub api_minor: u16,
@@ -59,16 +72,20 @@ pub struct Spec {
     pub num_qubits: u16,
     /// The most verbose level that the host logs.
     pub log_level: u32,
-    /// Open and check only.
-    pub probe: bool,
 }
 
-/// How an executor's making ended in the child.
+/// How a step of an executor's making ended in the child.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Made {
-    Done {
-        device: DeviceReply,
-        secrets: Vec<String>,
+    /// The library is open, the config fits; its secrets.
+    Checked(Vec<String>),
+    Created(DeviceReply),
+    /// Not all rights could be given up.
+    Rights(String),
+    /// The account may not read this file.
+    Unreadable {
+        path: PathBuf,
+        why: String,
     },
     Open(OpenError),
     /// The config doesn't fit the plugin's schema.
@@ -80,6 +97,12 @@ pub enum Made {
 /// Why there is no executor.
 #[derive(Debug)]
 pub enum MakeError {
+    Rights(String),
+    Unreadable {
+        account: Account,
+        path: PathBuf,
+        why: String,
+    },
     Open(OpenError),
     Config(String),
     Create(Error),
@@ -102,6 +125,27 @@ pub struct Trouble {
     /// Deaths since the plugin last answered anything.
     pub in_a_row: u32,
     pub last: String,
+}
+
+/// A process with the library open and the config checked, and no executor. Dropped, it ends.
+pub struct Standby {
+    process: Option<Arc<Process>>,
+    ended: Option<Receiver<String>>,
+    spec: Spec,
+}
+
+impl Standby {
+    fn drop_for(&mut self, why: &str) {
+        if let Some(process) = self.process.take() {
+            process.kill(why);
+        }
+    }
+}
+
+impl Drop for Standby {
+    fn drop(&mut self) {
+        self.drop_for("it is not needed");
+    }
 }
 
 /// The plugin's process, started again whenever it dies.
@@ -164,23 +208,11 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Has a child open the library and check the config, without making an executor.
+    /// Starts a process that opens the library and checks the config. Its executor is made by [`Remote::create`].
     ///
     /// # Errors
-    /// What speaks against using it.
-    pub fn probe(spec: &Spec, common: &Arc<Common>) -> Result<(), MakeError> {
-        let spec = Spec { probe: true, ..spec.clone() };
-        let (process, ended) = Process::start(&spec.plugin, common.clone(), Arc::new(|_: &str, _, _| ()))
-            .map_err(|e| MakeError::Process(e.to_string()))?;
-        let made = process.make(&spec);
-        process.kill("it was only to be checked");
-        drop(ended);
-        made.map(drop)
-    }
-
-    /// A new process with an executor in it, watched by a keeper of its own.
-    fn make(this: &Arc<Remote>, spec: &Spec) -> Result<Arc<Process>, MakeError> {
-        this.answered.store(false, Ordering::Release);
+    /// What speaks against using it; no process is left then.
+    pub fn prepare(this: &Arc<Remote>, spec: &Spec) -> Result<Standby, MakeError> {
         let weak = Arc::downgrade(this);
         let progress = move |job_id: &str, done, total| {
             if let Some(remote) = weak.upgrade()
@@ -189,16 +221,32 @@ impl Remote {
                 context.set_progress(done, total);
             }
         };
-        let (process, ended) = Process::start(&spec.plugin, this.common.clone(), Arc::new(progress))
+        let (process, ended) = Process::start(spec, this.common.clone(), Arc::new(progress))
             .map_err(|e| MakeError::Process(e.to_string()))?;
-        let (device, secrets) = match process.make(spec) {
-            Ok(made) => made,
+        let mut standby = Standby { process: Some(process.clone()), ended: Some(ended), spec: spec.clone() };
+        match process.check(spec) {
+            Ok(secrets) => this.common.hide(&secrets),
             Err(error) => {
-                process.kill("its executor could not be made");
+                standby.drop_for("it can't be used");
+                return Err(error);
+            }
+        }
+        Ok(standby)
+    }
+
+    /// Has a prepared process create its executor, and sets a keeper to watch over it.
+    fn create(this: &Arc<Remote>, mut standby: Standby) -> Result<Arc<Process>, MakeError> {
+        let (Some(process), Some(ended)) = (standby.process.clone(), standby.ended.take()) else {
+            return Err(MakeError::Process("it is used already".into()));
+        };
+        this.answered.store(false, Ordering::Release);
+        let device = match process.create(&standby.spec) {
+            Ok(device) => device,
+            Err(error) => {
+                standby.drop_for("its executor could not be made");
                 return Err(error);
             }
         };
-        this.common.hide(&secrets);
         let (weak, watched) = (Arc::downgrade(this), process.clone());
         let keeper = move || {
             let end = ended.recv().unwrap_or_else(|_| "ended".into());
@@ -211,7 +259,13 @@ impl Remote {
             .spawn(keeper)
             .map_err(|e| MakeError::Process(e.to_string()))?;
         *lock(&this.described) = device;
+        standby.process = None;
         Ok(process)
+    }
+
+    /// A new process with an executor in it, watched by a keeper of its own.
+    fn make(this: &Arc<Remote>, spec: &Spec) -> Result<Arc<Process>, MakeError> {
+        Remote::create(this, Remote::prepare(this, spec)?)
     }
 
     /// The keeper's work once its process has ended: start another, unless nobody wants one.
@@ -455,14 +509,14 @@ impl Remote {
         }
     }
 
-    /// Replaces the executor. Call it while no call is in the plugin. When the new one can't be made, or `accept` doesn't
-    /// want its device, the old one is made again.
+    /// Replaces the executor by one in the prepared process. Call it while no call is in the plugin. When the new one
+    /// can't be created, or `accept` doesn't want its device, the old one is made again.
     ///
     /// # Errors
     /// Why the new one could not be made; whether the old one could, its keeper's log tells.
     pub fn swap<E>(
         this: &Arc<Remote>,
-        spec: Spec,
+        standby: Standby,
         accept: &dyn Fn(&DeviceReply) -> Result<(), E>,
         failed: &dyn Fn(MakeError) -> E,
     ) -> Result<DeviceReply, E> {
@@ -470,21 +524,20 @@ impl Remote {
             let mut state = lock(&this.state);
             (state.spec.clone(), std::mem::replace(&mut state.phase, Phase::Swapping))
         };
+        let plugin = this.common.plugin();
         if let Phase::Up(process) = before {
             // Most control stacks allow one session: the old one ends before the new one begins.
             for error in [process.control(&child::Order::Shutdown).unwrap_or_else(Some), process.destroy()]
                 .into_iter()
                 .flatten()
             {
-                tracing::warn!(
-                    plugin = &*this.common.plugin(),
-                    error = error.text,
-                    "the former executor's end failed"
-                );
+                tracing::warn!(plugin = &*plugin, error = error.text, "the former executor's end failed");
             }
         }
+        tracing::debug!(plugin = &*plugin, "the former executor has ended");
+        let spec = standby.spec.clone();
         this.common.rename(&spec.plugin);
-        let made = Remote::make(this, &spec).map_err(failed).and_then(|process| {
+        let made = Remote::create(this, standby).map_err(failed).and_then(|process| {
             accept(&this.described()).map(|()| process.clone()).inspect_err(|_| {
                 process.control(&child::Order::Shutdown).ok();
                 process.destroy();
@@ -528,6 +581,10 @@ impl MakeError {
             )
             | MakeError::Config(t)
             | MakeError::Process(t) => t.clone(),
+            MakeError::Rights(t) => format!("its rights could not be given up: {t}"),
+            MakeError::Unreadable { account, path, why } => {
+                format!("the account {} may not read {}: {why}", account.name, path.display())
+            }
             MakeError::Create(e) | MakeError::Describe(e) => e.text.clone(),
         }
     }

@@ -167,7 +167,6 @@ pub struct Driver {
     reports: mpsc::UnboundedSender<Report>,
     inbox: mpsc::UnboundedReceiver<Report>,
     tasks: TaskTracker,
-    plugin: Arc<str>,
     /// Acknowledgements that Redis has not confirmed.
     acking: usize,
     drain: Drain,
@@ -188,7 +187,8 @@ impl Driver {
     pub fn new(parts: DriverParts) -> Driver {
         parts.executor.watch(Arc::new(parts.notes.clone()));
         let (reports, inbox) = mpsc::unbounded_channel();
-        let slots = usize::from(parts.executor.device().slots);
+        let described = parts.executor.described();
+        let slots = usize::from(described.device.slots);
         let checker = Checker {
             redis: parts.redis.clone(),
             store: parts.store.clone(),
@@ -204,7 +204,6 @@ impl Driver {
             hold: Arc::new(HoldAt::from_env()),
         };
         parts.metrics.slots.set(slots as i64);
-        let plugin = parts.executor.info().name.as_str().into();
         Driver {
             checker,
             finisher,
@@ -223,7 +222,6 @@ impl Driver {
             reports,
             inbox,
             tasks: TaskTracker::new(),
-            plugin,
             acking: 0,
             drain: Drain::No,
             p: parts,

@@ -46,7 +46,7 @@ impl Explain for IdentityError {
 ///
 /// # Errors
 /// When the file can't be used.
-pub fn look(state_dir: &Path) -> Result<Option<Keypair>, IdentityError> {
+pub fn stored(state_dir: &Path) -> Result<Option<Keypair>, IdentityError> {
     let path = state_dir.join(FILE);
     let bad = |e: &dyn std::fmt::Display| IdentityError::Key { path: path.clone(), text: e.to_string() };
     let Some(bytes) = files::read(&path, MAX_BYTES)? else { return Ok(None) };
@@ -62,7 +62,7 @@ pub fn look(state_dir: &Path) -> Result<Option<Keypair>, IdentityError> {
 /// # Errors
 /// When the file can't be used; a damaged one is never replaced by itself.
 pub fn load(state_dir: &Path) -> Result<Keypair, IdentityError> {
-    if let Some(key) = look(state_dir)? {
+    if let Some(key) = stored(state_dir)? {
         return Ok(key);
     }
     let path = state_dir.join(FILE);

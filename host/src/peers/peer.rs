@@ -63,6 +63,9 @@ pub trait Lender: Send + Sync + 'static {
     /// Asks the execution to end soon.
     fn stop(&self, execution_id: &str);
 
+    /// Most qubits of a state that the executor in use takes; none when it can't take over a state at all.
+    fn max_qubits(&self) -> Option<u16>;
+
     /// What a device of this kind reports of its fidelity: 1 for an exact simulator.
     fn fidelity(&self) -> Option<f64>;
 }
@@ -77,6 +80,10 @@ impl Slots for Lent {
 
     fn give(&mut self) {
         self.0.release();
+    }
+
+    fn max_qubits(&self) -> Option<u16> {
+        self.0.max_qubits()
     }
 }
 
@@ -267,7 +274,7 @@ impl Peer {
             started: Instant::now(),
         };
         self.running.insert(key, running);
-        let max_qubits = self.table.limits().max_qubits.unwrap_or(0);
+        let max_qubits = self.lender.max_qubits().unwrap_or(0);
         let work = move || match executing::read(request, max_qubits) {
             Ok(job) => evolve(job, &*lender, key, reports),
             Err(error) => {
@@ -481,7 +488,7 @@ impl Role for Peer {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let heartbeat = Heartbeat {
             peer_id: limits.peer_id.clone(),
-            health_status: if limits.max_qubits.is_some() { "healthy" } else { "degraded" }.into(),
+            health_status: if self.lender.max_qubits().is_some() { "healthy" } else { "degraded" }.into(),
             active_reservations: count(load.reservations),
             active_executions: count(load.executions),
             peer_log_position: 0,

@@ -60,8 +60,6 @@ pub struct Limits {
     pub peer_id: String,
     pub allow: Allow,
     pub services: Vec<String>,
-    /// Most qubits of a state that the executor takes; none when it can't take over a state at all.
-    pub max_qubits: Option<u16>,
     pub max_ttl_seconds: i64,
     /// Most slots lent at once, in all and to one peer.
     pub max_slots: usize,
@@ -95,6 +93,9 @@ pub trait Slots {
     fn take(&mut self) -> Result<(), NoSlot>;
 
     fn give(&mut self);
+
+    /// Most qubits of a state that the executor takes now; none when it can't take over a state at all.
+    fn max_qubits(&self) -> Option<u16>;
 }
 
 /// A reservation that is not over.
@@ -243,7 +244,7 @@ impl Table {
             // Nothing is kept of strangers, not even a line in the log.
             return answer(Transition::Rejected, Some("this peer lends nothing to you"));
         }
-        let taken = match self.unfit(request, owner) {
+        let taken = match self.unfit(request, owner, slots.max_qubits()) {
             Some(reason) => Err(reason),
             None => slots.take().map_err(|no| match no {
                 NoSlot::Full => FULL.to_string(),
@@ -292,9 +293,9 @@ impl Table {
     }
 
     /// Why a prepare is declined, whatever the slots.
-    fn unfit(&self, request: &PrepareRequest, owner: &str) -> Option<String> {
+    fn unfit(&self, request: &PrepareRequest, owner: &str, max_qubits: Option<u16>) -> Option<String> {
         let l = &self.limits;
-        let Some(max_qubits) = l.max_qubits else {
+        let Some(max_qubits) = max_qubits else {
             return Some("this device can't take over a quantum state (no evolve_state)".into());
         };
         let (qubits, ttl) = (request.estimated_qubits, request.ttl_seconds);

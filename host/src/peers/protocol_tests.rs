@@ -6,11 +6,12 @@ struct Counter {
     total: usize,
     taken: usize,
     jobs_wait: bool,
+    max_qubits: Option<u16>,
 }
 
 impl Counter {
     fn new(total: usize) -> Counter {
-        Counter { total, taken: 0, jobs_wait: false }
+        Counter { total, taken: 0, jobs_wait: false, max_qubits: Some(10) }
     }
 }
 
@@ -29,6 +30,10 @@ impl Slots for Counter {
     fn give(&mut self) {
         self.taken = self.taken.checked_sub(1).expect("a slot is given back once");
     }
+
+    fn max_qubits(&self) -> Option<u16> {
+        self.max_qubits
+    }
 }
 
 fn limits() -> Limits {
@@ -36,7 +41,6 @@ fn limits() -> Limits {
         peer_id: ME.into(),
         allow: Allow::Listed(["a", "b"].map(|p| format!("12D3KooWowner{p}")).into()),
         services: vec!["hadamard".into()],
-        max_qubits: Some(10),
         max_ttl_seconds: 300,
         max_slots: 4,
         max_per_peer: 4,
@@ -167,7 +171,7 @@ fn declines_have_reasons() {
     let bundle = PrepareRequest { service_id: BUNDLE.into(), ..ask("3", 60) };
     assert_eq!(bed.prepare_for("a", bundle).0, "accepted");
     let mut no_states = Bed::new(1);
-    no_states.table.limits.max_qubits = None;
+    no_states.slots.max_qubits = None;
     assert!(no_states.prepare("a", "1").1.contains("evolve_state"));
 }
 

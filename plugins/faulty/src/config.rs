@@ -26,6 +26,10 @@ pub struct Config {
     /// A file to which every run adds `start <job id>` and `end <job id>`, so that a test can tell what ran
     /// how often, and where a kill fell.
     pub record: Option<PathBuf>,
+    /// Adds `create`, `shutdown` and `drop` with the process's number to the record.
+    pub life: bool,
+    /// A file that the factory tries to read; the log tells whether it may.
+    pub read: Option<PathBuf>,
     /// Adds to each line of the record the time, in microseconds since 1970.
     pub clock: bool,
     /// Offers `evolve_state`, which behaves and goes into the record as well.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use coda_plugin_abi::{
     Amplitude, BatchRun, Cancel, Connectivity, Context, Device, Error, ErrorCode, Evolution, EvolveState,
-    Executor, Job, Operation, Outcome, Stage, Target, export_executor,
+    Executor, Job, LogLevel, Operation, Outcome, Stage, Target, export_executor,
 };
 
 use config::{Config, Fault, Payload, When};
@@ -77,7 +77,12 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
         fault if config.when == When::Create => process::commit(fault),
         _ => {}
     }
-    Ok(Faulty {
+    if let Some(path) = &config.read {
+        let came =
+            std::fs::read(path).map_or_else(|e| e.to_string(), |bytes| format!("{} bytes", bytes.len()));
+        ctx.host().log(LogLevel::Info, format_args!("reading {}: {came}", path.display()));
+    }
+    let faulty = Faulty {
         config,
         target: Target::from_name(ctx.native_gate_set()).unwrap_or(Target::Cz),
         num_qubits: ctx.num_qubits().max(1),
@@ -88,7 +93,9 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
         any_cancelled: AtomicBool::new(false),
         failed: AtomicBool::new(false),
         inside: AtomicU32::new(0),
-    })
+    };
+    faulty.lives("create")?;
+    Ok(faulty)
 }
 
 impl Executor for Faulty {
@@ -144,7 +151,8 @@ impl Executor for Faulty {
         match self.config.fault {
             Fault::PanicShutdown => explode(self.config.payload),
             Fault::HangShutdown => hang(),
-            _ => {}
+            // A record that can't be written was told by the run before.
+            _ => drop(self.lives("shutdown")),
         }
     }
 }
@@ -154,6 +162,7 @@ impl Drop for Faulty {
         if self.config.fault == Fault::PanicDrop {
             explode(self.config.payload);
         }
+        drop(self.lives("drop"));
     }
 }
 
@@ -311,6 +320,11 @@ impl Faulty {
     /// Counts a call; whether the fault is due by now.
     fn due(&self) -> bool {
         self.calls.fetch_add(1, Ordering::Relaxed) >= self.config.after
+    }
+
+    /// An event of the executor's own life, if those are wanted.
+    fn lives(&self, what: &str) -> Result<(), Error> {
+        if self.config.life { self.record(what, &std::process::id().to_string()) } else { Ok(()) }
     }
 
     /// One line at the end of the record, in one write, so that a kill leaves no half of it.

@@ -7,45 +7,71 @@ use std::time::Duration;
 
 use coda_plugin_abi::ir::MAX_QUBITS;
 use coda_plugin_abi::{Connectivity, Context, Device, Error, ErrorCode, Target};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 const DAY_MS: f64 = 86_400_000.0;
 
-/// `device.yaml` as written.
-#[derive(Debug, Default, Deserialize)]
+/// Device config of coda-host's simulator
+// `device.yaml` as written; these comments are in the schema, for whoever wrote a key wrong.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// Name that the device reports
     name: Option<String>,
+    /// Native gate set: cz, iswap, pcz or cnot; the registered one when it is left out
     target: Option<TargetName>,
+    /// Qubits of the device; the registered number when it is left out
+    #[schemars(range(min = 1, max = MAX_QUBITS))]
     num_qubits: Option<u16>,
+    /// What a run does: exact, noop (all shots measure zeros), hang (until it is cancelled) or raise (fails)
     mode: Mode,
+    /// Simulated hardware time of a run, in milliseconds
+    #[schemars(range(min = 0.0, max = DAY_MS))]
     execution_time_ms: f64,
+    /// Whether several jobs are run in one call
     batch: bool,
+    /// Runs at the same time
+    #[schemars(range(min = 1))]
     slots: Option<u16>,
+    /// Makes each job's counts depend on seed and job id alone
     seed: Option<u64>,
+    /// Errors that are simulated
     noise: NoiseConfig,
+    /// Pairs of qubits that gates may act on: line, {grid: [rows, columns]}, or a list like [[0, 1], [1, 2]]
     connectivity: Option<Wiring>,
+    /// Whether those pairs are [control, target]
     directed: bool,
+    /// Memory that one run may take, in MiB
+    #[schemars(range(min = 1))]
     max_memory_mb: Option<u64>,
 }
 
+/// The JSON schema of the config.
+pub fn schema() -> String {
+    schemars::schema_for!(Config).as_value().to_string()
+}
+
 /// What a run does.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+// Plain comments on the modes: described ones would be a schema each, and an error would name none of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(inline)]
 pub enum Mode {
-    /// Exact statevector.
+    // Exact statevector.
     #[default]
     Exact,
-    /// All shots measure zeros, without looking at the gates.
+    // All shots measure zeros, without looking at the gates.
     Noop,
-    /// Returns only when cancelled.
+    // Returns only when cancelled.
     Hang,
-    /// Fails as broken hardware would.
+    // Fails as broken hardware would.
     Raise,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(inline)]
 enum TargetName {
     Cz,
     Iswap,
@@ -64,15 +90,23 @@ impl From<TargetName> for Target {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(inline)]
 struct NoiseConfig {
+    /// Probability that a gate is followed by a random Pauli error on its qubits
+    #[schemars(range(min = 0.0, max = 1.0))]
     depolarizing: f64,
+    /// Probability that a measured qubit is read wrong
+    #[schemars(range(min = 0.0, max = 1.0))]
     readout: f64,
+    /// Most error patterns that are drawn for one job
+    #[schemars(range(min = 1))]
     trajectories: Option<u32>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(inline)]
 #[serde(
     untagged,
     expecting = "expected `line`, `{grid: [rows, columns]}` or a list of pairs like `[[0, 1]]`"
@@ -84,14 +118,16 @@ enum Wiring {
     Grid(Grid),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(inline)]
 enum NamedWiring {
     Line,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(inline)]
 struct Grid {
     grid: (u16, u16),
 }

@@ -28,7 +28,11 @@ use rand::rngs::StdRng;
 use config::{Mode, Settings};
 use running::{Running, Ticket};
 
-export_executor! { kind: Simulator, vendor: "Coda", entries: { create_executor => create } }
+export_executor! { kind: Simulator, vendor: "Coda", entries: { create_executor => create }, config_schema: schema }
+
+fn schema(_entry: &str) -> Option<String> {
+    Some(config::schema())
+}
 
 /// Makes a simulator from its device config.
 ///

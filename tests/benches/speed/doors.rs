@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coda_host::executor::account::RunsAs;
 use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
 use coda_host::executor::watchdog::Limits;
 use coda_host::executor::worker::Restart;
@@ -57,6 +58,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         batch_max: 1,
         dispositions: Arc::new(Dispositions::capture()),
         isolation: isolated.then_some(restart),
+        runs_as: RunsAs::Host,
         limits: Limits { run: None, grace: LIMIT, exit: false },
     };
     let executor = Executor::start(request, done).await.expect("the plugin starts");

@@ -5,12 +5,15 @@
 //! the Python node is measured in the same run, and the ratios are printed. `CODA_BENCH_SCALE` (1) makes loads
 //! larger or smaller. Sizes are in the output.
 
+#![forbid(unsafe_code)]
+
 mod bare;
 mod doors;
 mod node;
 mod peers;
 mod site;
 mod streams;
+mod swap;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -85,7 +88,7 @@ fn main() {
 async fn bench() {
     // The plugin's process is this program again.
     if std::env::args().nth(1).as_deref() == Some("executor-worker") {
-        coda_host::executor::worker::child::run().expect("the plugin's process serves");
+        coda_host::executor::worker::child::run(None).expect("the plugin's process serves");
         return;
     }
     if let Some(traffic) = bare::Traffic::from_env() {
@@ -132,6 +135,9 @@ async fn bench() {
     }
     if wanted("doors") {
         doors::overheads(size(2000)).await;
+    }
+    if wanted("swap") {
+        swap::pauses(size(10) as u64).await;
     }
     if wanted("kernel") {
         kernel();

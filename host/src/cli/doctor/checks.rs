@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Finding, Verdict, network};
+use super::{Finding, Verdict, peer};
 use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::{self, Surroundings};
 use crate::config::settings::Dirs;
 use crate::daemon::neighbours;
 use crate::daemon::place::{self, Holder};
+use crate::executor::account::{self, RunsAs};
 use crate::executor::elf;
 use crate::executor::locate::Located;
 use crate::jobs::redis::{Names, Redis};
@@ -35,6 +36,11 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         Err(e) => return vec![Finding::failure("directories", &e.into())],
     };
     findings.extend(directories(&dirs));
+    let prepared = app::prepare(around, HashMap::new());
+    let no_cloud = prepared.as_ref().is_ok_and(|p| p.settings.peer.no_cloud);
+    if !no_cloud {
+        findings.push(stored(&dirs));
+    }
     let holder = match place::holder(&dirs.state) {
         Ok(holder) => holder,
         Err(e) => {
@@ -47,7 +53,7 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         None => Finding::skip("running", "no coda-host is running here"),
     });
     findings.push(results(&dirs.state));
-    let prepared = match app::prepare(around, HashMap::new()) {
+    let prepared = match prepared {
         Ok(prepared) => prepared,
         Err(failure) => {
             findings.push(Finding::failure("settings", &failure));
@@ -55,27 +61,24 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         }
     };
     findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
-    let peer = &prepared.settings.peer;
-    if peer.no_cloud {
-        findings.push(Finding::skip("cloud", "not used (CODA_NO_CLOUD): only the peer network"));
-    } else {
-        findings.push(stored(&dirs));
-    }
     findings.push(match neighbours::no_python_node(&dirs.credentials, prepared.qpu_id()) {
         Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
         Err(e) => Finding::failure("coda-node", &e.into()),
     });
+    findings.extend(runs_as(&prepared));
     findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
-    if !peer.no_cloud {
-        findings.extend(cloud(&prepared).await);
-        findings.extend(redis(&prepared).await);
-        findings.push(openvpn(&prepared, around));
-        findings.extend(tunnel(&prepared, around, holder.is_some()));
+    if prepared.settings.peer.enabled {
+        findings.extend(peer::all(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
     }
-    if peer.enabled {
-        findings.extend(network::peer(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
+    if no_cloud {
+        findings.push(Finding::skip("cloud", "without one (CODA_NO_CLOUD), so no Redis and no VPN either"));
+        return findings;
     }
+    findings.extend(cloud(&prepared).await);
+    findings.extend(redis(&prepared).await);
+    findings.push(openvpn(&prepared, around));
+    findings.extend(tunnel(&prepared, around, holder.is_some()));
     findings
 }
 
@@ -161,6 +164,25 @@ fn results(state: &Path) -> Finding {
     }
 }
 
+/// Whose rights a plugin's process has, where it has one.
+fn runs_as(prepared: &Prepared) -> Option<Finding> {
+    if !prepared.settings.executor.isolated {
+        return None;
+    }
+    Some(match app::runs_as(&prepared.settings) {
+        Ok(RunsAs::Account(account)) => {
+            Finding::pass("isolation", format!("the plugin's process runs as {}", account.name))
+        }
+        Ok(RunsAs::Host) => Finding::pass("isolation", "the plugin's process runs as the host does"),
+        Ok(RunsAs::Root) => Finding::warn(
+            "isolation",
+            format!("the plugin's process runs as root, for there is no account {}", account::USUAL),
+            account::MAKE_USUAL,
+        ),
+        Err(failure) => Finding::failure("isolation", &failure),
+    })
+}
+
 async fn plugin(prepared: &Prepared, around: &Surroundings, only_file: bool) -> Finding {
     let located = match app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd) {
         Ok(located) => located,
@@ -193,7 +215,8 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
     settings.dirs.state = scratch.path().to_path_buf();
     match app::start_executor(&settings, &prepared.device, located, dispositions).await {
         Ok((executor, _)) => {
-            let (info, device) = (executor.info().clone(), executor.device().clone());
+            let described = executor.described();
+            let (info, device) = (&described.info, &described.device);
             executor.shutdown(prepared.settings.executor.control_timeout).await;
             let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
             let found = format!(

@@ -1,11 +1,14 @@
 //! The plugin's process: plays the plugin's part towards the host, and the host's towards the plugin.
 //!
-//! One thread per slot, each on a socket of its own, and one for control calls, as in the host itself. It ends when
+//! First of all it gives up every right that it doesn't need, while it has but one thread. Then there is one thread per
+//! slot, each on a socket of its own, and one for control calls, as in the host itself. It ends when
 //! the executor was destroyed, when the host asks for no more, and by the kernel when the host dies.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +16,9 @@ use coda_plugin_abi::descriptor::Door;
 use coda_plugin_abi::{Error, Program};
 use serde::{Deserialize, Serialize};
 
-use super::super::ffi::{CallEvolve, CallJob, Common, CreateRequest, Instance, JobContext, Library, Sink};
+use super::super::ffi::{
+    CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library, OpenError, Sink,
+};
 use super::super::schema;
 use super::super::turn::lock;
 use super::super::wire::{self, Garbled, Reader, Writer};
@@ -82,26 +87,48 @@ struct Home {
     running: Mutex<HashMap<String, Arc<JobContext>>>,
 }
 
-/// Runs the process. For the command `executor-worker`.
+/// Runs the process, as `account` when one is named. For the command `executor-worker`.
 ///
 /// # Errors
 /// When the host has not prepared what it must.
-pub fn run() -> io::Result<ExitCode> {
+pub fn run(account: Option<&str>) -> io::Result<ExitCode> {
     // The kernel ends this process before the host. Where it may not be raised it stays.
     std::fs::write("/proc/self/oom_score_adj", "800").ok();
-    let mut sockets = sys::inherited(MAX_SLOTS + 2)?.into_iter().map(UnixStream::from);
+    let rights = give_up_rights(account);
+    let mut handed = sys::inherited(MAX_SLOTS + 3)?;
+    let library = handed.pop().ok_or_else(|| io::Error::other("the library is missing"))?;
+    let mut sockets = handed.into_iter().map(UnixStream::from);
     let missing = || io::Error::other("a socket is missing");
     let (control, events) = (sockets.next().ok_or_else(missing)?, sockets.next().ok_or_else(missing)?);
     let slots: Vec<UnixStream> = sockets.collect();
     let first = std::thread::Builder::new().name("exec-slot-0".into()).stack_size(STACK_BYTES);
-    let ended = first.spawn(move || first_slot(control, events, slots))?.join();
+    let ended = first.spawn(move || first_slot(control, events, slots, library, rights))?.join();
     match ended {
         Ok(done) => done.map(|()| ExitCode::SUCCESS),
         Err(_) => Err(io::Error::other("the first slot's thread panicked")),
     }
 }
 
-fn first_slot(control: UnixStream, events: UnixStream, slots: Vec<UnixStream>) -> io::Result<()> {
+/// In words when it can't be done: nothing of the library is run then.
+fn give_up_rights(account: Option<&str>) -> Result<(), String> {
+    let account = match account {
+        None => None,
+        Some(name) => Some(
+            sys::account(name)
+                .map_err(|e| format!("the account {name} can't be looked up: {e}"))?
+                .ok_or_else(|| format!("the account {name} is gone"))?,
+        ),
+    };
+    sys::give_up_rights(account.as_ref()).map_err(|e| e.to_string())
+}
+
+fn first_slot(
+    control: UnixStream,
+    events: UnixStream,
+    slots: Vec<UnixStream>,
+    handed: OwnedFd,
+    rights: Result<(), String>,
+) -> io::Result<()> {
     let mut slots = slots.into_iter();
     let mut socket = slots.next().ok_or_else(|| io::Error::other("a socket is missing"))?;
     let (_, body) = read_frame(&mut socket)?;
@@ -110,13 +137,26 @@ fn first_slot(control: UnixStream, events: UnixStream, slots: Vec<UnixStream>) -
     let mut common = Common::new(spec.plugin.as_str().into());
     common.sink = Some(Box::new(events));
     let common = Arc::new(common);
-    let (made, instance) = make(&spec, &common);
-    let reply = json(&made).ok_or_else(|| io::Error::other("the description is too long"))?;
-    let slots_used = match &made {
-        Made::Done { device, .. } => device.slots as usize,
-        _ => 0,
+    let say = |socket: &mut UnixStream, made: &Made| {
+        socket.write_all(&json(made).ok_or_else(|| io::Error::other("the description is too long"))?)
     };
-    let Some(instance) = instance else { return socket.write_all(&reply) };
+    let checked = rights.map_err(Made::Rights).and_then(|()| check(&spec, &handed));
+    drop(handed);
+    let library = match checked {
+        Ok((library, secrets)) => {
+            common.hide(&secrets);
+            say(&mut socket, &Made::Checked(secrets))?;
+            library
+        }
+        Err(made) => return say(&mut socket, &made),
+    };
+    // A host that wants no executor after all has ended this process, or itself.
+    let Ok((kind::CREATE, _)) = read_frame(&mut socket) else { return Ok(()) };
+    let (instance, device) = match create(&spec, &library, &common) {
+        Ok(made) => made,
+        Err(made) => return say(&mut socket, &made),
+    };
+    let slots_used = device.slots as usize;
     let home = Arc::new(Home { instance, common, running: Mutex::default() });
     let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body).map(drop)
@@ -128,7 +168,7 @@ fn first_slot(control: UnixStream, events: UnixStream, slots: Vec<UnixStream>) -
         // A slot ends with its socket.
         spawn(format!("exec-slot-{index}"), Box::new(move || drop(serve(&home, socket))))?;
     }
-    socket.write_all(&reply)?;
+    say(&mut socket, &Made::Created(device))?;
     let destroyed = serve(&home, socket.try_clone()?)?;
     if destroyed {
         let error = home.instance.destroy();
@@ -137,23 +177,29 @@ fn first_slot(control: UnixStream, events: UnixStream, slots: Vec<UnixStream>) -
     Ok(())
 }
 
-/// Opens, checks and creates, as far as the spec asks for it.
-fn make(spec: &Spec, common: &Arc<Common>) -> (Made, Option<Instance>) {
-    let door = if spec.c_door { Door::C } else { Door::Rust };
-    let library = match Library::open(&spec.opened, door, spec.api_minor) {
-        Ok(library) => library,
-        Err(e) => return (Made::Open(e), None),
-    };
-    let secrets = match schema::of_plugin(&library, &spec.entry, &spec.config_text) {
-        Ok(secrets) => secrets,
-        Err(text) => return (Made::Config(text), None),
-    };
-    common.hide(&secrets);
-    if spec.probe {
-        // Described by nobody: no executor was made.
-        let device = super::super::ffi::DeviceReply::none();
-        return (Made::Done { device, secrets }, None);
+/// Opens the library and checks the config; returns its secrets.
+fn check(spec: &Spec, handed: &OwnedFd) -> Result<(Library, Vec<String>), Made> {
+    for path in &spec.reads {
+        if let Err(e) = std::fs::File::open(path) {
+            return Err(Made::Unreadable { path: path.clone(), why: e.to_string() });
+        }
     }
+    let door = if spec.c_door { Door::C } else { Door::Rust };
+    let descriptor = format!("/proc/self/fd/{}", handed.as_raw_fd());
+    let place = if spec.by_descriptor { Path::new(&descriptor) } else { &spec.opened };
+    let library = Library::open(place, door, spec.api_minor).map_err(|e| {
+        Made::Open(match e {
+            OpenError::Loader(text) => {
+                OpenError::Loader(text.replace(&descriptor, &spec.opened.display().to_string()))
+            }
+            other => other,
+        })
+    })?;
+    let secrets = schema::of_plugin(&library, &spec.entry, &spec.config_text).map_err(Made::Config)?;
+    Ok((library, secrets))
+}
+
+fn create(spec: &Spec, library: &Library, common: &Arc<Common>) -> Result<(Instance, DeviceReply), Made> {
     let request = CreateRequest {
         common: common.clone(),
         entry: spec.entry.clone(),
@@ -162,14 +208,12 @@ fn make(spec: &Spec, common: &Arc<Common>) -> (Made, Option<Instance>) {
         native_gate_set: spec.native_gate_set.clone(),
         num_qubits: spec.num_qubits,
     };
-    match library.create(&request) {
-        // The host knows the secrets only once there is an executor.
-        Err(e) => (Made::Create(Error { text: common.masked(e.text), ..e }), None),
-        Ok(instance) => match instance.device() {
-            Ok(device) => (Made::Done { device, secrets }, Some(instance)),
-            Err(e) => (Made::Describe(e), None),
-        },
-    }
+    let instance = library
+        .create(&request)
+        // Said without them in either process.
+        .map_err(|e| Made::Create(Error { text: common.masked(e.text), ..e }))?;
+    let device = instance.device().map_err(Made::Describe)?;
+    Ok((instance, device))
 }
 
 fn controller(home: &Home, mut socket: UnixStream) {

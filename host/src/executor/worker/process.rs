@@ -2,6 +2,7 @@
 //!
 //! Every wait on a socket ends when the process does: whoever waits for its end shuts the sockets down.
 
+use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -52,7 +53,7 @@ struct End {
 impl Process {
     /// Starts a process with nothing in it yet. How it ended comes on the channel.
     pub fn start(
-        plugin: &str,
+        spec: &Spec,
         common: Arc<Common>,
         progress: Arc<OnProgress>,
     ) -> io::Result<(Arc<Process>, Receiver<String>)> {
@@ -62,10 +63,22 @@ impl Process {
             ours.push(a);
             theirs.push(OwnedFd::from(b));
         }
+        theirs.push(OwnedFd::from(std::fs::File::open(&spec.opened)?));
         // This very program, also when its file has been replaced meanwhile: both ends must be of one version.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("coda-host");
-        command.args(["executor-worker", plugin]);
+        command.args(["executor-worker", spec.plugin.as_str()]);
+        // It doesn't speak for the host, and the password of a proxy is not its business.
+        command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
+        std::env::vars_os().filter(|(name, value)| is_proxy_with_password(name, value)).for_each(
+            |(name, _)| {
+                command.env_remove(name);
+            },
+        );
+        if let Some(account) = &spec.account {
+            command.args(["--account", account.name.as_str()]);
+            command.env("HOME", &account.home).env("USER", &account.name).env("LOGNAME", &account.name);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = sys::spawn_worker(command, theirs)?;
         let held = sys::Process::open(child.id()).ok().flatten();
@@ -119,17 +132,37 @@ impl Process {
         how
     }
 
-    /// Makes the executor of the spec, or only checks it.
-    pub fn make(&self, spec: &Spec) -> Result<(DeviceReply, Vec<String>), MakeError> {
+    /// Has the library opened and the config checked; returns the config's secrets.
+    pub fn check(&self, spec: &Spec) -> Result<Vec<String>, MakeError> {
         let frame = json(spec).ok_or_else(|| MakeError::Process("the device config is too long".into()))?;
-        let body = self.call(0, &frame).map_err(|e| MakeError::Process(e.text))?;
-        match from_json(&body) {
-            Ok(Made::Done { device, secrets }) => Ok((device, secrets)),
-            Ok(Made::Open(e)) => Err(MakeError::Open(e)),
-            Ok(Made::Config(text)) => Err(MakeError::Config(text)),
-            Ok(Made::Create(e)) => Err(MakeError::Create(e)),
-            Ok(Made::Describe(e)) => Err(MakeError::Describe(e)),
-            Err(e) => Err(MakeError::Process(e.to_string())),
+        match self.step(spec, &frame)? {
+            Made::Checked(secrets) => Ok(secrets),
+            other => Err(MakeError::Process(format!("it was to check its library, and said {other:?}"))),
+        }
+    }
+
+    /// Has the executor created, after the check.
+    pub fn create(&self, spec: &Spec) -> Result<DeviceReply, MakeError> {
+        let frame = Writer::new(kind::CREATE).finish().unwrap_or_default();
+        match self.step(spec, &frame)? {
+            Made::Created(device) => Ok(device),
+            other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
+        }
+    }
+
+    fn step(&self, spec: &Spec, frame: &[u8]) -> Result<Made, MakeError> {
+        let body = self.call(0, frame).map_err(|e| MakeError::Process(e.text))?;
+        match from_json(&body).map_err(|e| MakeError::Process(e.to_string()))? {
+            Made::Rights(text) => Err(MakeError::Rights(text)),
+            Made::Unreadable { path, why } => match spec.account.clone() {
+                Some(account) => Err(MakeError::Unreadable { account, path, why }),
+                None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
+            },
+            Made::Open(e) => Err(MakeError::Open(e)),
+            Made::Config(text) => Err(MakeError::Config(text)),
+            Made::Create(e) => Err(MakeError::Create(e)),
+            Made::Describe(e) => Err(MakeError::Describe(e)),
+            done => Ok(done),
         }
     }
 
@@ -212,6 +245,11 @@ fn told(status: ExitStatus) -> String {
         (None, Some(code)) => format!("ended by itself with status {code}"),
         (None, None) => "ended".into(),
     }
+}
+
+fn is_proxy_with_password(name: &OsStr, value: &OsStr) -> bool {
+    let name = name.to_string_lossy().to_ascii_lowercase();
+    name.ends_with("_proxy") && value.to_string_lossy().contains('@')
 }
 
 fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {

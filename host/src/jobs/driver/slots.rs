@@ -159,7 +159,8 @@ impl Driver {
         if !self.running.is_empty() {
             let changed = self.p.dispositions.restore();
             if !changed.is_empty() {
-                let (plugin, signals) = (&*self.plugin, changed.join(" "));
+                let (described, signals) = (self.p.executor.described(), changed.join(" "));
+                let plugin = &described.info.name;
                 tracing::warn!(plugin, signals, "the plugin changed signal handling during a run; put back");
             }
         }

@@ -1,0 +1,285 @@
+//! The rights of a plugin's own process: whose account, no capability, nothing inherited.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use coda_host::sys;
+use coda_host_tests::artifacts::{library, project_file};
+use coda_host_tests::process::children;
+use coda_host_tests::{Bed, Exit, Plan, example, holds};
+use serde_json::json;
+
+/// An account that every machine has, and that may do nothing.
+const NOBODY: &str = "nobody";
+
+/// Only root can start a process of another account.
+fn is_root() -> bool {
+    let root = sys::effective_user() == 0;
+    if !root {
+        println!("SKIPPED: only root can start a process of another account");
+    }
+    root
+}
+
+fn mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// A bed whose device config everybody may read, as under /etc, with its plugin in a process of this account.
+async fn bed_of(account: &str, plan: Plan) -> Bed {
+    let bed = plan.env("CODA_EXECUTOR_ISOLATION", "process").env("CODA_EXECUTOR_USER", account).lay().await;
+    mode(bed.dir(), 0o755);
+    bed
+}
+
+/// The lines of `/proc/PID/status`.
+fn status(pid: i32) -> BTreeMap<String, String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let pairs = text.lines().filter_map(|l| l.split_once(':'));
+    pairs.map(|(k, v)| (k.to_string(), v.split_whitespace().collect::<Vec<_>>().join(" "))).collect()
+}
+
+/// A process without any capability that can get none.
+fn assert_no_capabilities(status: &BTreeMap<String, String>) {
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(status[set], "0000000000000000", "{set}");
+    }
+    assert_eq!(status["NoNewPrivs"], "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_process_has_the_rights_of_its_account_and_nothing_of_the_host() {
+    if !is_root() {
+        return;
+    }
+    let secret = "sesame-open";
+    let mut bed = bed_of(NOBODY, Plan::simulator("seed: 3")).await;
+    let proxy = format!("http://user:{secret}@127.0.0.1:9");
+    bed.set("HTTPS_PROXY", proxy);
+    bed.set("NO_PROXY", "127.0.0.1");
+    bed.set("NOTIFY_SOCKET", bed.dir().join("notify").display().to_string());
+    bed.set("CODA_NODE_CONNECT_HEADERS", format!("{{\"X-Key\": \"{secret}\"}}"));
+    bed.set("CODA_JWT_PRIVATE_KEY", bed.cloud.private_key().0.expose().to_string());
+    bed.set("CODA_REDIS_URL", format!("redis://:{secret}@127.0.0.1:1"));
+    bed.set("CODA_API_TOKEN", secret);
+    bed.start().await;
+    let host = bed.host().pid();
+    let plugin = children(host)[0];
+
+    let of = status(plugin);
+    let account = sys::account(NOBODY).unwrap().unwrap();
+    let four = |id: u32| [id; 4].map(|id| id.to_string()).join(" ");
+    assert_eq!((of["Uid"].clone(), of["Gid"].clone()), (four(account.uid), four(account.gid)));
+    let mut groups: Vec<u32> = of["Groups"].split_whitespace().map(|g| g.parse().unwrap()).collect();
+    let mut wanted = account.groups.clone();
+    [&mut groups, &mut wanted].into_iter().for_each(|g| g.sort_unstable());
+    assert_eq!(groups, wanted);
+    assert_no_capabilities(&of);
+    // Where this may be done: root with CAP_SETPCAP.
+    let bounding = u64::from_str_radix(&status(host)["CapBnd"], 16).unwrap();
+    if bounding & (1 << 8) != 0 {
+        assert_eq!(of["CapBnd"], "0000000000000000");
+    }
+    assert_eq!(status(host)["Uid"], four(0), "the host stays what it is");
+
+    let environment = std::fs::read(format!("/proc/{plugin}/environ")).unwrap();
+    let environment = String::from_utf8_lossy(&environment).replace('\0', "\n");
+    assert!(!environment.contains(secret) && !environment.contains("PRIVATE KEY"), "{environment}");
+    assert!(!environment.contains("one-time-q1") && !environment.contains("NOTIFY_SOCKET"), "{environment}");
+    assert!(
+        environment.contains("USER=nobody\n") && environment.contains("HOME=/nonexistent\n"),
+        "{environment}"
+    );
+
+    for entry in std::fs::read_dir(format!("/proc/{plugin}/fd")).unwrap().flatten() {
+        let number: u32 = entry.file_name().to_str().unwrap().parse().unwrap();
+        let to = std::fs::read_link(entry.path()).unwrap().display().to_string();
+        let needed = match number {
+            0 => to == "/dev/null",
+            1 | 2 => to.starts_with("pipe:"),
+            // The host's end of each is held by the host alone.
+            _ => to.starts_with("socket:") || to.contains("/dev/null"),
+        };
+        assert!(needed, "descriptor {number} is {to}");
+    }
+
+    bed.submit("J1", &example(), 50).await;
+    assert_eq!(bed.delivered("J1").await["counts"], json!({ "10": 50 }));
+    assert_eq!((bed.host().pid(), children(host)), (host, vec![plugin]));
+    // It dies with the host, though it is another's.
+    bed.kill();
+    holds("the plugin's process is gone", async || !PathBuf::from(format!("/proc/{plugin}")).exists()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_account_can_not_read_the_state_and_its_death_is_told_as_any() {
+    if !is_root() {
+        return;
+    }
+    let mut bed = bed_of(NOBODY, Plan::faulty("")).await;
+    let key = bed.state_dir().join("coda-private-key");
+    bed.write_device(&format!(
+        "executor_factory: coda_faulty\nread: {}\nfault: segfault\nwhen: run\nafter: 1",
+        key.display()
+    ));
+    bed.start().await;
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    assert!(key.is_file());
+    bed.start().await;
+    bed.wait_log(&format!("reading {}: Permission denied", key.display())).await;
+    bed.good_job_goes_through("before").await;
+    bed.submit("J1", &example(), 100).await;
+    let error = bed.failure("J1").await;
+    assert!(error.contains("died of SIGSEGV"), "{error}");
+    bed.good_job_goes_through("after").await;
+    // A new version gets the same rights.
+    bed.write_device("executor_factory: coda_simulator\nnum_qubits: 5");
+    let done = bed.cli(&["reload"]).await;
+    assert_eq!(done.code, 0, "{}", done.text());
+    let plugin = children(bed.host().pid());
+    assert_eq!(plugin.len(), 1);
+    assert!(status(plugin[0])["Uid"].starts_with("65534 65534"), "{:?}", status(plugin[0]));
+    assert_eq!(bed.stop().await, Exit::Code(0), "it is asked to end, and ends");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_the_account_may_not_read_is_named_with_it() {
+    if !is_root() {
+        return;
+    }
+    let refused = async |bed: &mut Bed, file: &Path| {
+        bed.launch();
+        assert_eq!(bed.wait_exit().await, Exit::Code(2), "{}", bed.log());
+        let says = format!("runs as 'nobody', which may not read {}: Permission denied", file.display());
+        assert!(bed.log().contains(&says), "{}", bed.log());
+        assert!(bed.log().contains("chgrp 65534"), "{}", bed.log());
+        assert!(bed.cloud.state().connects.is_empty(), "nothing was spent");
+    };
+    let mut bed = bed_of(NOBODY, Plan::simulator("")).await;
+    let device = bed.dir().join("device.yaml");
+    mode(&device, 0o600);
+    refused(&mut bed, &device).await;
+    // A copy is handed over; a library that looks beside itself is opened where it lies, with what it needs.
+    mode(&device, 0o644);
+    let own = bed.dir().join("vendor");
+    std::fs::create_dir(&own).unwrap();
+    let cc = |arguments: &[&str]| {
+        let include = format!("-I{}", project_file("plugin-abi/include").display());
+        let done = Command::new("cc").args(["-shared", "-fPIC", &include]).args(arguments).status().unwrap();
+        assert!(done.success());
+    };
+    let (helper, plugin) = (own.join("libhelper.so"), own.join("libacme.so"));
+    std::fs::write(own.join("helper.c"), "int help(void) { return 1; }\n").unwrap();
+    cc(&[own.join("helper.c").to_str().unwrap(), "-o", helper.to_str().unwrap()]);
+    let source = project_file("plugins/example-c/acme.c");
+    cc(&[
+        source.to_str().unwrap(),
+        "-o",
+        plugin.to_str().unwrap(),
+        "-lm",
+        "-lpthread",
+        "-Wl,--no-as-needed",
+        &format!("-L{}", own.display()),
+        "-lhelper",
+        "-Wl,-rpath,$ORIGIN",
+    ]);
+    bed.write_device("executor_factory: ./vendor/libacme.so\nhost: lab\nport: 7");
+    mode(&plugin, 0o700);
+    refused(&mut bed, &plugin).await;
+    mode(&plugin, 0o755);
+    mode(&helper, 0o700);
+    refused(&mut bed, &helper).await;
+    mode(&helper, 0o755);
+    mode(&own, 0o700);
+    refused(&mut bed, &plugin).await;
+    mode(&own, 0o755);
+    bed.start().await;
+    bed.submit("J1", &example(), 50).await;
+    assert_eq!(bed.delivered("J1").await["counts"], json!({ "10": 50 }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_shares_its_account_keeps_no_capability_in_it_either() {
+    let mut bed = Plan::simulator("").env("CODA_EXECUTOR_ISOLATION", "process").start().await;
+    let of = status(children(bed.host().pid())[0]);
+    let own = sys::effective_user();
+    assert!(of["Uid"].starts_with(&format!("{own} {own}")), "{of:?}");
+    assert_no_capabilities(&of);
+    bed.submit("J1", &example(), 50).await;
+    assert_eq!(bed.delivered("J1").await["counts"], json!({ "10": 50 }));
+    if !is_root() {
+        return;
+    }
+    // Started as an ordinary user with capabilities that it keeps across what it executes, as a unit gives them.
+    let mut bed = Plan::simulator("")
+        .within(&[
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=+net_admin,+kill",
+            "--ambient-caps=+net_admin,+kill",
+        ])
+        .lay()
+        .await;
+    bed.set("CODA_EXECUTOR_ISOLATION", "process");
+    std::fs::create_dir(bed.state_dir()).unwrap();
+    std::os::unix::fs::chown(bed.state_dir(), Some(65534), Some(65534)).unwrap();
+    mode(bed.dir(), 0o755);
+    bed.start().await;
+    let host = bed.host().pid();
+    assert_ne!(status(host)["CapEff"], "0000000000000000", "the host has what it was given");
+    let of = status(children(host)[0]);
+    assert!(of["Uid"].starts_with("65534 65534"), "{of:?}");
+    assert_no_capabilities(&of);
+    bed.submit("J1", &example(), 50).await;
+    assert_eq!(bed.delivered("J1").await["counts"], json!({ "10": 50 }));
+    // It can't start a process of another account.
+    assert_eq!(bed.stop().await, Exit::Code(0));
+    bed.set("CODA_EXECUTOR_USER", "daemon");
+    bed.launch();
+    assert_eq!(bed.wait_exit().await, Exit::Code(2), "{}", bed.log());
+    assert!(
+        bed.log().contains("'daemon', but only root can start a process of another account"),
+        "{}",
+        bed.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_account_that_is_not_there_is_told_before_anything_is_spent() {
+    for (isolation, user, says) in [
+        ("process", "no-such-account", "this machine has no such account"),
+        ("none", NOBODY, "has no effect on a plugin in the host's own process"),
+    ] {
+        let plan = Plan::faulty("").env("CODA_EXECUTOR_ISOLATION", isolation).env("CODA_EXECUTOR_USER", user);
+        let mut bed = plan.lay().await;
+        bed.launch();
+        assert_eq!(bed.wait_exit().await, Exit::Code(2), "{}", bed.log());
+        assert!(bed.log().contains("CODA_EXECUTOR_USER") && bed.log().contains(says), "{}", bed.log());
+        assert!(bed.cloud.state().connects.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_an_account_root_is_warned() {
+    if !is_root() || sys::account("coda-executor").unwrap().is_some() {
+        println!("SKIPPED: this machine has the account");
+        return;
+    }
+    let mut bed = Plan::faulty("").lay().await;
+    bed.set("CODA_EXECUTOR_ISOLATION", "process");
+    bed.start().await;
+    assert_no_capabilities(&status(children(bed.host().pid())[0]));
+    let useradd = "useradd --system --user-group --no-create-home --shell /usr/sbin/nologin coda-executor";
+    assert!(bed.log().contains("runs as root") && bed.log().contains(useradd), "{}", bed.log());
+    let done = bed.cli(&["doctor"]).await;
+    assert!(done.out.contains("warn  isolation") && done.out.contains(useradd), "{}", done.text());
+    drop(bed);
+    let bed = bed_of(NOBODY, Plan::faulty("")).await;
+    let done = bed.cli(&["doctor"]).await;
+    assert!(done.out.contains("pass  isolation    the plugin's process runs as nobody"), "{}", done.text());
+    assert!(library("coda_faulty").is_file());
+}
