@@ -115,10 +115,11 @@ async fn gossip_counts_only_for_who_has_signed_it() {
         (ADVERTISEMENT, advertisement(&me), Flaw::Unsigned),
         (ADVERTISEMENT, advertisement(&me), Flaw::Tampered),
     ];
-    for (n, (topic, data, flaw)) in messages.into_iter().enumerate() {
-        let message = gossip(&key, n as u64, topic, &data, flaw);
-        forger.request(Which::First, message).await.expect("the stream is read to its end");
-    }
+    // On one stream: so many may a peer not open for gossip.
+    let message =
+        |(n, (topic, data, flaw)): (usize, (&str, Vec<u8>, Flaw))| gossip(&key, n as u64, topic, &data, flaw);
+    let all = messages.into_iter().enumerate().flat_map(message).collect();
+    forger.request(Which::First, all).await.expect("the stream is read to its end");
     for part in [
         &format!("it speaks for {nobody}, its author is {me}"),
         &format!("it speaks for {honest}, its author is {me}"),
@@ -156,21 +157,11 @@ async fn the_operator_sees_the_network() {
     let peer = &net.peers[0];
     let said = peer.cli(&["doctor"]).await;
     assert_eq!(said.code, 0, "{}", said.text());
-    for part in [
-        "skip  cloud",
-        &format!("peer {}", peer.peer_id),
-        "takes connections",
-        "1 bootstrap peer(s) may reserve",
-    ] {
+    for part in ["skip  cloud", &peer.peer_id, "is reachable", "the bootstrap peers may reserve"] {
         assert!(said.out.contains(part), "no {part} in\n{}", said.out);
     }
-    assert!(!said.out.contains("redis") && !said.out.contains("tunnel"), "{}", said.out);
     let said = peer.cli(&["status"]).await;
-    assert!(
-        said.out.contains(&peer.peer_id) && said.out.contains("connected to 1; 0 reserved"),
-        "{}",
-        said.out
-    );
+    assert!(said.out.contains("1 peer(s) connected, 0 reservation(s) held"), "{}", said.out);
     // The circuits of the documentation, as a user gives them.
     let url = format!("http://{}", net.coordinator.http);
     for (name, keys) in [("bell", Some("11")), ("ghz8", Some("11111111")), ("qft10", None)] {

@@ -145,7 +145,7 @@ impl Process {
     pub fn create(&self, spec: &Spec) -> Result<DeviceReply, MakeError> {
         let frame = Writer::new(kind::CREATE).finish().unwrap_or_default();
         match self.step(spec, &frame)? {
-            Made::Created(device) => Ok(device),
+            Made::Created(device) => Ok(*device),
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
     }
@@ -155,7 +155,7 @@ impl Process {
         match from_json(&body).map_err(|e| MakeError::Process(e.to_string()))? {
             Made::Rights(text) => Err(MakeError::Rights(text)),
             Made::Unreadable { path, why } => match spec.account.clone() {
-                Some(account) => Err(MakeError::Unreadable { account, path, why }),
+                Some(account) => Err(MakeError::Unreadable { account: Box::new(account), path, why }),
                 None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
             },
             Made::Open(e) => Err(MakeError::Open(e)),
