@@ -249,6 +249,40 @@ async fn a_host_that_shares_its_account_keeps_no_capability_in_it_either() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_the_same_with_the_few_capabilities_of_the_unit() {
+    if !is_root() {
+        return;
+    }
+    let unit = std::fs::read_to_string(project_file("packaging/systemd/coda-host.service")).unwrap();
+    let set = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let set: Vec<String> = set.split(' ').map(|c| c.replace("CAP_", "+").to_ascii_lowercase()).collect();
+    let bounding = format!("--bounding-set=-all,{}", set.join(","));
+    let keys = "fault: slow\nrun_ms: 600000\nwhen: run\nafter: 1";
+    let plan = Plan::faulty(keys).within(&["setpriv", "--no-new-privs", &bounding, "--inh-caps=-all"]);
+    let mut bed = bed_of(NOBODY, plan.env("CODA_CANCEL_GRACE_SEC", "0.2")).await;
+    bed.start().await;
+    let host = bed.host().pid();
+    assert_eq!(status(host)["CapBnd"], status(host)["CapEff"], "the host has these and no more");
+    let plugin = children(host)[0];
+    assert!(status(plugin)["Uid"].starts_with("65534 65534"));
+    assert_no_capabilities(&status(plugin));
+    // It can be killed, and another one started.
+    bed.submit("J1", &example(), 10).await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
+    bed.request_cancel("J1").await;
+    bed.wait_state("J1", "cancelled").await;
+    bed.wait_log("the run did not end; its process is killed").await;
+    holds("another process is there", async || {
+        let now = children(host);
+        now.len() == 1 && now != [plugin]
+    })
+    .await;
+    let plugin = children(host)[0];
+    bed.kill();
+    holds("it dies with the host", async || !PathBuf::from(format!("/proc/{plugin}")).exists()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_account_that_is_not_there_is_told_before_anything_is_spent() {
     for (isolation, user, says) in [
         ("process", "no-such-account", "this machine has no such account"),
