@@ -26,7 +26,7 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
 .PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps python-deps \
-        postgres-deps deny cargo-deny advisories install deb stored clean
+        postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## This list
 	@echo 'make TARGET, where TARGET is one of'
@@ -37,7 +37,7 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps fault-deps python-deps postgres-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
 
@@ -141,6 +141,13 @@ postgres-deps: ## Installs PostgreSQL for the tests of a shared event log, which
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends postgresql; } \
 	  || echo 'PostgreSQL could not be installed; the tests against it are skipped'
+
+# Nothing of it is started on the machine: the tests boot one in namespaces of their own.
+systemd-deps: ## Installs systemd for the tests of the units, which are skipped without it
+	@[ -x /usr/lib/systemd/systemd ] || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends systemd iproute2; } \
+	  || echo 'systemd could not be installed; the tests of the units are skipped'
 
 deny: cargo-deny ## Dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources

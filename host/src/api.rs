@@ -63,6 +63,7 @@ pub enum Reading {
         peers: PeerSources,
         metrics: Arc<Metrics>,
         executor: View,
+        reloads: watch::Receiver<Reloaded>,
     },
 }
 
@@ -133,11 +134,16 @@ async fn ready(State(up): State<Up>) -> Response {
     let reading = up.borrow().clone();
     let (ready, body) = match reading.as_deref() {
         Some(Reading::Host(sources)) => readiness(sources),
-        Some(Reading::PeerOnly { peers, executor, .. }) => (
-            true,
-            json!({ "ready": true, "vpn_state": null, "redis_healthy": null, "current_job": null, "reasons": [],
-                    "peer": peers.json(), "plugin": about(&executor.described().info), "version": env!("CARGO_PKG_VERSION") }),
-        ),
+        Some(Reading::PeerOnly { peers, executor, reloads, .. }) => {
+            let (reasons, load) = (executor.trouble(), executor.load());
+            let body = json!({
+                "ready": reasons.is_empty(), "vpn_state": null, "redis_healthy": null, "current_job": null,
+                "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.held,
+                "plugin": about(&executor.described().info), "reloads": reload(reloads), "peer": peers.json(),
+                "version": env!("CARGO_PKG_VERSION"),
+            });
+            (reasons.is_empty(), body)
+        }
         None => (
             false,
             json!({ "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
@@ -170,7 +176,6 @@ fn readiness(s: &Sources) -> (bool, Value) {
     let heartbeat = s.heartbeat.borrow().clone();
     let described = s.executor.described();
     let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
-    let reloads = s.reloads.borrow().clone();
     let body = json!({
         "ready": ready,
         "vpn_state": vpn.state.name(),
@@ -191,11 +196,16 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "error": heartbeat.error,
         },
         "plugin": about(&described.info),
-        "reloads": { "count": reloads.count, "ok": reloads.ok, "message": reloads.message },
+        "reloads": reload(&s.reloads),
         "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
     });
     (ready, body)
+}
+
+fn reload(last: &watch::Receiver<Reloaded>) -> Value {
+    let last = last.borrow();
+    json!({ "count": last.count, "ok": last.ok, "message": last.message })
 }
 
 fn about(p: &PluginInfo) -> Value {

@@ -132,7 +132,7 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
     let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     if prepared.settings.peer.no_cloud {
-        return alone::host(&around, prepared, place, dispositions, stop).await;
+        return alone::host(&around, prepared, place, dispositions, (stop, wanted)).await;
     }
     let ended = host(&around, prepared, place, &openvpn, dispositions, (stop, wanted)).await;
     // However it ended, and also the one that a killed host has left.

@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::config::load::Surroundings;
+use crate::daemon::unit;
 use crate::error::Failure;
 use crate::telemetry::{self, LogFormat};
 
@@ -58,6 +59,9 @@ pub struct Cli {
     /// How log lines are written to stderr
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
     log_format: LogFormat,
+    /// With the settings that systemd gives to this unit (such as coda-host or coda-host@NAME)
+    #[arg(long, global = true, value_name = "NAME")]
+    unit: Option<String>,
 }
 
 impl Cli {
@@ -125,7 +129,12 @@ enum Command {
 ///
 /// # Errors
 /// The command's failure, ready to be shown.
-pub fn run(cli: Cli, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(cli: Cli, mut around: Surroundings) -> Result<ExitCode, Failure> {
+    if let Some(unit) = &cli.unit {
+        let given = unit::given(unit)?;
+        around.environment.extend(given.environment);
+        around.cwd = given.cwd.unwrap_or(around.cwd);
+    }
     let level = match &cli.command {
         None | Some(Command::Start(_) | Command::Coordinator(_)) => "info",
         // The others have an output of their own; only trouble is logged.

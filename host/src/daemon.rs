@@ -5,3 +5,4 @@ pub mod neighbours;
 pub mod notify;
 pub mod place;
 pub mod rotate;
+pub mod unit;

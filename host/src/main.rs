@@ -7,6 +7,7 @@ use coda_host::cli::daemonize::SECRETS_VARIABLE;
 use coda_host::cli::{self, Cli};
 use coda_host::config::load::Surroundings;
 use coda_host::config::source::SECRET_VARIABLES;
+use coda_host::daemon::notify;
 use coda_host::error::Failure;
 use coda_host::model::iso_time;
 use coda_host::sys;
@@ -44,8 +45,8 @@ fn json_line(failure: &Failure) -> serde_json::Value {
     })
 }
 
-/// Takes note of environment and working directory, blocks the stop signals and forgets secrets: while this
-/// is the only thread.
+/// Takes note of environment and working directory, blocks the stop signals and forgets what no child may see:
+/// secrets, and what would make it speak to systemd in this process's name. While this is the only thread.
 fn surroundings() -> Result<Surroundings, Failure> {
     let failed = |message: &str, e: std::io::Error| Failure {
         code: "surroundings",
@@ -64,7 +65,8 @@ fn surroundings() -> Result<Surroundings, Failure> {
             .map_err(|e| failed("the secrets from standard input can't be read", e.into()))?;
         environment.extend(secrets);
     }
-    for name in environment.keys().filter(|k| SECRET_VARIABLES.contains(&k.to_ascii_uppercase().as_str())) {
+    let secret = |name: &str| SECRET_VARIABLES.contains(&name.to_ascii_uppercase().as_str());
+    for name in environment.keys().filter(|name| secret(name) || notify::VARIABLES.contains(&name.as_str())) {
         sys::forget_variable(name);
     }
     let cwd = std::env::current_dir().map_err(|e| failed("the working directory can't be read", e))?;

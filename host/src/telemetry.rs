@@ -1,8 +1,9 @@
 //! Logs and metrics, made once at the start.
 
+use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -11,7 +12,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 /// How a job left the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobOutcome {
     Completed,
     Failed,
@@ -20,13 +21,36 @@ pub enum JobOutcome {
     DeadLetter,
 }
 
+impl EncodeLabelValue for JobOutcome {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        encoder.write_str(match self {
+            JobOutcome::Completed => "completed",
+            JobOutcome::Failed => "failed",
+            JobOutcome::Cancelled => "cancelled",
+            JobOutcome::Duplicate => "duplicate",
+            JobOutcome::DeadLetter => "dead_letter",
+        })
+    }
+}
+
 /// What became of a webhook attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttemptResult {
     Accepted,
     Retry,
     Unauthorized,
     Refused,
+}
+
+impl EncodeLabelValue for AttemptResult {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        encoder.write_str(match self {
+            AttemptResult::Accepted => "accepted",
+            AttemptResult::Retry => "retry",
+            AttemptResult::Unauthorized => "unauthorized",
+            AttemptResult::Refused => "refused",
+        })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -94,6 +118,14 @@ impl Default for Metrics {
         let build = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
         r.register("build", "This coda-host", Info::new(build));
         m.registry = r;
+        // Shown from the start, so that a rate or an alert has a zero to begin with.
+        use {AttemptResult as A, JobOutcome as J};
+        for outcome in [J::Completed, J::Failed, J::Cancelled, J::Duplicate, J::DeadLetter] {
+            drop(m.jobs.get_or_create(&OutcomeLabel { outcome }));
+        }
+        for result in [A::Accepted, A::Retry, A::Unauthorized, A::Refused] {
+            drop(m.webhook_attempts.get_or_create(&ResultLabel { result }));
+        }
         m
     }
 }
@@ -109,7 +141,6 @@ impl Metrics {
 
     /// The text that Prometheus reads, with the plugin in use, by its labels, and the gauges of its own.
     pub fn render_with(&self, plugin: &[(&'static str, &str)], gauges: &[(String, f64)]) -> String {
-        use std::fmt::Write as _;
         const END: &str = "# EOF\n";
         let mut text = self.render();
         let end = text.ends_with(END);

@@ -4,6 +4,8 @@
 //! Redis. `CODA_FAULTS_ONLY` picks rows by a part of their name. The program fails when a row has a lost job, or a job
 //! that was run twice although no kill fell inside the executor.
 
+#![forbid(unsafe_code)]
+
 mod cloud;
 mod host;
 mod machine;

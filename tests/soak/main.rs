@@ -4,6 +4,8 @@
 //! the host is killed and stopped, too; then one process has to last. Its memory and its open files are compared
 //! between calm moments near the start and near the end of that time.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -4,6 +4,8 @@
 //! of coda-host as a child. Scenarios wait for conditions and never for a time; what must NOT happen is shown by
 //! a later job that went through. Everything listens on loopback and ends with its `Bed`.
 
+#![forbid(unsafe_code)]
+
 pub mod artifacts;
 mod bed;
 mod circuits;
@@ -17,6 +19,8 @@ pub mod proxy;
 pub mod random;
 mod state;
 pub mod swaps;
+pub mod systemd;
+pub mod tunnel;
 mod wait;
 
 pub use bed::{Bed, Plan};

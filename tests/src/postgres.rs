@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
+use crate::process::is_root;
 use crate::wait::eventually;
 
 pub struct Postgres {
@@ -31,8 +32,7 @@ impl Postgres {
         };
         let dir = tempfile::Builder::new().prefix("coda-postgres-").tempdir().expect("a directory");
         // The server refuses to be root.
-        // SAFETY: takes nothing and can't fail.
-        let root = unsafe { libc::geteuid() } == 0;
+        let root = is_root();
         let data = dir.path().join("data");
         if root {
             use std::os::unix::fs::PermissionsExt as _;
@@ -79,9 +79,9 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // It may have ended by itself.
-        // SAFETY: the child is not reaped yet, so the id is still its own. SIGQUIT ends its children too.
-        unsafe { libc::kill(self.child.id() as i32, libc::SIGQUIT) };
+        // The child is not reaped yet, so the id is still its own; it may have ended by itself. SIGQUIT ends its
+        // children too.
+        coda_host::sys::signal(self.child.id(), libc::SIGQUIT).ok();
         self.child.wait().ok();
     }
 }

@@ -1,6 +1,7 @@
 //! What /proc says of a process and its descendants.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 /// Clock ticks of /proc per second; 100 on every Linux that matters here.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -18,6 +19,11 @@ pub fn rss_mib(pid: i32) -> f64 {
         line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)
     };
     tree(pid).iter().map(|p| kib(p.pid)).sum::<f64>() / 1024.0
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 /// File descriptors that a process has open.

@@ -148,5 +148,5 @@ async fn a_thousand_jobs_in_batches_all_arrive() {
         assert_eq!(bed.delivered(&format!("J{n}")).await["counts"], json!({ "10": 10 }));
     }
     bed.wait_nothing_pending().await;
-    assert_eq!(bed.counted("Completed").await, 1000, "none ran twice");
+    assert_eq!(bed.counted("completed").await, 1000, "none ran twice");
 }

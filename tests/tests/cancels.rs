@@ -53,7 +53,7 @@ async fn a_running_job_is_ended_by_the_plugins_hook() {
     bed.request_cancel("J1").await;
     is_closed(&bed, "J1", &message).await;
     holds("the plugin came back", async || bed.runs().await == 1).await;
-    holds("it is counted", async || bed.counted("Cancelled").await == 1).await;
+    holds("it is counted", async || bed.counted("cancelled").await == 1).await;
     nothing_was_sent(bed, "J1").await;
 }
 
@@ -202,6 +202,6 @@ async fn every_job_of_a_burst_is_cancelled() {
         bed.wait_state(id, "cancelled").await;
     }
     bed.wait_nothing_pending().await;
-    holds("all are counted", async || bed.counted("Cancelled").await == 30).await;
+    holds("all are counted", async || bed.counted("cancelled").await == 30).await;
     assert_eq!(bed.cloud.state().webhook_count, 0);
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use coda_host_tests::{Bed, Plan, example, holds};
+use coda_host_tests::{Bed, Exit, Plan, example, holds, net};
 
 const SECRET: &str = "one-time-q1";
 
@@ -115,4 +115,43 @@ async fn a_stale_pid_file_hurts_nobody() {
     let _stopped = Stopped(&bed);
     let (code, text) = cli(&bed, &["start", "-d", "-t", SECRET]).await;
     assert_eq!(code, 0, "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_without_a_cloud_reloads_and_tells_of_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = "executor_factory: coda_simulator\n";
+    let mut peer = net::peer(dir.path(), "one", device, &[("CODA_EXECUTOR_ISOLATION", "process")]).await;
+    std::fs::write(peer.dir().join("device.yaml"), format!("{device}num_qubits: 9\n")).unwrap();
+    let done = peer.cli(&["reload"]).await;
+    assert!(done.code == 0 && done.out.contains("9 qubits"), "{}", done.text());
+    std::fs::write(peer.dir().join("device.yaml"), "executor_factory: coda_nothing\n").unwrap();
+    let done = peer.cli(&["reload"]).await;
+    assert!(done.code == 1 && done.err.contains("coda_nothing"), "{}", done.text());
+    let status = peer.cli(&["status"]).await;
+    assert_eq!(status.code, 0, "{}", status.text());
+    for says in ["coda-plugin-simulator", "0 of 1 busy", &peer.peer_id, "0 peer(s) connected"] {
+        assert!(status.out.contains(says), "{says}: {}", status.out);
+    }
+    assert!(!status.out.contains("heartbeat"), "{}", status.out);
+    peer.env.insert("CODA_DEVICE_CONFIG".into(), "device.yaml".into());
+    std::fs::write(peer.dir().join("device.yaml"), device).unwrap();
+    for name in ["CODA_PEER", "CODA_NO_CLOUD"] {
+        peer.env.insert(name.into(), "true".into());
+    }
+    let doctor = peer.cli(&["doctor"]).await;
+    assert_eq!(doctor.code, 0, "{}", doctor.text());
+    for says in ["pass  plugin", &format!("known as {}", peer.peer_id), "no peer may reserve", "skip  cloud"]
+    {
+        assert!(doctor.out.contains(says), "{says}: {}", doctor.out);
+    }
+    let nobody = format!("/ip4/127.0.0.1/tcp/9/p2p/{}", peer.peer_id);
+    peer.env.insert("CODA_PEER_BOOTSTRAP".into(), nobody.clone());
+    let doctor = peer.cli(&["doctor"]).await;
+    assert!(
+        doctor.code == 1 && doctor.out.contains(&format!("fail  bootstrap    {nobody}")),
+        "{}",
+        doctor.text()
+    );
+    assert_eq!(peer.stop().await, Exit::Code(0));
 }

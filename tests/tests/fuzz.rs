@@ -4,6 +4,8 @@
 //! start from `tests/corpus`, a folder per parser; an input that once failed is added there. `make fuzz` runs
 //! 12 million; `CODA_FUZZ_ONLY=vpn,state` shares them among these parsers alone.
 
+#![forbid(unsafe_code)]
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;

@@ -102,8 +102,7 @@ async fn a_library_that_others_may_write_is_refused_for_root() {
     let path = spoiled(dir.path(), "loose.so", |_| ());
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let device = format!("executor_factory: {}", path.display());
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } == 0 {
+    if coda_host_tests::process::is_root() {
         refused_with(&device, &["may be changed by other users", path.to_str().unwrap()]).await;
     } else {
         Plan::device(device).start().await.good_job_goes_through("J1").await;

@@ -151,7 +151,7 @@ async fn health_readiness_and_metrics_are_told() {
     bed.wait_state("c", "cancelled").await;
     bed.send(&bed.job("d", &bell(), 10).without("job_id")).await;
     for (outcome, n) in
-        [("Completed", 1), ("Failed", 1), ("Cancelled", 1), ("DeadLetter", 1), ("Duplicate", 0)]
+        [("completed", 1), ("failed", 1), ("cancelled", 1), ("dead_letter", 1), ("duplicate", 0)]
     {
         holds(&format!("{n} {outcome}"), async || bed.counted(outcome).await == n).await;
     }
@@ -164,7 +164,7 @@ async fn health_readiness_and_metrics_are_told() {
     assert_eq!((&ready["slots"], &ready["undelivered"]), (&json!(1), &json!(0)));
     assert_eq!(ready["plugin"]["kind"], "simulator");
     assert_eq!(bed.runs().await, 1, "only the good job reached the plugin");
-    assert_eq!(bed.metric("coda_host_webhook_attempts_total{result=\"Accepted\"}").await, 2);
+    assert_eq!(bed.metric("coda_host_webhook_attempts_total{result=\"accepted\"}").await, 2);
     let (_, text) = bed.get("/metrics").await;
     for name in ["coda_host_queue_wait_seconds_bucket", "coda_host_slots 1", "coda_host_build_info{version="]
     {
@@ -186,7 +186,7 @@ async fn a_job_that_ended_is_not_run_again_and_a_failed_one_may_be_resubmitted()
     bed.wait_nothing_pending().await;
     assert_eq!(bed.state("again").await, "completed");
     assert_eq!(bed.attempts("done"), (1, 1));
-    assert_eq!((bed.runs().await, bed.counted("Duplicate").await), (2, 1));
+    assert_eq!((bed.runs().await, bed.counted("duplicate").await), (2, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

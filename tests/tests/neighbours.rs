@@ -35,7 +35,7 @@ async fn hosts_with_names_of_their_own_share_the_stream() {
         bed.delivered(&format!("J{n}")).await;
     }
     bed.wait_nothing_pending().await;
-    let here = bed.counted("Completed").await;
+    let here = bed.counted("completed").await;
     assert!((1..60).contains(&here), "both have worked: {here} of 60 were run by the first");
     let starts = std::fs::read_to_string(record.path()).unwrap();
     assert_eq!(starts.lines().filter(|l| l.starts_with("start")).count(), 60, "each ran once");

@@ -66,13 +66,11 @@ async fn redis_that_comes_back_empty_is_used_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_that_hangs_is_noticed_and_used_again() {
     let bed = Plan::simulator("").env("CODA_REDIS_TIMEOUT_SEC", "0.3").start().await;
-    let pid = bed.redis.pid() as i32;
-    // SAFETY: the server is this test's own child and alive.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+    let signal = |signal| coda_host::sys::signal(bed.redis.pid(), signal).unwrap();
+    signal(libc::SIGSTOP);
     holds("not ready", async || bed.ready().await.0 == 503).await;
     assert_eq!(bed.get("/health").await.0, 200);
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+    signal(libc::SIGCONT);
     bed.good_job_goes_through("J1").await;
     holds("ready again", async || bed.ready().await.0 == 200).await;
 }

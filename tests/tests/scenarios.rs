@@ -1,5 +1,7 @@
 //! Every scenario, one module per concern.
 
+#![forbid(unsafe_code)]
+
 mod batches;
 mod cancels;
 mod coordinator;
@@ -27,6 +29,7 @@ mod secrets;
 mod shared_log;
 mod stopping;
 mod stored_plugins;
+mod units;
 mod vpn;
 mod walk;
 mod webhooks;

@@ -13,6 +13,7 @@ use serde_json::json;
 const OPENVPN: &str = r#"#!/bin/sh
 here=@dir@
 echo "$*" >>"$here/starts"
+env >"$here/environment"
 while [ $# -gt 0 ]; do
   case "$1" in
     --config) config="$2"; shift ;;
@@ -106,8 +107,12 @@ fn lives(pid: i32) -> bool {
 async fn a_tunnel_is_brought_up_watched_adopted_after_a_crash_and_taken_down() {
     let standin = Standin::new();
     let mut bed = standin.bed().await;
+    bed.set("NOTIFY_SOCKET", bed.dir().join("nobody").display().to_string());
     bed.start().await;
     assert!(standin.tunnel_is_up() && standin.starts() == 1);
+    // It would take systemd for its parent, and stay in the foreground.
+    let environment = fs::read_to_string(standin.path("environment")).unwrap();
+    assert!(!environment.contains("NOTIFY_SOCKET") && !environment.contains("one-time"), "{environment}");
     let profile = fs::read_to_string(standin.path("profile")).unwrap();
     assert!(profile.contains("reneg-sec 0"), "{profile}");
     assert_eq!(bed.ready().await.1["vpn_state"], "ready");

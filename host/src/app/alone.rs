@@ -3,15 +3,17 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::reload::Reloads;
 use super::{Prepared, announce, locate_plugin, peer, start_executor};
 use crate::api::{self, PeerSources, Reading};
 use crate::config::load::Surroundings;
 use crate::daemon::notify::Notifier;
 use crate::daemon::place::Place;
 use crate::error::{Failure, exit};
+use crate::executor::view::Reloaded;
 use crate::supervise::Supervisor;
 use crate::sys::Dispositions;
 use crate::telemetry::Metrics;
@@ -22,7 +24,7 @@ pub(super) async fn host(
     prepared: Prepared,
     mut place: Place,
     dispositions: Arc<Dispositions>,
-    stop: CancellationToken,
+    (stop, wanted): (CancellationToken, mpsc::UnboundedReceiver<()>),
 ) -> Result<ExitCode, Failure> {
     let Prepared { settings, device, .. } = prepared;
     if !settings.peer.enabled {
@@ -35,7 +37,7 @@ pub(super) async fn host(
         });
     }
     let located = locate_plugin(&settings, &device, &around.cwd)?;
-    let starting = start_executor(&settings, &device, located, dispositions);
+    let starting = start_executor(&settings, &device, located, dispositions.clone());
     let (executor, mut done) = tokio::select! {
         started = starting => started?,
         () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
@@ -51,7 +53,18 @@ pub(super) async fn host(
     let lent = peer::start(&settings.peer, &executor, &settings.dirs.state).await?;
     let metrics = Arc::new(Metrics::default());
     let (peers, view) = (PeerSources::of(&lent), executor.view());
-    up.send_replace(Some(Arc::new(Reading::PeerOnly { peers, metrics, executor: view })));
+    let (report, reloads) = watch::channel(Reloaded::default());
+    let settings = Arc::new(settings);
+    let serving = Reloads {
+        settings: settings.clone(),
+        cwd: around.cwd.clone(),
+        view: view.clone(),
+        dispositions,
+        wanted,
+        report,
+    };
+    tasks.spawn("reloads", serving.serve());
+    up.send_replace(Some(Arc::new(Reading::PeerOnly { peers, metrics, executor: view, reloads })));
     tracing::info!("coda-host is up, without a cloud");
     let variable = |name: &str| around.environment.get(name).map(String::as_str);
     let notifier = Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC"));

@@ -4,6 +4,7 @@
 //! device.
 
 mod checks;
+mod peer;
 
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ Each line passes, warns or fails, and says what to do. Exit status 1 when someth
 
 Examples:
   coda-host doctor
+  coda-host --unit coda-host doctor  a host under systemd
   coda-host doctor --no-plugin       don't open the device
   coda-host doctor --json | jq '.[] | select(.result == \"fail\")'")]
 pub struct Args {

@@ -21,6 +21,7 @@ Exit status: 0 running and ready, 1 not running, 2 running and not ready.
 
 Examples:
   coda-host status
+  coda-host --unit coda-host status                  a host under systemd
   coda-host status --json | jq .plugin")]
 pub struct Args {
     /// JSON for machines: the body of /ready, with the process
@@ -34,7 +35,10 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     let Some(holder) = place::holder(state)? else {
         let text = match args.json {
             true => "{\"running\":false}\n".to_string(),
-            false => format!("not running (state in {})\n", state.display()),
+            false => format!(
+                "not running (state in {})\n  under systemd name the unit: coda-host --unit coda-host status\n",
+                state.display()
+            ),
         };
         super::put(text.as_bytes())?;
         return Ok(ExitCode::from(exit::FAILURE));
@@ -89,9 +93,8 @@ fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
     for reason in ready["reasons"].as_array().into_iter().flatten() {
         line("", text(reason));
     }
-    if ready["qpu_id"].is_string() {
-        let p = &ready["plugin"];
-        line("qpu", text(&ready["qpu_id"]));
+    let p = &ready["plugin"];
+    if p.is_object() {
         line(
             "plugin",
             format!(
@@ -102,14 +105,21 @@ fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
                 text(&p["path"])
             ),
         );
+        let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
+        let ahead = match &ready["waiting"] {
+            Value::Null => String::new(),
+            n => format!(", {n} job(s) read ahead"),
+        };
+        line("slots", format!("{busy} of {slots} busy{ahead}"));
+    }
+    if ready["qpu_id"].is_string() {
+        line("qpu", text(&ready["qpu_id"]));
         line("job", text(&ready["current_job"]));
         if let (Some(done), Some(total)) =
             (ready["progress"]["done"].as_u64(), ready["progress"]["total"].as_u64())
         {
             line("progress", format!("{done} of {total}"));
         }
-        let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
-        line("slots", format!("{busy} of {slots} busy, {} job(s) read ahead", text(&ready["waiting"])));
         line("undelivered", text(&ready["undelivered"]));
         line(
             "redis",
@@ -127,6 +137,22 @@ fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
         if beat["error"].is_string() {
             line("", text(&beat["error"]));
         }
+    }
+    let peer = &ready["peer"];
+    if peer.is_object() {
+        line("peer", text(&peer["peer_id"]));
+        let (connected, held) = (text(&peer["connected"]), text(&peer["reservations"]));
+        line("", format!("{connected} peer(s) connected, {held} reservation(s) held"));
+        line(
+            "",
+            format!(
+                "since its start: {} reserved, {} declined, {} run, {} failed",
+                text(&peer["accepted"]),
+                text(&peer["declined"]),
+                text(&peer["completed"]),
+                text(&peer["failed"])
+            ),
+        );
     }
     out
 }

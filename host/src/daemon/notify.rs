@@ -7,6 +7,10 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+/// They are meant for this process alone. OpenVPN takes a `NOTIFY_SOCKET` of its own for the word that systemd
+/// started it, and then never goes into the background.
+pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
+
 /// The other end, if there is one.
 #[derive(Debug)]
 pub struct Notifier {

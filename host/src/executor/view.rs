@@ -11,6 +11,7 @@ use super::ffi::Common;
 use super::loader;
 use super::plugin::Plugin;
 use super::pool::{PluginInfo, StartError, StartRequest, check_device, failed_to_make};
+use super::queue::Load;
 use super::slot::Shared;
 use super::turn::lock;
 use super::watchdog::StuckRun;
@@ -104,6 +105,11 @@ impl View {
     /// Gauges of the plugin's own, by name.
     pub fn gauges(&self) -> Vec<(String, f64)> {
         self.common.gauges.all()
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> Load {
+        self.shared.queue.load()
     }
 
     /// A run in this process that doesn't end.

@@ -42,20 +42,31 @@ impl Explain for IdentityError {
     }
 }
 
+/// Reads the key, if there is one.
+///
+/// # Errors
+/// When the file can't be used.
+pub fn stored(state_dir: &Path) -> Result<Option<Keypair>, IdentityError> {
+    let path = state_dir.join(FILE);
+    let bad = |e: &dyn std::fmt::Display| IdentityError::Key { path: path.clone(), text: e.to_string() };
+    let Some(bytes) = files::read(&path, MAX_BYTES)? else { return Ok(None) };
+    let key = Keypair::from_protobuf_encoding(&bytes).map_err(|e| bad(&e))?;
+    match key.key_type() {
+        libp2p::identity::KeyType::Ed25519 => Ok(Some(key)),
+        other => Err(bad(&format!("it is of type {other}"))),
+    }
+}
+
 /// Reads the key, or makes it.
 ///
 /// # Errors
 /// When the file can't be used; a damaged one is never replaced by itself.
 pub fn load(state_dir: &Path) -> Result<Keypair, IdentityError> {
+    if let Some(key) = stored(state_dir)? {
+        return Ok(key);
+    }
     let path = state_dir.join(FILE);
     let bad = |e: &dyn std::fmt::Display| IdentityError::Key { path: path.clone(), text: e.to_string() };
-    if let Some(bytes) = files::read(&path, MAX_BYTES)? {
-        let key = Keypair::from_protobuf_encoding(&bytes).map_err(|e| bad(&e))?;
-        return match key.key_type() {
-            libp2p::identity::KeyType::Ed25519 => Ok(key),
-            other => Err(bad(&format!("it is of type {other}"))),
-        };
-    }
     let key = Keypair::generate_ed25519();
     let bytes = key.to_protobuf_encoding().map_err(|e| bad(&e))?;
     files::ensure_dir(state_dir)?;

@@ -5,6 +5,8 @@
 //! the Python node is measured in the same run, and the ratios are printed. `CODA_BENCH_SCALE` (1) makes loads
 //! larger or smaller. Sizes are in the output.
 
+#![forbid(unsafe_code)]
+
 mod bare;
 mod doors;
 mod node;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Finding, Verdict};
+use super::{Finding, Verdict, peer};
 use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::{self, Surroundings};
@@ -36,7 +36,11 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         Err(e) => return vec![Finding::failure("directories", &e.into())],
     };
     findings.extend(directories(&dirs));
-    findings.push(stored(&dirs));
+    let prepared = app::prepare(around, HashMap::new());
+    let no_cloud = prepared.as_ref().is_ok_and(|p| p.settings.peer.no_cloud);
+    if !no_cloud {
+        findings.push(stored(&dirs));
+    }
     let holder = match place::holder(&dirs.state) {
         Ok(holder) => holder,
         Err(e) => {
@@ -49,7 +53,7 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         None => Finding::skip("running", "no coda-host is running here"),
     });
     findings.push(results(&dirs.state));
-    let prepared = match app::prepare(around, HashMap::new()) {
+    let prepared = match prepared {
         Ok(prepared) => prepared,
         Err(failure) => {
             findings.push(Finding::failure("settings", &failure));
@@ -64,6 +68,13 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
     findings.extend(runs_as(&prepared));
     findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
+    if prepared.settings.peer.enabled {
+        findings.extend(peer::all(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
+    }
+    if no_cloud {
+        findings.push(Finding::skip("cloud", "without one (CODA_NO_CLOUD), so no Redis and no VPN either"));
+        return findings;
+    }
     findings.extend(cloud(&prepared).await);
     findings.extend(redis(&prepared).await);
     findings.push(openvpn(&prepared, around));
