@@ -76,7 +76,7 @@ pub enum StartError {
     #[error("the process of plugin {} could not be used: {what}", path.display())]
     Process { path: PathBuf, what: String },
     #[error("the plugin's process runs as '{}', which may not read {}: {why}", account.name, file.display())]
-    Unreadable { account: Account, file: PathBuf, why: String },
+    Unreadable { account: Box<Account>, file: PathBuf, why: String },
     #[error("the process of plugin {} could not give up its rights, so nothing is run in it: {what}", path.display())]
     Rights { path: PathBuf, what: String },
     #[error("the plugin {} could not describe its device: {}", path.display(), error.text)]

@@ -79,7 +79,7 @@ pub struct Spec {
 pub enum Made {
     /// The library is open, the config fits; its secrets.
     Checked(Vec<String>),
-    Created(DeviceReply),
+    Created(Box<DeviceReply>),
     /// Not all rights could be given up.
     Rights(String),
     /// The account may not read this file.
@@ -99,7 +99,7 @@ pub enum Made {
 pub enum MakeError {
     Rights(String),
     Unreadable {
-        account: Account,
+        account: Box<Account>,
         path: PathBuf,
         why: String,
     },

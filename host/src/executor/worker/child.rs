@@ -168,7 +168,7 @@ fn first_slot(
         // A slot ends with its socket.
         spawn(format!("exec-slot-{index}"), Box::new(move || drop(serve(&home, socket))))?;
     }
-    say(&mut socket, &Made::Created(device))?;
+    say(&mut socket, &Made::Created(Box::new(device)))?;
     let destroyed = serve(&home, socket.try_clone()?)?;
     if destroyed {
         let error = home.instance.destroy();

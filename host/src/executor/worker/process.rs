@@ -145,7 +145,7 @@ impl Process {
     pub fn create(&self, spec: &Spec) -> Result<DeviceReply, MakeError> {
         let frame = Writer::new(kind::CREATE).finish().unwrap_or_default();
         match self.step(spec, &frame)? {
-            Made::Created(device) => Ok(device),
+            Made::Created(device) => Ok(*device),
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
     }
@@ -154,7 +154,7 @@ impl Process {
         let body = self.call(0, frame).map_err(|e| MakeError::Process(e.text))?;
         match from_json(&body).map_err(|e| MakeError::Process(e.to_string()))? {
             Made::Rights(text) => Err(MakeError::Rights(text)),
-            Made::Unreadable { path, why } => match spec.account.clone() {
+            Made::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
                 Some(account) => Err(MakeError::Unreadable { account, path, why }),
                 None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
             },
