@@ -61,6 +61,7 @@ async fn files_that_are_no_plugins_are_refused_by_name() {
         (spoiled(dir.path(), "half.so", |b| b.truncate(b.len() / 2)), "cut off"),
         (spoiled(dir.path(), "head.so", |b| b.truncate(40)), ""),
         (spoiled(dir.path(), "class.so", |b| b[4] = 1), "built for a 32-bit machine"),
+        (spoiled(dir.path(), "endian.so", |b| b[5] = 2), "built for a big-endian machine"),
         (spoiled(dir.path(), "machine.so", |b| b[18..20].copy_from_slice(&[8, 0])), "this machine is"),
         (some_library(), "not a coda-host plugin"),
     ];
@@ -228,7 +229,16 @@ async fn plugins_for_another_interface_or_system_are_refused_with_who_must_act()
     ];
     for (path, says) in cases {
         let path = path.to_str().unwrap();
-        refused_with(&format!("executor_factory: {path}"), &[path, says[0], says[1]]).await;
+        for isolation in ["none", "process"] {
+            let device = format!("executor_factory: {path}");
+            let mut bed = Plan::device(device).env("CODA_EXECUTOR_ISOLATION", isolation).lay().await;
+            let log = refused(&mut bed, 3).await;
+            let said = log.rsplit("error: ").next().unwrap();
+            for text in [path, says[0], says[1]] {
+                assert!(said.contains(text), "{isolation}: {said} lacks {text:?}");
+            }
+            assert!(!said.contains("/state/plugins/"), "the operator's file is named, not the copy: {said}");
+        }
     }
 }
 

@@ -251,6 +251,15 @@ async fn the_commands_own_manners() {
         assert_eq!(done.code, 2, "{arguments:?}: {}", done.text());
         assert!(done.err.contains(says), "{arguments:?}: {}", done.err);
     }
+    // One reason is told once.
+    std::fs::write(dir.path().join("text.so"), "hello").unwrap();
+    let text = run(&["text.so"]).await;
+    assert_eq!(text.code, 1, "{}", text.text());
+    assert!(text.out.contains("0 passed, 2 failed, 28 skipped"), "{}", text.text());
+    std::fs::write(dir.path().join("wrong.yaml"), "connectivity: {grid: [2, 2]}").unwrap();
+    let wrong = run(&[&simulator, "--device", "wrong.yaml"]).await;
+    assert!(wrong.out.contains("no executor can be created, see above"), "{}", wrong.text());
+    assert!(wrong.out.contains("4 passed, 1 failed, 25 skipped"), "{}", wrong.text());
     // What its errors explain is forgiven, and no more.
     std::fs::write(dir.path().join("noisy.yaml"), "noise: {readout: 0.02}\nseed: 3").unwrap();
     let noisy = ["--device", "noisy.yaml", "--only", "gates-two-qubits"];

@@ -55,7 +55,9 @@ async fn the_process_has_the_rights_of_its_account_and_nothing_of_the_host() {
         return;
     }
     let secret = "sesame-open";
-    let mut bed = bed_of(NOBODY, Plan::simulator("seed: 3")).await;
+    // The host is given an open file that it knows nothing of.
+    let file = ["sh", "-c", "exec 9</etc/passwd; exec \"$@\"", "sh"];
+    let mut bed = bed_of(NOBODY, Plan::simulator("seed: 3").within(&file)).await;
     let proxy = format!("http://user:{secret}@127.0.0.1:9");
     bed.set("HTTPS_PROXY", proxy);
     bed.set("NO_PROXY", "127.0.0.1");
@@ -93,17 +95,22 @@ async fn the_process_has_the_rights_of_its_account_and_nothing_of_the_host() {
         "{environment}"
     );
 
+    let to = |pid: i32, fd: u32| std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok();
+    assert_eq!(to(host, 9), Some(PathBuf::from("/etc/passwd")));
+    let mut sockets = 0;
     for entry in std::fs::read_dir(format!("/proc/{plugin}/fd")).unwrap().flatten() {
         let number: u32 = entry.file_name().to_str().unwrap().parse().unwrap();
         let to = std::fs::read_link(entry.path()).unwrap().display().to_string();
         let needed = match number {
             0 => to == "/dev/null",
             1 | 2 => to.starts_with("pipe:"),
-            // The host's end of each is held by the host alone.
-            _ => to.starts_with("socket:") || to.contains("/dev/null"),
+            _ => to.starts_with("socket:"),
         };
         assert!(needed, "descriptor {number} is {to}");
+        sockets += u32::from(to.starts_with("socket:"));
     }
+    // Control, events, and the one slot's with its copy.
+    assert!(sockets <= 4, "{sockets} sockets");
 
     bed.submit("J1", &example(), 50).await;
     assert_eq!(bed.delivered("J1").await["counts"], json!({ "10": 50 }));
@@ -246,6 +253,40 @@ async fn a_host_that_shares_its_account_keeps_no_capability_in_it_either() {
         "{}",
         bed.log()
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_the_same_with_the_few_capabilities_of_the_unit() {
+    if !is_root() {
+        return;
+    }
+    let unit = std::fs::read_to_string(project_file("packaging/systemd/coda-host.service")).unwrap();
+    let set = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let set: Vec<String> = set.split(' ').map(|c| c.replace("CAP_", "+").to_ascii_lowercase()).collect();
+    let bounding = format!("--bounding-set=-all,{}", set.join(","));
+    let keys = "fault: slow\nrun_ms: 600000\nwhen: run\nafter: 1";
+    let plan = Plan::faulty(keys).within(&["setpriv", "--no-new-privs", &bounding, "--inh-caps=-all"]);
+    let mut bed = bed_of(NOBODY, plan.env("CODA_CANCEL_GRACE_SEC", "0.2")).await;
+    bed.start().await;
+    let host = bed.host().pid();
+    assert_eq!(status(host)["CapBnd"], status(host)["CapEff"], "the host has these and no more");
+    let plugin = children(host)[0];
+    assert!(status(plugin)["Uid"].starts_with("65534 65534"));
+    assert_no_capabilities(&status(plugin));
+    // It can be killed, and another one started.
+    bed.submit("J1", &example(), 10).await;
+    holds("the plugin has it", async || bed.ready().await.1["current_job"] == "J1").await;
+    bed.request_cancel("J1").await;
+    bed.wait_state("J1", "cancelled").await;
+    bed.wait_log("the run did not end; its process is killed").await;
+    holds("another process is there", async || {
+        let now = children(host);
+        now.len() == 1 && now != [plugin]
+    })
+    .await;
+    let plugin = children(host)[0];
+    bed.kill();
+    holds("it dies with the host", async || !PathBuf::from(format!("/proc/{plugin}")).exists()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

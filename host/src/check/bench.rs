@@ -31,6 +31,9 @@ pub struct Live {
     next: AtomicU64,
 }
 
+/// Expected of a factory with the device config of the check.
+pub const AN_EXECUTOR: &str = "an executor";
+
 impl Bench {
     pub fn new(options: Options) -> Bench {
         Bench { options }
@@ -58,7 +61,7 @@ impl Bench {
     pub fn start_from(&self, loaded: &Loaded) -> Result<Live, Stop> {
         let instance = self.create(loaded, &self.options.config_text).or_else(|e| {
             failed(
-                "an executor",
+                AN_EXECUTOR,
                 format!("the error '{}' ({})", e.text, e.code),
                 "create it from this device config",
             )

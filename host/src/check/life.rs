@@ -164,7 +164,7 @@ pub fn device(bench: &Bench) -> Done {
     let d = live.device.clone();
     live.end()?;
     let targets: Vec<&str> = d.targets.iter().map(|t| t.name()).collect();
-    Ok(Some(format!("{}: {} qubits, {}, {} slots", d.name, d.num_qubits, targets.join(" "), d.slots)))
+    Ok(Some(format!("{}: {} qubits, {}, {} slot(s)", d.name, d.num_qubits, targets.join(" "), d.slots)))
 }
 
 /// Threads and open files of this process.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::bench::AN_EXECUTOR;
 use super::{Case, Options, Verdict};
 use crate::sys;
 
@@ -52,6 +53,28 @@ pub enum Lost {
 }
 
 impl CaseResult {
+    /// One that was not run.
+    pub fn not_run(case: &Case, why: &str) -> CaseResult {
+        CaseResult {
+            case: case.name.into(),
+            about: case.about.into(),
+            end: End::Said(Verdict::Skipped { why: why.into() }),
+            seconds: 0.0,
+            output: None,
+        }
+    }
+
+    /// Why no later case could say anything else, after this one.
+    pub fn is_the_end(&self) -> Option<&'static str> {
+        match (self.case.as_str(), &self.end) {
+            ("load", _) if self.is_failure() => Some("the library can't be loaded, see above"),
+            ("create", End::Said(Verdict::Failed { expected, .. })) if expected == AN_EXECUTOR => {
+                Some("no executor can be created, see above")
+            }
+            _ => None,
+        }
+    }
+
     pub fn is_failure(&self) -> bool {
         !matches!(self.end, End::Said(Verdict::Passed { .. } | Verdict::Skipped { .. }))
     }

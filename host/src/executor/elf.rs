@@ -162,7 +162,10 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Parsed<'a>, ElfError> {
     let endian = header.endian().map_err(damaged)?;
     let found = header.e_machine(endian);
     let ours = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
-    if found != ours || endian != Endianness::Little {
+    if endian != Endianness::Little {
+        return Err(machine("a big-endian machine".into()));
+    }
+    if found != ours {
         return Err(machine(match found {
             EM_X86_64 => "x86_64".into(),
             EM_AARCH64 => "aarch64".into(),

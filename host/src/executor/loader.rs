@@ -182,7 +182,12 @@ impl Prepared {
     pub fn refused(&self, error: OpenError) -> LoadError {
         let path = self.path.clone();
         match error {
-            OpenError::Loader(text) => LoadError::Loader { path, text },
+            // The loader knows the copy; its own words begin with it, or name it.
+            OpenError::Loader(text) => {
+                let (copy, own) = (self.opened.display().to_string(), path.display().to_string());
+                let text = text.strip_prefix(&format!("{copy}: ")).unwrap_or(&text).replace(&copy, &own);
+                LoadError::Loader { path, text }
+            }
             OpenError::NoModule(text) => LoadError::NoModule { path, text },
             OpenError::Layout(text) => LoadError::Layout { path, text },
             OpenError::Table(text) => LoadError::Table { path, text },

@@ -102,8 +102,11 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
             true => ProgressBar::new_spinner().with_message(case.name),
             false => ProgressBar::hidden(),
         };
-        let result = runner::run(case, &options, &program, &mut || bar.tick())
-            .map_err(|e| unusable(format!("no process could be started for a case: {e}"), None))?;
+        let result = match results.iter().find_map(runner::CaseResult::is_the_end) {
+            Some(why) => runner::CaseResult::not_run(case, why),
+            None => runner::run(case, &options, &program, &mut || bar.tick())
+                .map_err(|e| unusable(format!("no process could be started for a case: {e}"), None))?,
+        };
         bar.finish_and_clear();
         if !args.json {
             out.line(&report::line(&result))?;

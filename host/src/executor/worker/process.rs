@@ -154,8 +154,8 @@ impl Process {
         let body = self.call(0, frame).map_err(|e| MakeError::Process(e.text))?;
         match from_json(&body).map_err(|e| MakeError::Process(e.to_string()))? {
             Made::Rights(text) => Err(MakeError::Rights(text)),
-            Made::Unreadable { path, why } => match spec.account.clone() {
-                Some(account) => Err(MakeError::Unreadable { account: Box::new(account), path, why }),
+            Made::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
+                Some(account) => Err(MakeError::Unreadable { account, path, why }),
                 None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
             },
             Made::Open(e) => Err(MakeError::Open(e)),
