@@ -88,6 +88,7 @@ pub fn settings(bootstrap: &str) -> NetworkSettings {
         advertise: Vec::new(),
         read_limit: 5 * second,
         exchange_limit: 60 * second,
+        idle: 600 * second,
         redial: second / 10,
         heartbeat: second / 5,
         max_document: 64 << 20,

@@ -17,6 +17,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod random;
+pub mod raw;
 mod state;
 pub mod swaps;
 pub mod systemd;

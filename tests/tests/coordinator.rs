@@ -93,7 +93,8 @@ async fn reservations_by_the_api() {
     }
     let mut unknown = ask.clone();
     unknown["surprise"] = json!(1);
-    assert_eq!(c.post("/api/v1/reservations", &unknown).await.0, 422);
+    let (status, problem) = c.post("/api/v1/reservations", &unknown).await;
+    assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!("surprise")), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

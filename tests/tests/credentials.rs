@@ -171,7 +171,9 @@ async fn everything_is_private_from_birth_whatever_the_umask() {
                 true => directories.push(path),
                 // SQLite's side files come and go.
                 false if path.exists() => {
-                    assert_eq!(mode(&path) & 0o077, 0, "{}", path.display());
+                    // Copies of libraries may be opened by a plugin's account, to which the host hands them.
+                    let mask = if directory.ends_with("plugins") { 0o022 } else { 0o077 };
+                    assert_eq!(mode(&path) & mask, 0, "{}", path.display());
                     seen.insert(path.file_name().unwrap().to_string_lossy().into_owned());
                 }
                 false => {}

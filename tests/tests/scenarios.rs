@@ -18,6 +18,7 @@ mod misbehaving;
 mod neighbours;
 mod operator;
 mod peer_admission;
+mod peer_network;
 mod plugin_check;
 mod plugin_docs;
 mod plugins_together;

@@ -4,6 +4,7 @@ use coda_host::peers::wire::Step;
 use coda_host_tests::crooked::{Behave, Crooked, join};
 use coda_host_tests::eventually;
 use coda_host_tests::net::{Net, SIMULATOR, fidelity, state_of};
+use coda_host_tests::raw::{Raw, Which};
 use serde_json::{Value, json};
 
 const ONE: &str = "OPENQASM 3.0; include \"stdgates.inc\"; qubit[1] q; h q[0];";
@@ -244,4 +245,43 @@ async fn gossip_of_another_is_dropped_and_a_silent_peer_goes_stale() {
         "no healthy peer offers hadamard (needed by block block-s01-b01); 0 healthy peers are known"
     );
     net.peers.clear();
+}
+
+/// Blocks side by side may be more than the peers have slots: those that are declined for it wait for the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stage_wider_than_the_slots_takes_turns() {
+    let mut net = Net::start(&[]).await;
+    let one_slot = "executor_factory: coda_simulator\nnum_qubits: 12\nslots: 1\n";
+    let peer = net.add(one_slot, &[("CODA_PEER_ALLOW", "any")]).await.address.clone();
+    let wide = "OPENQASM 2.0; include \"qelib1.inc\"; qreg q[5]; h q;";
+    let job = net.coordinator.run(wide, 10).await;
+    assert_eq!(job["status"], "completed", "{}", job["error"]);
+    let blocks = job["blocks"].as_array().unwrap();
+    assert!(blocks.len() == 5 && blocks.iter().all(|b| b["state"] == "completed"), "{blocks:?}");
+    for block in blocks {
+        assert_eq!(block["attempts"].as_u64(), Some(block["tried"].as_array().unwrap().len() as u64));
+    }
+    net.all_free().await;
+    // A slot that somebody else holds is not waited for.
+    let key = libp2p::identity::Keypair::generate_ed25519();
+    let prepare = Step::Prepare.protocol("quantum-backend");
+    let mut other = Raw::connect(&key, &peer, [&prepare, "/none"], std::time::Duration::from_secs(600)).await;
+    let held = other.request(Which::First, prepare_of_another()).await.expect("an answer");
+    assert!(String::from_utf8_lossy(&held).contains("accepted"));
+    let job = net.coordinator.run(ONE, 10).await;
+    assert_eq!(
+        job["error"],
+        "Execution block block-s01-b01 failed across all assigned peers: peer capacity exhausted"
+    );
+    assert_eq!((&job["blocks"][0]["state"], &job["blocks"][0]["attempts"]), (&json!("failed"), &json!(1)));
+}
+
+fn prepare_of_another() -> Vec<u8> {
+    json!({
+        "reservation_id": "reservation-0001", "workflow_run_id": "workflow-0001", "fragment_id": "block-s01-b01",
+        "requesting_peer_id": "a-client", "service_id": "hadamard", "estimated_qubits": 1, "estimated_depth": 1,
+        "priority": 0, "ttl_seconds": 60, "idempotency_key": "0123456789abcdef", "sent_at": "2026-04-20T00:55:00Z",
+    })
+    .to_string()
+    .into_bytes()
 }

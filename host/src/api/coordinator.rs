@@ -164,7 +164,7 @@ impl Fields {
             Some(unknown) => {
                 let detail =
                     format!("the field '{}' is unknown; known are {}", cut(unknown, 80), known.join(", "));
-                Err(unprocessable("body", &detail))
+                Err(unprocessable(cut(unknown, 80), &detail))
             }
             None => Ok(Fields(fields)),
         }
@@ -210,7 +210,7 @@ impl Fields {
     }
 }
 
-fn unprocessable(field: &'static str, detail: &str) -> Problem {
+fn unprocessable(field: &str, detail: &str) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).field(field)
 }
 

@@ -63,7 +63,7 @@ pub async fn serve(
 pub struct Problem {
     status: StatusCode,
     detail: String,
-    field: Option<&'static str>,
+    field: Option<String>,
     extra: Option<(&'static str, Value)>,
 }
 
@@ -73,8 +73,8 @@ impl Problem {
     }
 
     /// What is wrong lies in this field of the body.
-    pub fn field(mut self, name: &'static str) -> Problem {
-        self.field = Some(name);
+    pub fn field(mut self, name: impl Into<String>) -> Problem {
+        self.field = Some(name.into());
         self
     }
 

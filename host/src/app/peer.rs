@@ -108,6 +108,7 @@ pub fn network_settings(
         advertise: basics.advertise.clone(),
         read_limit: basics.read_limit,
         exchange_limit: basics.exchange_limit,
+        idle: basics.idle,
         redial: basics.redial,
         heartbeat: basics.heartbeat,
         max_document: basics.max_document_bytes,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -20,6 +20,8 @@ use crate::model::{Secret, cut};
 /// Beyond what any answer needs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// An answer of a long job takes its time too: for so many times of that the coordinator is left alone.
+const LEFT_ALONE: u32 = 9;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -46,7 +48,13 @@ pub struct Args {
 }
 
 pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
-    let text = super::run::read(&args.circuit)?;
+    let text = super::run::read(&args.circuit).map_err(|failure| Failure {
+        hint: Some(
+            "give a file of OpenQASM 2 or 3, such as tests/circuits/bell.qasm, or - for standard input"
+                .into(),
+        ),
+        ..failure
+    })?;
     let qasm = String::from_utf8(text)
         .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is no UTF-8 text"))?;
     let flags: HashMap<&'static str, String> =
@@ -86,14 +94,16 @@ async fn execute(
     }
     let mut told: HashSet<String> = HashSet::new();
     let job = loop {
-        let job = client.job(&job_id).await?;
+        let asked = Instant::now();
+        let job = client.job(&job_id).await.map_err(|failure| lost(&job_id, failure))?;
+        let took = asked.elapsed();
         if !args.json {
             progress(&mut out, &job, &mut told)?;
         }
         if matches!(job["status"].as_str(), Some("completed" | "failed")) {
             break job;
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(LOOK_AGAIN.max(took * LEFT_ALONE)).await;
     };
     let completed = job["status"] == "completed";
     if args.json {
@@ -126,7 +136,10 @@ fn progress(out: &mut Out, job: &Value, told: &mut HashSet<String>) -> Result<()
             Some(1) | None => String::new(),
             Some(n) => format!(", {n} attempts"),
         };
-        let latency = block["latency_ms"].as_f64().map_or(String::new(), |ms| format!(", {ms:.1} ms"));
+        let latency = block["latency_ms"].as_f64().map_or(String::new(), |ms| {
+            let digits = if ms < 10.0 { 3 } else { 1 };
+            format!(", {ms:.digits$} ms")
+        });
         let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", short(e)));
         let n = told.len();
         out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
@@ -141,6 +154,18 @@ fn wrong_circuit(file: &str, why: &str) -> Failure {
         causes: Vec::new(),
         hint: Some("correct the file; what is taken is in docs/peers.md".into()),
         exit: exit::CONFIG,
+    }
+}
+
+/// The coordinator has gone while the job ran.
+fn lost(job_id: &str, failure: Failure) -> Failure {
+    Failure {
+        message: format!("{}, and {job_id} had been submitted", failure.message),
+        hint: Some(format!(
+            "a coordinator that starts again fails the jobs it was stopped in: see GET /api/v1/jobs/{job_id}, and submit \
+             it again"
+        )),
+        ..failure
     }
 }
 

@@ -227,6 +227,8 @@ pub struct NetworkBasics {
     pub read_limit: Duration,
     /// The longest exchange on one stream.
     pub exchange_limit: Duration,
+    /// How long an unused connection is kept.
+    pub idle: Duration,
     pub redial: Duration,
     pub heartbeat: Duration,
     pub max_document_bytes: usize,

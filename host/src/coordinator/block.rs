@@ -20,6 +20,7 @@ use super::combine::Component;
 use super::plan::{Block, PlannedFragment};
 use super::role::Directory;
 use crate::peers::amplitude;
+use crate::peers::protocol::FULL;
 use crate::peers::swarm::{CallError, Network};
 use crate::peers::wire::{
     CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, Fragment, InputPayload, Output,
@@ -58,6 +59,8 @@ pub struct Walk<'a> {
     pub block: &'a Block,
     pub fragments: Vec<&'a PlannedFragment>,
     pub state: Component,
+    /// Candidates that were tried for this block before.
+    pub attempts: u32,
 }
 
 /// Whom the walk turns to, told before the first message.
@@ -81,13 +84,21 @@ pub struct Completed {
 #[derive(Debug, thiserror::Error)]
 pub enum WalkError {
     #[error("Execution block {block_id} failed across all assigned peers: {last}")]
-    AllFailed { block_id: String, attempts: u32, last: String },
+    AllFailed {
+        block_id: String,
+        attempts: u32,
+        last: String,
+        /// All of them only had no slot free.
+        full: bool,
+    },
     #[error("the event log stopped the job")]
     Log(#[from] LogError),
 }
 
 /// Why one candidate came to nothing.
 enum Next {
+    /// The next one is tried: this one has no slot free.
+    Full(String),
     /// The next one is tried.
     Failed(String),
     /// Nothing more may be done: what isn't recorded didn't happen.
@@ -115,13 +126,13 @@ impl Walker {
     ///
     /// # Errors
     /// When every candidate has failed, or the log can't be written.
-    pub async fn walk<F, T>(&self, walk: Walk<'_>, tell: F) -> Result<Completed, WalkError>
+    pub async fn walk<F, T>(&self, walk: &Walk<'_>, tell: F) -> Result<Completed, WalkError>
     where
         F: Fn(Attempt) -> T,
         T: Future<Output = Result<(), LogError>>,
     {
         let mut last = String::from("no candidate");
-        let mut attempts = 0;
+        let (mut attempts, mut full) = (walk.attempts, true);
         for candidate in &walk.block.candidates {
             attempts += 1;
             let reservation_id = format!("res-{}", uuid4());
@@ -132,14 +143,16 @@ impl Walker {
                 reservation_id: reservation_id.clone(),
             };
             tell(attempt).await?;
-            match self.one(&walk, &peer_id, &reservation_id).await {
+            match self.one(walk, &peer_id, &reservation_id).await {
                 Ok((state, fidelity, latency_ms)) => {
                     if let Some(fidelity) = fidelity {
                         self.directory.report_fidelity(&peer_id, &walk.block.services, fidelity);
                     }
                     return Ok(Completed { state, peer_id, attempts, fidelity, latency_ms });
                 }
+                Err(Next::Full(why)) => last = why,
                 Err(Next::Failed(why)) => {
+                    full = false;
                     let block = &walk.block.block_id;
                     tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
                     last = why;
@@ -147,7 +160,7 @@ impl Walker {
                 Err(Next::Stop(error)) => return Err(error.into()),
             }
         }
-        Err(WalkError::AllFailed { block_id: walk.block.block_id.clone(), attempts, last })
+        Err(WalkError::AllFailed { block_id: walk.block.block_id.clone(), attempts, last, full })
     }
 
     async fn one(
@@ -210,7 +223,7 @@ impl Walker {
                 let reason = reason.filter(|r| !r.is_empty());
                 let reason = reason.unwrap_or_else(|| format!("reservation {}", transition.name()));
                 self.log.tell(id, Command::Reject { reason: reason.clone() }).await?;
-                Err(Next::Failed(reason))
+                Err(if reason.starts_with(FULL) { Next::Full(reason) } else { Next::Failed(reason) })
             }
             Err(why) => self.give_up(peer, id, format!("prepare: {why}")).await,
         }

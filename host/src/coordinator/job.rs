@@ -1,6 +1,6 @@
 //! One job: its record, and its stages. A stage starts when the one before is done; its blocks run side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -56,56 +56,104 @@ pub async fn run(
     record.record(JobFact::Planned { plan: serde_json::to_value(&plan).unwrap_or_default() }).await?;
     let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
     let plan = std::sync::Arc::new(plan);
-    for stage in 0..plan.stages.len() {
-        let mut running: JoinSet<Result<Completed, JobError>> = JoinSet::new();
-        let mut waiting = 0..plan.stages[stage].len();
-        loop {
-            while running.len() < SIDE_BY_SIDE
-                && let Some(n) = waiting.next()
-            {
-                let block = &plan.stages[stage][n];
-                let (mine, others) = components
-                    .into_iter()
-                    .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
-                components = others;
-                let (walker, record) = (walker.clone(), record.clone());
-                let (plan, job_id) = (plan.clone(), job_id.to_string());
-                running
-                    .spawn(async move { block_of(&walker, &plan, (stage, n), &job_id, mine, &record).await });
-            }
-            match running.join_next().await {
-                Some(completed) => components.push(completed??.state),
-                None => break,
-            }
-        }
+    for number in 0..plan.stages.len() {
+        components = stage(walker, &plan, number, job_id, components, record).await?;
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
     Ok(result(circuit, &state, shots))
 }
 
-async fn block_of(
+/// A block that waits for its turn.
+struct Waiting {
+    n: usize,
+    state: Component,
+    /// Candidates tried so far.
+    attempts: u32,
+    /// Blocks of the stage that were done when it was begun last.
+    done: usize,
+}
+
+/// How a block's turn ended.
+enum Turn {
+    Done(Completed),
+    /// Its peers have no slot free. Those may be the slots of this job: it has another turn when one of its blocks
+    /// is done.
+    Full(Waiting, WalkError),
+}
+
+/// Runs the blocks of a stage side by side; the components behind it.
+async fn stage(
+    walker: &Walker,
+    plan: &std::sync::Arc<Plan>,
+    number: usize,
+    job_id: &str,
+    mut components: Vec<Component>,
+    record: &impl Record,
+) -> Result<Vec<Component>, JobError> {
+    let mut ready = VecDeque::new();
+    for (n, block) in plan.stages[number].iter().enumerate() {
+        let (mine, others) = components
+            .into_iter()
+            .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
+        components = others;
+        ready.push_back(Waiting { n, state: combine(mine), attempts: 0, done: 0 });
+    }
+    let mut running: JoinSet<Result<Turn, JobError>> = JoinSet::new();
+    let mut declined: Vec<(Waiting, WalkError)> = Vec::new();
+    let mut done = 0;
+    loop {
+        while running.len() < SIDE_BY_SIDE
+            && let Some(mut next) = ready.pop_front()
+        {
+            next.done = done;
+            let (walker, record) = (walker.clone(), record.clone());
+            let (plan, job_id) = (plan.clone(), job_id.to_string());
+            running.spawn(async move { turn(&walker, &plan, number, &job_id, next, &record).await });
+        }
+        match running.join_next().await {
+            Some(ended) => match ended?? {
+                Turn::Done(completed) => {
+                    done += 1;
+                    components.push(completed.state);
+                    ready.extend(declined.drain(..).map(|(waiting, _)| waiting));
+                }
+                Turn::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
+                Turn::Full(waiting, error) => declined.push((waiting, error)),
+            },
+            None => match declined.pop() {
+                // Nothing of this job holds a slot any more: they are others'.
+                Some((_, error)) => return Err(failed(record, error).await?),
+                None => return Ok(components),
+            },
+        }
+    }
+}
+
+async fn turn(
     walker: &Walker,
     plan: &Plan,
-    (stage, n): (usize, usize),
+    stage: usize,
     job_id: &str,
-    inputs: Vec<Component>,
+    waiting: Waiting,
     record: &impl Record,
-) -> Result<Completed, JobError> {
+) -> Result<Turn, JobError> {
+    let Waiting { n, state, attempts, done } = waiting;
     let block = &plan.stages[stage][n];
     let walk = Walk {
         plan_id: &plan.plan_id,
         workflow_run_id: job_id,
         block,
         fragments: block.fragments.iter().map(|f| &plan.fragments[*f]).collect(),
-        state: combine(inputs),
+        state,
+        attempts,
     };
     let block_id = &block.block_id;
     let tell = |a: Attempt| {
         let Attempt { attempt, peer_id, reservation_id } = a;
         record.record(JobFact::Attempted { block_id: block_id.clone(), attempt, peer_id, reservation_id })
     };
-    match walker.walk(walk, tell).await {
+    match walker.walk(&walk, tell).await {
         Ok(completed) => {
             let fact = JobFact::BlockCompleted {
                 block_id: block_id.clone(),
@@ -115,15 +163,22 @@ async fn block_of(
                 latency_ms: completed.latency_ms,
             };
             record.record(fact).await?;
-            Ok(completed)
+            Ok(Turn::Done(completed))
         }
-        Err(WalkError::AllFailed { attempts, last, .. }) => {
-            let fact = JobFact::BlockFailed { block_id: block_id.clone(), attempts, error: last.clone() };
-            record.record(fact).await?;
-            Err(WalkError::AllFailed { block_id: block_id.clone(), attempts, last }.into())
+        Err(error @ WalkError::AllFailed { attempts, full: true, .. }) => {
+            Ok(Turn::Full(Waiting { n, state: walk.state, attempts, done }, error))
         }
-        Err(other) => Err(other.into()),
+        Err(error) => Err(failed(record, error).await?),
     }
+}
+
+/// Records that a block has failed for good; why, for the job.
+async fn failed(record: &impl Record, error: WalkError) -> Result<JobError, LogError> {
+    if let WalkError::AllFailed { block_id, attempts, last, .. } = &error {
+        let (block_id, attempts, error) = (block_id.clone(), *attempts, last.clone());
+        record.record(JobFact::BlockFailed { block_id, attempts, error }).await?;
+    }
+    Ok(error.into())
 }
 
 fn result(circuit: &Circuit, state: &Component, shots: u32) -> Value {

@@ -7,6 +7,7 @@
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -169,9 +170,22 @@ fn spawn(port: u16, dir: &TempDir, arguments: &[String]) -> Result<Child, DevRed
     })
 }
 
+/// A port that nobody has, above the range that the kernel takes clients' ports from, and not the last one's: so a
+/// server that is away for a moment finds its port free when it comes back.
 async fn free_port() -> Result<u16, DevRedisError> {
-    let listener = TcpListener::bind("127.0.0.1:0").await.map_err(DevRedisError::Port)?;
-    listener.local_addr().map(|a| a.port()).map_err(DevRedisError::Port)
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    const PORTS: std::ops::Range<u32> = 61_000..65_500;
+    let own = std::process::id().wrapping_mul(37);
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for _ in PORTS {
+        let at = own.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
+        let port = (PORTS.start + at) as u16;
+        match TcpListener::bind(("127.0.0.1", port)).await {
+            Ok(_) => return Ok(port),
+            Err(e) => failed = e,
+        }
+    }
+    Err(DevRedisError::Port(failed))
 }
 
 /// Whether it answers; one that wants a password is there too.

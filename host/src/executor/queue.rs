@@ -67,6 +67,11 @@ impl State {
         self.busy + self.held < self.slots
     }
 
+    /// Whether a thread that woke would find something.
+    fn has_work(&self) -> bool {
+        !self.paused && (!self.guests.is_empty() || (!self.waiting.is_empty() && self.has_room()))
+    }
+
     fn next(&mut self) -> Option<Call> {
         if self.paused {
             return None;
@@ -162,7 +167,7 @@ impl Queue {
         };
         announce(&call);
         state.inside += 1;
-        if state.idle > 0 && (!state.guests.is_empty() || !state.waiting.is_empty() && state.has_room()) {
+        if state.idle > 0 && state.has_work() {
             self.changed.notify_one();
         }
         Some(call)
@@ -224,7 +229,8 @@ impl Queue {
     fn change<T>(&self, how: impl FnOnce(&mut State) -> T) {
         let mut state = lock(&self.state);
         how(&mut state);
-        if state.idle > 0 {
+        // A hold that ends leaves nothing to do, most often, and each wake-up costs a reservation's time.
+        if state.idle > 0 && state.has_work() {
             self.changed.notify_one();
         }
     }

@@ -10,41 +10,28 @@
 mod address;
 mod behaviour;
 mod codec;
+mod gathered;
+mod shell;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, TopicHash};
 use libp2p::identity::Keypair;
-use libp2p::multiaddr::Protocol as Part;
-use libp2p::request_response::{self, Message, OutboundRequestId, ResponseChannel};
-use libp2p::swarm::SwarmEvent;
-use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, noise, tcp, yamux};
+use libp2p::request_response::ResponseChannel;
+use libp2p::{Multiaddr, PeerId};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
 
 use super::registry::Topic;
-use super::wire::{SINGLE_READ_BYTES, Step};
+use super::wire::Step;
 use crate::error::{Explain, exit};
 use address::dialable;
 pub use address::peer_of;
-use behaviour::{Behaviour, BehaviourEvent, behaviour};
 pub use codec::Document;
+use shell::Shell;
 
 /// How this host names itself.
 pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
-/// How everything of this project begins: such peers read documents of any size.
-const AGENT_PREFIX: &str = "coda-";
 const ORDERS: usize = 1024;
-/// How long answers may take to leave when the network stops.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// What has been written may take so long to leave.
-const LINGER: Duration = Duration::from_millis(200);
-/// How long an idle connection is kept: a coordinator may think between prepare and commit.
-const IDLE: Duration = Duration::from_secs(600);
 
 /// How the network is to be.
 #[derive(Debug, Clone)]
@@ -59,6 +46,9 @@ pub struct NetworkSettings {
     pub read_limit: Duration,
     /// The longest exchange: a dispatch.
     pub exchange_limit: Duration,
+    /// How long a connection is kept that nobody uses. A new one is made when it is needed: holds and rights are a
+    /// peer's, not a connection's.
+    pub idle: Duration,
     pub redial: Duration,
     pub heartbeat: Duration,
     pub max_document: usize,
@@ -199,7 +189,7 @@ impl Network {
                 Ok(runtime) => runtime,
                 Err(e) => return drop(up.send(Err(NetworkError::Setup(e.to_string())))),
             };
-            runtime.block_on(async move {
+            let life = async move {
                 match Shell::new(key, settings, role(), inbox, viewed).await {
                     Ok(shell) => {
                         if up.send(Ok(())).is_ok() {
@@ -208,7 +198,13 @@ impl Network {
                     }
                     Err(error) => drop(up.send(Err(error))),
                 }
-            });
+            };
+            // As a task: to wake the future of `block_on` itself takes a system call, from this thread too.
+            if let Err(ended) = runtime.block_on(async { tokio::spawn(life).await })
+                && let Ok(panic) = ended.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
         };
         let thread = std::thread::Builder::new().name("peers".into()).spawn(body);
         let thread = thread.map_err(|e| NetworkError::Setup(e.to_string()))?;
@@ -260,357 +256,4 @@ impl Network {
             tracing::error!("the peer network's thread ended badly; please report this as a bug");
         }
     }
-}
-
-type Exchange = request_response::Event<Document, Document>;
-
-struct Shell<R> {
-    swarm: Swarm<Behaviour>,
-    role: R,
-    settings: NetworkSettings,
-    orders: mpsc::Receiver<Order>,
-    view: watch::Sender<NetworkView>,
-    topics: [(Topic, IdentTopic); 2],
-    agents: HashMap<PeerId, String>,
-    calls: HashMap<(Step, OutboundRequestId), CallAnswer>,
-    beats: u64,
-    /// Answers that are on their way.
-    responding: usize,
-}
-
-impl<R: Role> Shell<R> {
-    async fn new(
-        key: Keypair,
-        settings: NetworkSettings,
-        role: R,
-        orders: mpsc::Receiver<Order>,
-        view: watch::Sender<NetworkView>,
-    ) -> Result<Shell<R>, NetworkError> {
-        let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
-        let topics = [Topic::Advertisement, Topic::Heartbeat]
-            .map(|t| (t, IdentTopic::new(t.name(&settings.namespace))));
-        let behaviour = behaviour(&key, &settings, role.serves())?;
-        let mut swarm = libp2p::SwarmBuilder::with_existing_identity(key)
-            .with_tokio()
-            .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, yamux::Config::default)
-            .map_err(|e| setup(&e))?
-            .with_behaviour(|_| behaviour)
-            .map_err(|e| setup(&e))?
-            .with_swarm_config(|c| c.with_idle_connection_timeout(IDLE))
-            .build();
-        for (_, topic) in &topics {
-            swarm.behaviour_mut().gossip.subscribe(topic).map_err(|e| setup(&e))?;
-        }
-        let mut waiting = HashSet::new();
-        for address in &settings.listen {
-            let fail = |text: String| NetworkError::Listen { address: address.to_string(), text };
-            waiting.insert(swarm.listen_on(address.clone()).map_err(|e| fail(e.to_string()))?);
-        }
-        let peer_id = swarm.local_peer_id().to_string();
-        view.send_replace(NetworkView { peer_id, ..NetworkView::default() });
-        let mut shell = Shell {
-            swarm,
-            role,
-            settings,
-            orders,
-            view,
-            topics,
-            agents: HashMap::new(),
-            calls: HashMap::new(),
-            beats: 0,
-            responding: 0,
-        };
-        while !waiting.is_empty() {
-            match shell.swarm.select_next_some().await {
-                SwarmEvent::ListenerClosed { listener_id, addresses, reason } => {
-                    let address = addresses.first().map(ToString::to_string);
-                    let address = address.unwrap_or_else(|| shell.settings.listen[0].to_string());
-                    let text = reason.err().map_or_else(|| "it was closed".into(), |e| e.to_string());
-                    waiting.remove(&listener_id);
-                    return Err(NetworkError::Listen { address, text });
-                }
-                SwarmEvent::NewListenAddr { listener_id, address } => {
-                    waiting.remove(&listener_id);
-                    shell.listens(&address);
-                }
-                other => shell.event(other),
-            }
-        }
-        Ok(shell)
-    }
-
-    async fn run(mut self) {
-        let mut redial = tokio::time::interval(self.settings.redial);
-        let mut beat =
-            tokio::time::interval_at(Instant::now() + self.settings.heartbeat, self.settings.heartbeat);
-        loop {
-            tokio::select! {
-                event = self.swarm.select_next_some() => self.event(event),
-                order = self.orders.recv() => match order {
-                    Some(Order::Call { peer, addresses, step, bytes, answer }) => {
-                        self.call(peer, addresses, step, bytes, answer);
-                    }
-                    Some(Order::Stop) | None => return self.last_answers().await,
-                },
-                () = self.role.work() => self.answer_all(),
-                _ = redial.tick() => self.redial(),
-                _ = beat.tick() => {
-                    self.beats += 1;
-                    self.announce(self.beats.is_multiple_of(5), true);
-                }
-            }
-        }
-    }
-
-    /// What is answered already still goes out.
-    async fn last_answers(mut self) {
-        self.answer_all();
-        let end = Instant::now() + LAST_ANSWERS;
-        // Written is not sent: a connection that is closed at once takes with it what lies in its buffers.
-        let mut linger: Option<Instant> = None;
-        let mut leaving = false;
-        loop {
-            if self.responding == 0 && linger.is_none() {
-                linger = Some(Instant::now() + LINGER);
-            }
-            if !leaving && linger.is_some_and(|at| Instant::now() >= at) {
-                leaving = true;
-                let peers: Vec<PeerId> = self.swarm.connected_peers().copied().collect();
-                for peer in peers {
-                    // Refused when it has gone by itself.
-                    self.swarm.disconnect_peer_id(peer).ok();
-                }
-            }
-            if self.swarm.network_info().num_peers() == 0 {
-                return;
-            }
-            let next = if leaving { end } else { linger.unwrap_or(end) };
-            tokio::select! {
-                event = self.swarm.select_next_some() => self.event(event),
-                () = tokio::time::sleep_until(next) => if next == end { return },
-            }
-        }
-    }
-
-    /// Connects to the bootstrap peers that aren't connected.
-    fn redial(&mut self) {
-        for address in self.settings.bootstrap.clone() {
-            let Some(peer) = peer_of(&address) else { continue };
-            if peer == *self.swarm.local_peer_id() || self.swarm.is_connected(&peer) {
-                continue;
-            }
-            let dial = DialOpts::peer_id(peer)
-                .condition(PeerCondition::DisconnectedAndNotDialing)
-                .addresses(vec![address.clone()])
-                .build();
-            if let Err(error) = self.swarm.dial(dial) {
-                tracing::debug!(%address, %error, "a bootstrap peer is not dialled");
-            }
-        }
-    }
-
-    fn announce(&mut self, advertisement: bool, heartbeat: bool) {
-        let addresses = self.view.borrow().addresses.clone();
-        let Some(said) = self.role.announcement(&addresses) else { return };
-        for (topic, name) in self.topics.clone() {
-            let (wanted, bytes) = match topic {
-                Topic::Advertisement => (advertisement, &said.advertisement),
-                Topic::Heartbeat => (heartbeat, &said.heartbeat),
-            };
-            if wanted && let Err(error) = self.swarm.behaviour_mut().gossip.publish(name, bytes.clone()) {
-                // Nobody listens yet, most often.
-                tracing::debug!(?topic, %error, "nothing was said to the network");
-            }
-        }
-    }
-
-    fn call(
-        &mut self,
-        peer: PeerId,
-        addresses: Vec<Multiaddr>,
-        step: Step,
-        bytes: Vec<u8>,
-        answer: CallAnswer,
-    ) {
-        if bytes.len() > SINGLE_READ_BYTES
-            && let Some(agent) = self.agents.get(&peer)
-            && !agent.starts_with(AGENT_PREFIX)
-        {
-            return drop(
-                answer.send(Err(CallError::TooLarge { bytes: bytes.len(), limit: SINGLE_READ_BYTES })),
-            );
-        }
-        let behaviour = self.swarm.behaviour_mut().step(step);
-        let id = behaviour.send_request_with_addresses(&peer, Document::new(bytes), addresses);
-        self.calls.insert((step, id), answer);
-    }
-
-    fn respond(&mut self, (step, channel, bytes): Ready) {
-        let answer = Document::new(bytes);
-        if self.swarm.behaviour_mut().step(step).send_response(channel, answer).is_err() {
-            tracing::debug!(step = step.name(), "the asker of a request has gone");
-        } else {
-            self.responding += 1;
-        }
-    }
-
-    fn answer_all(&mut self) {
-        for ready in self.role.answers() {
-            self.respond(ready);
-        }
-    }
-
-    fn listens(&mut self, address: &Multiaddr) {
-        let me = *self.swarm.local_peer_id();
-        let full = |a: &Multiaddr| match peer_of(a) {
-            Some(_) => a.to_string(),
-            None => a.clone().with(Part::P2p(me)).to_string(),
-        };
-        tracing::info!(address = full(address), "the peer network listens");
-        let mut addresses: Vec<String> = match self.settings.advertise.is_empty() {
-            true => self.swarm.listeners().map(&full).collect(),
-            false => self.settings.advertise.iter().map(&full).collect(),
-        };
-        let new = full(address);
-        if self.settings.advertise.is_empty() && !addresses.contains(&new) {
-            addresses.push(new);
-        }
-        self.view.send_modify(|v| v.addresses = addresses);
-    }
-
-    fn event(&mut self, event: SwarmEvent<BehaviourEvent>) {
-        match event {
-            SwarmEvent::Behaviour(BehaviourEvent::Prepare(e)) => self.exchange(Step::Prepare, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Commit(e)) => self.exchange(Step::Commit, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Cancel(e)) => self.exchange(Step::Cancel, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Dispatch(e)) => self.exchange(Step::Dispatch, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Gossip(e)) => self.gossip(e),
-            SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
-                peer_id,
-                info,
-                ..
-            })) => {
-                let agent = crate::model::cut(&info.agent_version, 80).to_string();
-                tracing::debug!(peer = %peer_id, agent, "a peer says what it is");
-                self.agents.insert(peer_id, agent);
-            }
-            SwarmEvent::NewListenAddr { address, .. } => self.listens(&address),
-            SwarmEvent::ConnectionEstablished { peer_id, endpoint, .. } => {
-                tracing::debug!(peer = %peer_id, address = %endpoint.get_remote_address(), "connected");
-                self.count();
-            }
-            SwarmEvent::ConnectionClosed { peer_id, num_established, cause, .. } => {
-                let cause = cause.map(|c| c.to_string()).unwrap_or_default();
-                tracing::debug!(peer = %peer_id, cause, "a connection has ended");
-                if num_established == 0 {
-                    self.agents.remove(&peer_id);
-                }
-                self.count();
-            }
-            SwarmEvent::IncomingConnectionError { send_back_addr, error, .. } => {
-                tracing::warn!(address = %send_back_addr, error = chain(&error), "a peer could not connect");
-            }
-            SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
-                let peer = peer_id.map(|p| p.to_string()).unwrap_or_default();
-                tracing::warn!(peer, error = chain(&error), "a peer can't be reached");
-            }
-            _ => {}
-        }
-    }
-
-    fn count(&self) {
-        let connected = self.swarm.network_info().num_peers();
-        self.view.send_if_modified(|v| std::mem::replace(&mut v.connected, connected) != connected);
-    }
-
-    fn exchange(&mut self, step: Step, event: Exchange) {
-        match event {
-            request_response::Event::Message { peer, message, .. } => match message {
-                Message::Request { request, channel, .. } => {
-                    let ours = self.agents.get(&peer).is_some_and(|a| a.starts_with(AGENT_PREFIX));
-                    let caller = Caller { peer: peer.to_string(), ours };
-                    if let Some(ready) = self.role.request(caller, step, request, channel) {
-                        self.respond(ready);
-                    }
-                    self.answer_all();
-                }
-                Message::Response { request_id, response } => {
-                    self.called(step, request_id, Ok(response));
-                }
-            },
-            request_response::Event::OutboundFailure { request_id, error, .. } => {
-                use request_response::OutboundFailure as Out;
-                let error = match error {
-                    Out::DialFailure => CallError::Unreachable("no connection could be made".into()),
-                    Out::Timeout => CallError::Timeout(self.settings.exchange_limit),
-                    Out::ConnectionClosed => CallError::Stream("the connection was closed".into()),
-                    Out::UnsupportedProtocols => CallError::Stream(format!(
-                        "it does not serve {}",
-                        step.protocol(&self.settings.namespace)
-                    )),
-                    Out::Io(e) => CallError::Stream(e.to_string()),
-                };
-                self.called(step, request_id, Err(error));
-            }
-            request_response::Event::InboundFailure { peer, error, .. } => {
-                tracing::debug!(peer = %peer, step = step.name(), %error, "a request came to nothing");
-            }
-            request_response::Event::ResponseSent { .. } => {
-                self.responding = self.responding.saturating_sub(1);
-            }
-        }
-    }
-
-    fn called(&mut self, step: Step, id: OutboundRequestId, result: Result<Document, CallError>) {
-        if let Some(answer) = self.calls.remove(&(step, id))
-            && answer.send(result).is_err()
-        {
-            tracing::debug!(step = step.name(), "an answer came after its time");
-        }
-    }
-
-    fn gossip(&mut self, event: gossipsub::Event) {
-        match event {
-            gossipsub::Event::Message { propagation_source, message_id, message } => {
-                let accepted = self.hear(&message);
-                if let Err(why) = &accepted {
-                    tracing::debug!(from = %propagation_source, author = ?message.source, why, "gossip is dropped");
-                }
-                let acceptance =
-                    if accepted.is_ok() { MessageAcceptance::Accept } else { MessageAcceptance::Reject };
-                let gossip = &mut self.swarm.behaviour_mut().gossip;
-                gossip.report_message_validation_result(&message_id, &propagation_source, acceptance);
-            }
-            gossipsub::Event::Subscribed { topic, .. } => {
-                let of = |t: Topic| self.topics.iter().any(|(x, n)| *x == t && n.hash() == topic);
-                self.announce(of(Topic::Advertisement), of(Topic::Heartbeat));
-            }
-            _ => {}
-        }
-    }
-
-    fn hear(&mut self, message: &gossipsub::Message) -> Result<(), String> {
-        let author = message.source.ok_or("it has no author")?;
-        let topic = self.topic(&message.topic).ok_or("it has another topic")?;
-        self.role.hear(&author.to_string(), topic, &message.data)
-    }
-
-    fn topic(&self, hash: &TopicHash) -> Option<Topic> {
-        self.topics.iter().find(|(_, name)| name.hash() == *hash).map(|(topic, _)| *topic)
-    }
-}
-
-/// An error with its causes, for one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        next = cause.source();
-    }
-    text
 }

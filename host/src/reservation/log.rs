@@ -167,10 +167,19 @@ struct Append {
     stream: String,
     /// Caller and key: used before, the stream of then is the answer and nothing is appended.
     key: Option<(String, String)>,
+    /// What of the stream is looked at.
+    looks_at: LooksAt,
     decide: Decide,
 }
 
-/// An append's outcome: all rows of the stream, and whether it was this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LooksAt {
+    All,
+    /// A job's facts are many, its plan is large, and what may follow depends on the newest.
+    Last,
+}
+
+/// An append's outcome: the rows that were looked at with the new ones of the stream, and whether it was this one.
 struct Appended {
     stream: String,
     rows: Vec<Row>,
@@ -293,7 +302,7 @@ impl Log {
         let key = request.idempotency_key.clone().map(|key| (caller.to_string(), key));
         let decide = reservation_decision(self.place.clone(), Command::Request(request));
         let stream = format!("reservation/{reservation_id}");
-        let appended = self.append(Append { stream, key, decide }).await?;
+        let appended = self.append(Append { stream, key, looks_at: LooksAt::All, decide }).await?;
         let id = appended.stream.trim_start_matches("reservation/").to_string();
         let state = self.folded(&appended.rows)?.ok_or(Refused::Unknown)?;
         Ok(Requested { reservation_id: id, state, created: appended.fresh })
@@ -306,7 +315,7 @@ impl Log {
     pub async fn tell(&self, reservation_id: &str, command: Command) -> Result<State, TellError> {
         let stream = format!("reservation/{reservation_id}");
         let decide = reservation_decision(self.place.clone(), command);
-        let appended = self.append(Append { stream, key: None, decide }).await?;
+        let appended = self.append(Append { stream, key: None, looks_at: LooksAt::All, decide }).await?;
         Ok(self.folded(&appended.rows)?.ok_or(Refused::Unknown)?)
     }
 
@@ -376,7 +385,8 @@ impl Log {
             Ok(Decided { bodies: vec![text(&fact)], open_until })
         };
         let stream = format!("job/{job_id}");
-        self.append(Append { stream, key: None, decide: Box::new(decide) }).await.map(|_| ())
+        let looks_at = LooksAt::Last;
+        self.append(Append { stream, key: None, looks_at, decide: Box::new(decide) }).await.map(|_| ())
     }
 
     /// A job's facts with their times.

@@ -12,6 +12,7 @@ mod doors;
 mod node;
 mod peers;
 mod site;
+mod streams;
 mod swap;
 
 use std::path::PathBuf;
@@ -77,8 +78,14 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
     sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-#[tokio::main]
-async fn main() {
+fn main() {
+    if let Ok(how) = std::env::var(streams::ENV) {
+        return streams::serve(&how);
+    }
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(bench());
+}
+
+async fn bench() {
     // The plugin's process is this program again.
     if std::env::args().nth(1).as_deref() == Some("executor-worker") {
         coda_host::executor::worker::child::run(None).expect("the plugin's process serves");

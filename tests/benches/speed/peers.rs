@@ -35,6 +35,7 @@ pub async fn measure(scale: f64) {
         &[("CODA_PEER_ALLOW", "any"), ("CODA_LOG", "warn,coda_host::app=info,coda_host::peers::swarm=info")],
     )
     .await;
+    super::streams::measure(seconds).await;
     let mut rates = vec![loops("coda-host", &ours.address, &ours.peer_id, seconds).await];
     drop(ours);
     if let Some(python) = std::env::var("CODA_TEST_PYTHON").ok().filter(|p| !p.is_empty()) {

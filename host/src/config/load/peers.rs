@@ -49,6 +49,7 @@ fn basics(s: &mut Source) -> Result<NetworkBasics, ConfigError> {
         advertise: addresses(s, "CODA_PEER_ADVERTISE", "", false)?,
         read_limit: s.seconds("CODA_PEER_READ_TIMEOUT_SEC", None, 5.0)?,
         exchange_limit: s.seconds("CODA_PEER_EXCHANGE_TIMEOUT_SEC", None, 120.0)?,
+        idle: s.seconds("CODA_PEER_IDLE_SEC", None, 600.0)?,
         redial: s.seconds("CODA_PEER_REDIAL_SEC", None, 5.0)?,
         heartbeat: s.seconds("CODA_PEER_HEARTBEAT_SEC", None, 30.0)?,
         max_document_bytes: (s.integer("CODA_PEER_MAX_DOCUMENT_MIB", None, 64, 1..=1024)? << 20) as usize,

@@ -115,7 +115,10 @@ impl Codec {
                 return Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many documents at once"));
             }
             *held = needed;
-            document.bytes.reserve(needed - document.bytes.len());
+            // A small document takes what it has; a large one grows in steps.
+            if needed > CHUNK {
+                document.bytes.reserve(needed - document.bytes.len());
+            }
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use tokio_postgres::{Client, NoTls, Transaction};
 
 use crate::reservation::event::Note;
 
-use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros, text};
+use super::{Append, Appended, Ask, LogError, LooksAt, Row, TellError, now_micros, text};
 
 const SCHEMA_VERSION: i64 = 1;
 const SCHEMA: &str = "
@@ -198,12 +198,12 @@ impl Worker {
             let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
             if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
                 let stream: String = known.get(0);
-                let rows = rows_of(&tx, &stream).await.map_err(write)?;
+                let rows = rows_of(&tx, &stream, LooksAt::All).await.map_err(write)?;
                 return Ok(Appended { stream, rows, fresh: false });
             }
         }
         lock(&tx, &append.stream).await.map_err(write)?;
-        let mut rows = rows_of(&tx, &append.stream).await.map_err(write)?;
+        let mut rows = rows_of(&tx, &append.stream, append.looks_at).await.map_err(write)?;
         let now = now_micros();
         // A refusal drops the transaction, which rolls it back.
         let decided = (append.decide)(&rows, now)?;
@@ -234,7 +234,8 @@ impl Worker {
         let client = self.client().await?;
         let tx = client.transaction().await.map_err(|e| words(&e))?;
         lock(&tx, &stream).await.map_err(|e| words(&e))?;
-        let mut seq = rows_of(&tx, &stream).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
+        let mut seq =
+            rows_of(&tx, &stream, LooksAt::Last).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
         for fact in &note.facts {
             seq += 1;
             insert(&tx, &stream, seq, note.at, text(fact)).await.map_err(|e| words(&e))?;
@@ -247,8 +248,16 @@ async fn lock(tx: &Transaction<'_>, name: &str) -> Result<u64, tokio_postgres::E
     tx.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&name]).await
 }
 
-async fn rows_of(tx: &Transaction<'_>, stream: &str) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY seq");
+async fn rows_of(
+    tx: &Transaction<'_>,
+    stream: &str,
+    looks_at: LooksAt,
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let order = match looks_at {
+        LooksAt::All => "seq",
+        LooksAt::Last => "seq DESC LIMIT 1",
+    };
+    let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY {order}");
     Ok(tx.query(&sql, &[&stream]).await?.iter().map(row).collect())
 }
 

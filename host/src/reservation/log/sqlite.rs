@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::reservation::event::Note;
 
-use super::{Append, Appended, Ask, LogError, Row, TellError, now_micros, text};
+use super::{Append, Appended, Ask, LogError, LooksAt, Row, TellError, now_micros, text};
 use crate::state::files;
 
 const SCHEMA_VERSION: i64 = 1;
@@ -38,8 +38,12 @@ const SCHEMA: &str = "
 ";
 /// Most requests of one transaction.
 const GROUP_MAX: usize = 1024;
-/// How long notes wait for company.
-const NOTE_WAIT: Duration = Duration::from_millis(50);
+/// How long notes wait for company: each transaction writes every page it touches, and holds lie all over the index.
+const NOTE_WAIT: Duration = Duration::from_millis(200);
+/// Pages of the log before they are moved to the file, in which the same page is moved once.
+const CHECKPOINT_PAGES: i64 = 4096;
+/// KiB of pages kept in memory, so that a peer's record of an hour is written without reading.
+const CACHE_KIB: i64 = 8192;
 /// A peer's record is kept up to so many events; a coordinator's is never shortened.
 const HOLD_ROWS: i64 = 1_000_000;
 const PRUNE_EVERY: u64 = 1_000;
@@ -89,6 +93,8 @@ fn prepare(conn: &Connection, place: &str) -> Result<(), LogError> {
     conn.busy_timeout(BUSY).map_err(fail)?;
     conn.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
     conn.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
+    conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(fail)?;
+    conn.pragma_update(None, "cache_size", -CACHE_KIB).map_err(fail)?;
     conn.set_prepared_statement_cache_capacity(32);
     let version = || conn.pragma_query_value(None, "user_version", |r| r.get::<_, i64>(0));
     if version().map_err(fail)? == 0 {
@@ -260,7 +266,10 @@ fn apply(
             return Ok(Ok(Appended { stream, rows, fresh: false }));
         }
     }
-    let mut rows = rows_of(tx, &append.stream)?;
+    let mut rows = match append.looks_at {
+        LooksAt::All => rows_of(tx, &append.stream)?,
+        LooksAt::Last => last_of(tx, &append.stream)?,
+    };
     let now = now_micros();
     let decided = match (append.decide)(&rows, now) {
         Ok(decided) => decided,
@@ -317,6 +326,15 @@ fn row(r: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
 fn rows_of(conn: &Connection, stream: &str) -> rusqlite::Result<Vec<Row>> {
     let mut query = conn.prepare_cached(
         "SELECT position, stream, seq, at, version, body, sum FROM events WHERE stream = ?1 ORDER BY seq",
+    )?;
+    let rows = query.query_map([stream], row)?;
+    rows.collect()
+}
+
+fn last_of(conn: &Connection, stream: &str) -> rusqlite::Result<Vec<Row>> {
+    let mut query = conn.prepare_cached(
+        "SELECT position, stream, seq, at, version, body, sum FROM events WHERE stream = ?1
+         ORDER BY seq DESC LIMIT 1",
     )?;
     let rows = query.query_map([stream], row)?;
     rows.collect()
