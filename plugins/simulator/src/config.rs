@@ -8,6 +8,7 @@ use std::time::Duration;
 use coda_plugin_abi::ir::MAX_QUBITS;
 use coda_plugin_abi::{Connectivity, Context, Device, Error, ErrorCode, Target};
 use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::Deserialize;
 
 const DAY_MS: f64 = 86_400_000.0;
@@ -47,9 +48,10 @@ pub struct Config {
     max_memory_mb: Option<u64>,
 }
 
-/// The JSON schema of the config.
+/// The JSON schema of the config; of draft 7, which a host has ready sooner than the newest.
 pub fn schema() -> String {
-    schemars::schema_for!(Config).as_value().to_string()
+    let schema = SchemaSettings::draft07().into_generator().into_root_schema_for::<Config>();
+    schema.as_value().to_string()
 }
 
 /// What a run does.
