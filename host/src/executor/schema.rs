@@ -96,7 +96,7 @@ fn config(yaml: &str) -> Result<Value, SchemaError> {
 fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
     use jsonschema::error::ValidationErrorKind as Kind;
     let path: Vec<String> = error
-        .instance_path
+        .instance_path()
         .as_str()
         .split('/')
         .skip(1)
@@ -104,7 +104,7 @@ fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -
         .collect();
     let fault =
         |path: &[String], what: String| Fault { line: line_of(yaml, path), key: path.join("."), what };
-    match &error.kind {
+    match error.kind() {
         Kind::AdditionalProperties { unexpected } | Kind::UnevaluatedProperties { unexpected } => {
             let known = properties(schema, subschema(schema, &path)).join(", ");
             let unknown = |key: &String| {
@@ -124,16 +124,17 @@ fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -
         _ => {
             // The value itself stays out of the text when it is a secret.
             let secret = subschema(schema, &path).is_some_and(|s| is_secret(schema, s));
-            let text = match (&error.kind, secret) {
+            let text = match (error.kind(), secret) {
                 (_, true) => error.masked().to_string(),
                 // The schema's own words have all of them, which the library's text has not.
-                (Kind::Enum { options: Value::Array(options) }, _) => {
+                (Kind::Enum { options }, _) => {
+                    let options = options.as_array().into_iter().flatten();
                     let known: Vec<String> =
-                        options.iter().filter(|o| !o.is_null()).map(ToString::to_string).collect();
-                    format!("{} is not one of {}", error.instance, known.join(", "))
+                        options.filter(|o| !o.is_null()).map(ToString::to_string).collect();
+                    format!("{} is not one of {}", error.instance(), known.join(", "))
                 }
                 (Kind::AnyOf { .. } | Kind::OneOfNotValid { .. }, _) => {
-                    format!("{} has none of the forms that are allowed here", error.instance)
+                    format!("{} has none of the forms that are allowed here", error.instance())
                 }
                 _ => error.to_string(),
             };

@@ -167,6 +167,7 @@ pub struct NetworkView {
 pub struct Network {
     orders: mpsc::Sender<Order>,
     view: watch::Receiver<NetworkView>,
+    runtime: tokio::runtime::Handle,
     thread: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
 }
 
@@ -192,7 +193,7 @@ impl Network {
             let life = async move {
                 match Shell::new(key, settings, role(), inbox, viewed).await {
                     Ok(shell) => {
-                        if up.send(Ok(())).is_ok() {
+                        if up.send(Ok(tokio::runtime::Handle::current())).is_ok() {
                             shell.run().await;
                         }
                     }
@@ -208,8 +209,14 @@ impl Network {
         };
         let thread = std::thread::Builder::new().name("peers".into()).spawn(body);
         let thread = thread.map_err(|e| NetworkError::Setup(e.to_string()))?;
-        started.await.map_err(|_| NetworkError::Setup("its thread ended".into()))??;
-        Ok(Network { orders, view, thread: Arc::new(Mutex::new(Some(thread))) })
+        let runtime = started.await.map_err(|_| NetworkError::Setup("its thread ended".into()))??;
+        Ok(Network { orders, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
+    }
+
+    /// The network's own thread, for tasks that only talk: a call from there changes no thread. A task that computes
+    /// holds up every peer. It ends with the network.
+    pub fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.runtime
     }
 
     pub fn view(&self) -> watch::Receiver<NetworkView> {

@@ -227,12 +227,17 @@ async fn through_network(address: &str, limit: Duration) -> f64 {
     let client = crooked::join(address, crooked::Behave::Idle, &[]).await.network;
     client.view().wait_for(|v| v.connected > 0).await.expect("the network lives");
     let peer = address.rsplit(P2P).next().expect("a peer id").to_string();
-    let (start, mut count) = (Instant::now(), 0.0);
-    while start.elapsed() < limit {
-        let answer = client.call(&peer, &[], Step::Prepare, document(REQUEST), Duration::from_secs(10));
-        answer.await.expect("an answer");
-        count += 1.0;
-    }
+    let caller = client.clone();
+    let calls = async move {
+        let (start, mut count) = (Instant::now(), 0.0);
+        while start.elapsed() < limit {
+            let answer = caller.call(&peer, &[], Step::Prepare, document(REQUEST), Duration::from_secs(10));
+            answer.await.expect("an answer");
+            count += 1.0;
+        }
+        count
+    };
+    let count = client.runtime().spawn(calls).await.expect("a client");
     client.stop().await;
     count
 }
