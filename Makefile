@@ -38,8 +38,8 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
 test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
-	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests -p futures-timer
-	$(CARGO) test --release -p coda-plugin-abi $(addprefix -p ,$(PLUGINS))
+	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
+	$(CARGO) test --release -p coda-plugin-abi -p futures-timer $(addprefix -p ,$(PLUGINS))
 
 fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
 	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
