@@ -25,6 +25,9 @@ use crate::peers::swarm::Network;
 use crate::reservation::log::Log;
 use crate::supervise::Supervisor;
 
+/// Fewer characters than this can be tried one by one.
+const SHORT_TOKEN: usize = 16;
+
 /// Where the coordinator keeps its things.
 pub fn dir(settings: &Settings) -> PathBuf {
     settings.dirs.state.join("coordinator")
@@ -81,6 +84,9 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
         tracing::warn!(
             "without CODA_API_TOKEN jobs are taken on a loopback address only: set one, or use --http 127.0.0.1:8090"
         );
+    }
+    if access.token.as_ref().is_some_and(|t| t.expose().len() < SHORT_TOKEN) {
+        tracing::warn!("CODA_API_TOKEN is short enough to be guessed: take one of `openssl rand -hex 24`");
     }
     let router = router(Api { service: service.clone(), access: Arc::new(access) });
     let mut tasks = Supervisor::default();

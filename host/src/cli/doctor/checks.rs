@@ -237,6 +237,13 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
                     todo,
                 );
             }
+            if prepared.settings.peer.enabled && described.hooks.evolve_qubits.is_none() {
+                return Finding::warn(
+                    "plugin",
+                    format!("{found}; it can't take over a quantum state, so every reservation is declined"),
+                    "use a plugin with evolve_state (interface 1.1), or unset CODA_PEER",
+                );
+            }
             Finding::pass("plugin", found)
         }
         Err(failure) => Finding::failure("plugin", &failure),
