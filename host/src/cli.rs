@@ -136,7 +136,8 @@ pub fn run(cli: Cli, mut around: Surroundings) -> Result<ExitCode, Failure> {
         around.cwd = given.cwd.unwrap_or(around.cwd);
     }
     let level = match &cli.command {
-        None | Some(Command::Start(_) | Command::Coordinator(_)) => "info",
+        // libp2p says its peer id at each start, as the host does.
+        None | Some(Command::Start(_) | Command::Coordinator(_)) => "info,libp2p_swarm=warn",
         // The others have an output of their own; only trouble is logged.
         _ => "warn",
     };
