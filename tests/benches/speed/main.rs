@@ -82,7 +82,11 @@ fn main() {
     if let Ok(how) = std::env::var(streams::ENV) {
         return streams::serve(&how);
     }
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(bench());
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    match std::env::var(peers::ONE_CPU) {
+        Ok(seconds) => runtime.block_on(peers::on_one_cpu(seconds.parse().expect("seconds"))),
+        Err(_) => runtime.block_on(bench()),
+    }
 }
 
 async fn bench() {

@@ -23,10 +23,11 @@ use super::{number, percentile};
 
 const DEVICE: &str = "executor_factory: coda_simulator\nnum_qubits: 12\nslots: 16\n";
 
-/// Prints everything about peers.
-pub async fn measure(scale: f64) {
-    let seconds = (4.0 * scale).clamp(0.5, 60.0);
-    println!("\nPeers, {seconds:.0} s each; p50 and p99 from prepare to committed, in milliseconds:");
+/// Has this program measure [`on_one_cpu`], each loop for so many seconds.
+pub const ONE_CPU: &str = "CODA_BENCH_PEERS_ONE_CPU";
+
+/// The ceilings and our peer; the rates of the peer.
+async fn ours(seconds: f64) -> Vec<f64> {
     let dir = tempfile::tempdir().expect("a directory");
     let ours = peer(
         dir.path(),
@@ -36,8 +37,20 @@ pub async fn measure(scale: f64) {
     )
     .await;
     super::streams::measure(seconds).await;
-    let mut rates = vec![loops("coda-host", &ours.address, &ours.peer_id, seconds).await];
-    drop(ours);
+    loops("coda-host", &ours.address, &ours.peer_id, seconds).await
+}
+
+/// Client and peer where `taskset` has put this program.
+pub async fn on_one_cpu(seconds: f64) {
+    println!("The same, client and peer on one CPU, so that neither is woken from another:");
+    drop(ours(seconds).await);
+}
+
+/// Prints everything about peers.
+pub async fn measure(scale: f64) {
+    let seconds = (4.0 * scale).clamp(0.5, 60.0);
+    println!("\nPeers, {seconds:.0} s each; p50 and p99 from prepare to committed, in milliseconds:");
+    let mut rates = vec![ours(seconds).await];
     if let Some(python) = std::env::var("CODA_TEST_PYTHON").ok().filter(|p| !p.is_empty()) {
         let mut child = tokio::process::Command::new(python)
             .arg(project_file("tests/python/node.py"))
@@ -57,6 +70,15 @@ pub async fn measure(scale: f64) {
         let ratios: Vec<String> =
             rates[0].iter().zip(&rates[1]).map(|(a, b)| format!("{:.1}x", a / b)).collect();
         println!("  {:<10} ratios, in this order: {}", "", ratios.join(" "));
+    }
+    let pinned = tokio::process::Command::new("taskset")
+        .args(["-c", "0"])
+        .arg(std::env::current_exe().expect("this program"))
+        .env(ONE_CPU, seconds.to_string())
+        .status()
+        .await;
+    if !pinned.is_ok_and(|status| status.success()) {
+        println!("  on one CPU: not measured, taskset (util-linux) failed");
     }
     println!("Events of the log, SQLite, each transition on disk before it is answered:");
     for writers in [1, 64] {
