@@ -1,7 +1,7 @@
 //! One slot, cloud jobs and peers that all want it: held and running never exceed the slots at any instant, by the
 //! peer's event log and by the executor's own record.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coda_host::peers::swarm::Network;
 use coda_host::peers::wire::{
@@ -55,6 +55,39 @@ async fn lent(plan: Plan) -> (Bed, String, String) {
     .await;
     bed.host();
     (bed, peer.0, peer.1)
+}
+
+/// Asked for without a pause: what ends a moment too early is found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_is_held_for_the_whole_ttl() {
+    const SLOTS: usize = 16;
+    const TTL: u64 = 5;
+    let (_bed, address, peer) = lent(Plan::simulator(&format!("slots: {SLOTS}"))).await;
+    let client = join(&address, Behave::Idle, &[]).await.network;
+    let view = client.view();
+    holds("the client is connected", async || view.borrow().connected > 0).await;
+    let caller = client.clone();
+    // On the network's own thread an answer is read as soon as it is there.
+    let asking = client.runtime().spawn(async move {
+        // When each hold is over at the soonest: its ttl counts from the prepare's arrival, which is later than this.
+        let mut ends: Vec<Instant> = Vec::new();
+        let (mut accepted, mut n) = (0, 0);
+        while accepted < 2 * SLOTS {
+            n += 1;
+            let sent = Instant::now();
+            let request = prepare(&format!("reservation-{n}"), TTL as i64);
+            let answer = call(&caller, &peer, Step::Prepare, request).await;
+            let read = Instant::now();
+            if answer["transition"] == "accepted" {
+                accepted += 1;
+                ends.retain(|end| *end > read);
+                ends.push(sent + Duration::from_secs(TTL));
+                assert!(ends.len() <= SLOTS, "{} reservations hold {SLOTS} slots", ends.len());
+            }
+        }
+    });
+    asking.await.expect("never more holds than slots");
+    client.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -162,8 +162,7 @@ impl Peer {
     }
 
     fn now(&self) -> Now {
-        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Now { elapsed_ms, at: now_micros() }
+        Now { elapsed: self.started.elapsed(), at: now_micros() }
     }
 
     /// Records what the table has decided and shows the new load.
@@ -429,7 +428,7 @@ impl Role for Peer {
     }
 
     async fn work(&mut self) {
-        let end = self.table.next_end_ms().map(|ms| self.started + Duration::from_millis(ms));
+        let end = self.table.next_end().map(|end| self.started + end);
         let end = end.into_iter().chain(self.write_at).min();
         let expiry = async {
             match end {

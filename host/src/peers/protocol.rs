@@ -12,6 +12,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::operation::BUNDLE;
 use super::wire::{
@@ -32,8 +33,9 @@ pub const NOT_COMMITTED: &str = "reservation not committed on target peer";
 /// When something happens.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Now {
-    /// Milliseconds since the host started.
-    pub elapsed_ms: u64,
+    /// Since the host started. As exact as the clock: a hold that was rounded down to milliseconds would end before its
+    /// owner's time is over, and the next one would be a hold too many.
+    pub elapsed: Duration,
     /// Microseconds since 1970, for the record.
     pub at: i64,
 }
@@ -105,7 +107,8 @@ struct Held {
     state: State,
     /// Its name in the log: the reservation's id and a number of ours, since ids come again.
     name: String,
-    ends_ms: u64,
+    /// As [`Now::elapsed`].
+    ends: Duration,
     /// The execution that uses it.
     running: Option<String>,
     /// What was estimated at prepare, for the pace.
@@ -186,13 +189,13 @@ impl Table {
     }
 
     /// When the next hold ends by itself.
-    pub fn next_end_ms(&self) -> Option<u64> {
-        self.held.values().filter(|h| h.running.is_none()).map(|h| h.ends_ms).min()
+    pub fn next_end(&self) -> Option<Duration> {
+        self.held.values().filter(|h| h.running.is_none()).map(|h| h.ends).min()
     }
 
     /// Ends the holds whose time is over. Every request does that first.
     pub fn expire(&mut self, now: Now, slots: &mut dyn Slots) {
-        let over = |h: &Held| h.running.is_none() && h.ends_ms <= now.elapsed_ms;
+        let over = |h: &Held| h.running.is_none() && h.ends <= now.elapsed;
         let ended: Vec<String> =
             self.held.iter().filter(|(_, h)| over(h)).map(|(id, _)| id.clone()).collect();
         for id in ended {
@@ -279,12 +282,12 @@ impl Table {
         };
         self.next += 1;
         self.notes.push(Note { hold: name.clone(), at: now.at, facts });
-        let ends_ms = now.elapsed_ms.saturating_add(request.ttl_seconds.unsigned_abs().saturating_mul(1000));
+        let ends = now.elapsed.saturating_add(Duration::from_secs(request.ttl_seconds.unsigned_abs()));
         let held = Held {
             owner: owner.into(),
             state,
             name,
-            ends_ms,
+            ends,
             running: None,
             work: work(request.estimated_qubits, request.estimated_depth),
         };

@@ -142,7 +142,7 @@ impl World {
             96..99 => {
                 self.bed.table.expire(at(now), &mut self.bed.slots);
                 self.model.expire(now);
-                if self.bed.table.next_end_ms().is_some_and(|end| end <= now) {
+                if self.bed.table.next_end().is_some_and(|end| end <= Duration::from_millis(now)) {
                     return Err("one_release_per_hold: a hold is left behind its end".into());
                 }
             }

@@ -53,7 +53,7 @@ fn owner(name: &str) -> String {
 }
 
 fn at(elapsed_ms: u64) -> Now {
-    Now { elapsed_ms, at: elapsed_ms as i64 * 1000 }
+    Now { elapsed: Duration::from_millis(elapsed_ms), at: elapsed_ms as i64 * 1000 }
 }
 
 fn ask(id: &str, ttl: i64) -> PrepareRequest {
@@ -181,6 +181,18 @@ fn strangers_leave_no_trace() {
     bed.prepare("stranger", "1");
     bed.dispatch("stranger", "1", "1");
     assert!(bed.table.notes().is_empty() && bed.table.kept.is_empty());
+}
+
+#[test]
+fn a_hold_lasts_its_whole_ttl_and_not_a_part_of_a_millisecond_less() {
+    let mut bed = Bed::new(1);
+    let late = |ms: u64| Now { elapsed: Duration::from_micros(ms * 1_000 + 900), ..at(ms) };
+    let prepare = |bed: &mut Bed, now: Now, id: &str| {
+        bed.table.prepare(now, &owner("a"), &ask(id, 5), &mut bed.slots).transition
+    };
+    assert_eq!(prepare(&mut bed, late(1_000), "1"), "accepted");
+    assert_eq!(prepare(&mut bed, at(6_000), "2"), "rejected");
+    assert_eq!(prepare(&mut bed, late(6_000), "3"), "accepted");
 }
 
 #[test]
