@@ -34,6 +34,7 @@ pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     let holder = place::holder(state)?;
     let Some((holder, address)) = holder.and_then(|h| h.address.clone().map(|a| (h, a))) else {
         eprintln!("no coda-host is up with {}", state.display());
+        eprintln!("  to do: start it; under systemd name the unit: coda-host --unit coda-host reload");
         return Ok(ExitCode::from(exit::FAILURE));
     };
     let runtime = super::runtime()?;

@@ -65,6 +65,7 @@ pub struct Given {
 /// # Errors
 /// When systemd can't be asked, doesn't know the unit, or one of its files can't be read.
 pub fn given(unit: &str) -> Result<Given, UnitError> {
+    // It gives up by itself when the manager doesn't answer (sd-bus: 25 s).
     let output = Command::new(SYSTEMCTL)
         .args(["show", PROPERTIES, "--", unit])
         .stdin(Stdio::null())

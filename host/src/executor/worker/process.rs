@@ -68,8 +68,7 @@ impl Process {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("coda-host");
         command.args(["executor-worker", spec.plugin.as_str()]);
-        // It doesn't speak for the host, and the password of a proxy is not its business.
-        command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
+        // The password of a proxy is not its business; `main` has taken away the host's own secrets.
         std::env::vars_os().filter(|(name, value)| is_proxy_with_password(name, value)).for_each(
             |(name, _)| {
                 command.env_remove(name);
