@@ -164,6 +164,13 @@ fn readiness(s: &Sources) -> (bool, Value) {
         reasons.push(format!("the executor is stuck in its {call}: restart coda-host"));
     }
     reasons.extend(s.executor.trouble());
+    if let Some(error) = &snapshot.store_error {
+        reasons.push(format!(
+            "results can't be stored, so nothing more is run: {error}; free space or unlock it"
+        ));
+    }
+    reasons
+        .extend(snapshot.faults.iter().map(|fault| format!("{fault}: report this as a bug, then restart")));
     if s.gate.disk_full() {
         reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
     }

@@ -33,9 +33,11 @@ use crate::error::{Explain, Failure, exit};
 use crate::executor::Executor;
 use crate::executor::account::{self, RunsAs};
 use crate::executor::view::{Described, Reloaded, View};
-use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
+use crate::jobs::driver::{Driver, DriverParts, Ended, Snapshot};
+use crate::jobs::journal::RunRecorder;
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
+use crate::jobs::table::{RecoveredResult, StoredResult};
 use crate::results::outbox::Courier;
 use crate::results::webhook::WebhookSender;
 use crate::state::answers::Answers;
@@ -269,18 +271,20 @@ async fn host(
         false => None,
     };
     let peers = lent.as_ref().map(PeerSources::of);
-    let mut driver = Driver::new(DriverParts {
+    let recovered = opened.rows.into_iter().filter_map(|row| recovered(row, &sender)).collect();
+    let driver = Driver::new(DriverParts {
         settings: settings.jobs.clone(),
         redis: redis.clone(),
         store: store.clone(),
-        notes: Notes::new(marks, answers),
+        recorder: RunRecorder::new(marks, answers),
+        recovered,
         answered,
         executor,
         outbox,
         callback,
         metrics: metrics.clone(),
         dispositions,
-        room,
+        prefetch: room,
         deaths,
         claims: claimed,
         done,
@@ -290,11 +294,6 @@ async fn host(
         drain_limit: settings.shutdown.drain,
         retry: settings.webhook.backoff,
     });
-    for row in opened.rows {
-        if let Some(recovered) = recovered(row, &sender) {
-            driver.recover(recovered);
-        }
-    }
 
     let beat_stop = CancellationToken::new();
     tasks.spawn("vpn-guard", guard.watch(beat_stop.clone()));
@@ -394,18 +393,25 @@ async fn host(
 
 /// Ends the executor and tells what is left.
 async fn end(ended: Ended, settings: &Settings) -> ExitCode {
-    if ended.undelivered > 0 {
+    let left = ended.left;
+    if left.undelivered > 0 {
         tracing::warn!(
-            results = ended.undelivered,
+            results = left.undelivered,
             "stopped with undelivered results; they are sent after the next start"
         );
     }
-    if ended.left.is_empty() {
+    if left.running.is_empty() && left.unstored.is_empty() {
         ended.executor.shutdown(settings.executor.control_timeout).await;
         tracing::info!("stopped");
         return ExitCode::SUCCESS;
     }
-    for job_id in &ended.left {
+    for job_id in &left.unstored {
+        tracing::error!(
+            job_id = &**job_id,
+            "stopped before this job's result could be stored; it runs again after the next start"
+        );
+    }
+    for job_id in &left.running {
         tracing::error!(
             job_id = &**job_id,
             "stopped while the executor still had this job; it runs again after the next start"
@@ -470,14 +476,15 @@ fn compare(site: &Site, executor: &Executor) {
 }
 
 /// A row that goes on, unless it was refused for good.
-fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<Recovered> {
+fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<RecoveredResult> {
     let announced = match stored.phase {
         Phase::Refused => return None,
         phase => phase == Phase::Announced,
     };
     // A policy that has changed meanwhile is told by the attempt itself.
     let origin = sender.allowed(&stored.row.callback_url).map(|o| o.to_string()).unwrap_or_default();
-    Some(Recovered { row: stored.row, origin: origin.into(), attempts: stored.attempts, announced })
+    let result = StoredResult { row: stored.row, origin: origin.into(), attempts: stored.attempts };
+    Some(RecoveredResult { result, announced })
 }
 
 /// Says that the host is alive as often as is asked for, and once that it is stopping.

@@ -347,10 +347,16 @@ impl Executor {
         Lending { control: self.control.clone(), view: self.view.clone() }
     }
 
-    /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
-    /// the call the plugin's hook is told, afterwards nothing happens.
+    /// The context of a job that a slot has taken and not finished.
+    pub fn context_of(&self, ticket: u64) -> Option<Arc<JobContext>> {
+        lock(&self.shared.turns).get(&ticket).map(|turn| turn.context())
+    }
+
+    /// Asks for the end of a job: before its call it is skipped, during the call the plugin's hook is told,
+    /// afterwards nothing happens.
     pub fn cancel(&self, ticket: u64) {
         if let Some(turn) = lock(&self.shared.turns).get(&ticket) {
+            turn.context().set_cancelled();
             turn.ask();
         }
         if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {

@@ -65,6 +65,11 @@ impl Turn {
         &self.job_id
     }
 
+    /// What the run shares with the plugin.
+    pub fn context(&self) -> Arc<JobContext> {
+        self.context.clone()
+    }
+
     /// The run may begin, unless it was cancelled before.
     pub fn enter(&self) -> bool {
         let mut phase = lock(&self.phase);
