@@ -14,8 +14,8 @@
 //! account whose rights it has
 //! wire    what is said to it
 //! watchdog runs that take too long
-//! view    what others see of the executor, and the swap
-//! turn    when the cancel hook may be called
+//! status  what others see of the executor, and the swap
+//! in_flight when the cancel hook may be called
 //! schema  the device config against the plugin's JSON schema
 //! ffi     the calls into the library, and the copies of what it lends
 //! gauges  quantities that the plugin reports of its device
@@ -26,6 +26,7 @@ pub mod elf;
 mod evolve;
 pub(crate) mod ffi;
 pub mod gauges;
+mod in_flight;
 pub mod loader;
 pub mod locate;
 mod plugin;
@@ -33,14 +34,13 @@ pub mod pool;
 mod queue;
 pub mod schema;
 mod slot;
-mod turn;
-pub mod view;
+pub mod status;
 pub mod watchdog;
 mod wire;
 pub mod worker;
 
-pub use evolve::{EvolveDone, EvolveJob, Lending};
+pub use evolve::{EvolveDone, EvolveJob, SlotLender};
 pub use ffi::JobContext;
-pub use pool::{Answer, Executor, PluginInfo, RunDone, RunJob, StartRequest};
-pub use queue::{Hold, Load};
-pub use slot::Witness;
+pub use pool::{Answer, Executor, PluginInfo, RunJob, SlotReport, StartRequest};
+pub use queue::{SlotLease, SlotLoad};
+pub use slot::RunObserver;

@@ -405,20 +405,20 @@ pub fn ask_to_stop(child: &mut Child) -> io::Result<()> {
 
 /// A process that isn't a child of this one, held by a descriptor: its number can't come to mean another one.
 #[derive(Debug)]
-pub struct Process(OwnedFd);
+pub struct ProcessHandle(OwnedFd);
 
-impl Process {
+impl ProcessHandle {
     /// The process that has this number now; `None` when there is none.
     ///
     /// # Errors
     /// When the kernel can't say.
-    pub fn open(pid: u32) -> io::Result<Option<Process>> {
+    pub fn open(pid: u32) -> io::Result<Option<ProcessHandle>> {
         let Ok(pid @ 1..) = libc::pid_t::try_from(pid) else { return Ok(None) };
         // SAFETY: a plain system call; what it returns is a new descriptor of our own.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         match i32::try_from(fd) {
             // SAFETY: as above.
-            Ok(fd @ 0..) => Ok(Some(Process(unsafe { OwnedFd::from_raw_fd(fd) }))),
+            Ok(fd @ 0..) => Ok(Some(ProcessHandle(unsafe { OwnedFd::from_raw_fd(fd) }))),
             _ => match io::Error::last_os_error() {
                 e if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
                 e => Err(e),
@@ -529,14 +529,16 @@ mod tests {
     #[test]
     fn a_process_is_held_even_when_its_number_is_gone() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let process = Process::open(child.id()).unwrap().unwrap();
+        let process = ProcessHandle::open(child.id()).unwrap().unwrap();
         assert!(!process.wait(Duration::from_millis(20)).unwrap());
         process.signal(libc::SIGTERM).unwrap();
         assert!(process.wait(Duration::from_secs(20)).unwrap());
         child.wait().unwrap();
-        assert!(Process::open(child.id()).unwrap().is_none());
+        assert!(ProcessHandle::open(child.id()).unwrap().is_none());
         process.signal(libc::SIGTERM).unwrap();
-        assert!(Process::open(0).unwrap().is_none() && Process::open(u32::MAX).unwrap().is_none());
+        assert!(
+            ProcessHandle::open(0).unwrap().is_none() && ProcessHandle::open(u32::MAX).unwrap().is_none()
+        );
     }
 
     #[test]

@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use crate::api::PeerSources;
 use crate::config::settings::{AllowSetting, PeerSettings};
 use crate::error::Failure;
-use crate::executor::{EvolveJob, Executor, Hold, JobContext, Lending};
+use crate::executor::{EvolveJob, Executor, JobContext, SlotLease, SlotLender};
 use crate::peers::identity;
 use crate::peers::peer::{Evolve, Evolved, Lender, Peer, PeerView};
-use crate::peers::protocol::{Allow, Limits, NoSlot, Table};
+use crate::peers::protocol::{Allow, NoSlot, PeerLimits, Table};
 use crate::peers::swarm::{Network, NetworkSettings, NetworkView, peer_of};
 use crate::reservation::log::{Log, now_micros};
 
@@ -29,7 +29,7 @@ const FIRST_TICKET: u64 = 1 << 63;
 /// The running stage.
 pub struct PeerStage {
     network: Network,
-    lender: Arc<SlotLender>,
+    lender: Arc<PeerExecutor>,
     log: Log,
     pub network_view: watch::Receiver<NetworkView>,
     pub view: watch::Receiver<PeerView>,
@@ -47,8 +47,8 @@ pub async fn start(
     let key = identity::load(state_dir)?;
     let peer_id = key.public().to_peer_id().to_string();
     let log = Log::sqlite(&Log::default_path(state_dir))?;
-    let lender = Arc::new(SlotLender {
-        lending: executor.lending(),
+    let lender = Arc::new(PeerExecutor {
+        slot_lender: executor.slot_lender(),
         slots: Arc::default(),
         next: AtomicU64::new(FIRST_TICKET),
         closing: AtomicBool::new(false),
@@ -66,11 +66,11 @@ pub async fn start(
     }
     if lender.max_qubits().is_none() {
         tracing::warn!(
-            plugin = executor.described().info.name,
+            plugin = executor.active_plugin().info.name,
             "the plugin can't take over a quantum state (no evolve_state), so every reservation is declined"
         );
     }
-    let limits = Limits {
+    let limits = PeerLimits {
         peer_id: peer_id.clone(),
         allow,
         services: settings.services.clone(),
@@ -137,21 +137,21 @@ impl PeerStage {
 }
 
 /// An execution's ticket, what tells it to end, and its slot.
-type InPlugin = (u64, Arc<JobContext>, Hold);
+type InPlugin = (u64, Arc<JobContext>, SlotLease);
 
 /// The slots that are lent.
 #[derive(Default)]
 struct Lent {
     /// Interchangeable: one for each reservation that isn't over and doesn't run.
-    holds: Mutex<Vec<Hold>>,
+    holds: Mutex<Vec<SlotLease>>,
     /// Executions in the plugin, with their holds.
     running: Mutex<HashMap<String, InPlugin>>,
 }
 
 /// The executor's slots as the peer role takes them.
-struct SlotLender {
+struct PeerExecutor {
     slots: Arc<Lent>,
-    lending: Lending,
+    slot_lender: SlotLender,
     next: AtomicU64,
     closing: AtomicBool,
 }
@@ -161,23 +161,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl SlotLender {
+impl PeerExecutor {
     fn failed(work: Evolve, text: &str) {
         (work.done)(Evolved { answer: Err(text.into()), run_time: Duration::ZERO });
     }
 }
 
-impl Lender for SlotLender {
+impl Lender for PeerExecutor {
     fn hold(&self) -> Result<(), NoSlot> {
         if self.closing.load(Ordering::Acquire) {
             return Err(NoSlot::Closing);
         }
-        match self.lending.hold() {
+        match self.slot_lender.try_lease() {
             Some(hold) => {
                 lock(&self.slots.holds).push(hold);
                 Ok(())
             }
-            None if self.lending.load().waiting > 0 => Err(NoSlot::JobsWait),
+            None if self.slot_lender.load().waiting > 0 => Err(NoSlot::JobsWait),
             None => Err(NoSlot::Full),
         }
     }
@@ -189,10 +189,10 @@ impl Lender for SlotLender {
 
     fn evolve(&self, work: Evolve) {
         let Some(hold) = lock(&self.slots.holds).pop() else {
-            return SlotLender::failed(work, "its slot is gone; please report this as a bug of the peer");
+            return PeerExecutor::failed(work, "its slot is gone; please report this as a bug of the peer");
         };
         let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(self.lending.context(work.execution_id.as_str().into()));
+        let context = Arc::new(self.slot_lender.context(work.execution_id.as_str().into()));
         let entry = (ticket, context.clone(), hold.clone());
         lock(&self.slots.running).insert(work.execution_id.clone(), entry);
         let amplitude = |[re, im]: [f64; 2]| Amplitude { re, im };
@@ -219,23 +219,23 @@ impl Lender for SlotLender {
                 done(Evolved { answer, run_time: end.run_time });
             }),
         };
-        self.lending.evolve_state(&hold, job);
+        self.slot_lender.evolve_state(&hold, job);
     }
 
     fn stop(&self, execution_id: &str) {
         let running = lock(&self.slots.running).get(execution_id).map(|(t, c, _)| (*t, c.clone()));
         if let Some((ticket, context)) = running {
             context.set_cancelled();
-            self.lending.cancel(ticket);
+            self.slot_lender.cancel(ticket);
         }
     }
 
     fn max_qubits(&self) -> Option<u16> {
-        self.lending.described().hooks.evolve_qubits
+        self.slot_lender.active_plugin().hooks.evolve_qubits
     }
 
     fn fidelity(&self) -> Option<f64> {
         // A simulator applies operations exactly; what hardware does is not known here.
-        (self.lending.described().info.kind == Kind::Simulator).then_some(1.0)
+        (self.slot_lender.active_plugin().info.kind == Kind::Simulator).then_some(1.0)
     }
 }

@@ -12,13 +12,13 @@ use super::{executor_request, locate_plugin};
 use crate::config::device::DeviceConfig;
 use crate::config::settings::Settings;
 use crate::error::Failure;
-use crate::executor::view::{Reloaded, Swapped, View};
+use crate::executor::status::{ExecutorStatus, Reloaded, Swapped};
 use crate::sys::Dispositions;
 
 pub struct Reloads {
     pub settings: Arc<Settings>,
     pub cwd: PathBuf,
-    pub view: View,
+    pub status: ExecutorStatus,
     pub dispositions: Arc<Dispositions>,
     pub wanted: mpsc::UnboundedReceiver<()>,
     pub report: watch::Sender<Reloaded>,
@@ -32,8 +32,8 @@ impl Reloads {
             while self.wanted.try_recv().is_ok() {}
             tracing::info!("reloading the device config and the plugin");
             let (settings, cwd) = (self.settings.clone(), self.cwd.clone());
-            let (view, dispositions) = (self.view.clone(), self.dispositions.clone());
-            let swapping = tokio::task::spawn_blocking(move || swap(&settings, &cwd, &view, dispositions));
+            let (status, dispositions) = (self.status.clone(), self.dispositions.clone());
+            let swapping = tokio::task::spawn_blocking(move || swap(&settings, &cwd, &status, dispositions));
             let (ok, message) = match swapping.await {
                 Ok(Ok(message)) => (true, message),
                 Ok(Err(failure)) => (false, failure.line()),
@@ -53,13 +53,13 @@ impl Reloads {
 fn swap(
     settings: &Settings,
     cwd: &std::path::Path,
-    view: &View,
+    status: &ExecutorStatus,
     dispositions: Arc<Dispositions>,
 ) -> Result<String, Failure> {
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let located = locate_plugin(settings, &device, cwd)?;
     let request = executor_request(settings, &device, located, dispositions)?;
-    let Swapped { now, pause } = view.swap(&request, settings.shutdown.drain)?;
+    let Swapped { now, pause } = status.swap(&request, settings.shutdown.drain)?;
     let (info, d) = (&now.info, &now.device);
     Ok(format!(
         "reloaded: {} {} by {}, device {} with {} qubits; no run for {} ms",

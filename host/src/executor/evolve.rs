@@ -12,11 +12,11 @@ use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
 
 use super::JobContext;
 use super::ffi::CallEvolve;
+use super::in_flight::lock;
 use super::pool::{Control, report_changes};
-use super::queue::{Hold, Load, Queue};
+use super::queue::{Queue, SlotLease, SlotLoad};
 use super::slot::{Slot, cancelled};
-use super::turn::lock;
-use super::view::{Described, View};
+use super::status::{ActivePlugin, ExecutorStatus};
 use crate::model::JobId;
 
 /// How far the norm of an answer may be from 1.
@@ -46,43 +46,43 @@ pub struct EvolveDone {
 
 /// The part of an executor that is lent to others: holds on slots, and states evolved in them.
 #[derive(Clone)]
-pub struct Lending {
+pub struct SlotLender {
     pub(super) control: Sender<Control>,
-    pub(super) view: View,
+    pub(super) status: ExecutorStatus,
 }
 
-impl Lending {
+impl SlotLender {
     /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
-    pub fn hold(&self) -> Option<Hold> {
-        Queue::hold(&self.view.shared)
+    pub fn try_lease(&self) -> Option<SlotLease> {
+        Queue::try_lease(&self.status.shared)
     }
 
     /// How the slots are used now.
-    pub fn load(&self) -> Load {
-        self.view.shared.queue.load()
+    pub fn load(&self) -> SlotLoad {
+        self.status.shared.queue.load()
     }
 
     /// The executor in use: another one after a reload.
-    pub fn described(&self) -> Arc<Described> {
-        self.view.described()
+    pub fn active_plugin(&self) -> Arc<ActivePlugin> {
+        self.status.active_plugin()
     }
 
     /// What a call shares with the plugin.
     pub fn context(&self, job_id: JobId) -> JobContext {
-        JobContext::of(self.view.common.clone(), job_id)
+        JobContext::of(self.status.common.clone(), job_id)
     }
 
     /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
-    pub fn evolve_state(&self, hold: &Hold, job: EvolveJob) {
-        hold.enter(Box::new(job));
+    pub fn evolve_state(&self, lease: &SlotLease, job: EvolveJob) {
+        lease.enter(Box::new(job));
     }
 
     /// As [`Executor::cancel`](super::Executor::cancel).
     pub fn cancel(&self, ticket: u64) {
-        if let Some(turn) = lock(&self.view.shared.turns).get(&ticket) {
-            turn.ask();
+        if let Some(call) = lock(&self.status.shared.in_flight).get(&ticket) {
+            call.ask();
         }
-        if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
+        if self.status.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
             tracing::debug!("the executor's control thread has ended");
         }
     }
@@ -91,11 +91,11 @@ impl Lending {
 impl Slot {
     /// Runs one call.
     pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
-        let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
+        let call = lock(&self.shared.in_flight).get(&job.ticket).cloned();
         let start = Instant::now();
-        let answer = match turn.filter(|t| t.enter()) {
+        let answer = match call.filter(|t| t.enter()) {
             None => Err(cancelled()),
-            Some(turn) => {
+            Some(call) => {
                 let answer = self.plugin.evolve_state(
                     self.index,
                     &CallEvolve {
@@ -106,13 +106,13 @@ impl Slot {
                         context: &job.context,
                     },
                 );
-                turn.leave(self.shared.control_timeout);
+                call.leave(self.shared.control_timeout);
                 report_changes(&self.shared.dispositions, &self.common.plugin(), "evolve_state");
                 let answer = answer.map_err(|e| Error { text: self.common.masked(e.text), ..e });
-                self.told(answer.and_then(|state| check(state, job.amplitudes.len())), &turn)
+                self.told(answer.and_then(|state| check(state, job.amplitudes.len())), &call)
             }
         };
-        lock(&self.shared.turns).remove(&job.ticket);
+        lock(&self.shared.in_flight).remove(&job.ticket);
         EvolveDone { answer, run_time: start.elapsed() }
     }
 }

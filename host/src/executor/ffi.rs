@@ -1,7 +1,7 @@
 //! The unsafe edge: opening a library, calling its functions, copying what it lends.
 //!
 //! ```text
-//! library   dlopen, both doors, one table of functions; create
+//! library   dlopen, both bindings, one table of functions; create
 //! services  what the host lends: log, progress, gauges, the cancel flag
 //! reply     copies of what a call replied
 //! ```

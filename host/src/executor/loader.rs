@@ -112,7 +112,7 @@ fn loader_hint(text: &str) -> String {
 
 /// A file that may be opened: checked, and copied where nobody else writes.
 #[derive(Debug, Clone)]
-pub struct Prepared {
+pub struct PreparedLibrary {
     pub descriptor: Descriptor,
     /// Where the operator keeps it.
     pub path: PathBuf,
@@ -130,7 +130,7 @@ pub struct Prepared {
 ///
 /// # Errors
 /// The first thing that speaks against opening it in this process, or in one of its own when `isolated`.
-pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Prepared, LoadError> {
+pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<PreparedLibrary, LoadError> {
     let path = &located.path;
     let inspection = elf::inspect(path)?;
     let own = || path.clone();
@@ -157,7 +157,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
     } else {
         private_copy(&inspection.bytes, &sha256, state_dir)?
     };
-    Ok(Prepared {
+    Ok(PreparedLibrary {
         descriptor: inspection.descriptor,
         path: own(),
         opened,
@@ -168,13 +168,13 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
     })
 }
 
-impl Prepared {
+impl PreparedLibrary {
     /// Opens the library in this process. Its constructors run on the calling thread.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub fn open(&self) -> Result<Library, LoadError> {
-        Library::open(&self.opened, self.descriptor.door, self.descriptor.api_minor)
+        Library::open(&self.opened, self.descriptor.binding, self.descriptor.api_minor)
             .map_err(|e| self.refused(e))
     }
 

@@ -15,25 +15,25 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coda_plugin_abi::descriptor::{Door, Kind};
+use coda_plugin_abi::descriptor::{Binding, Kind};
 use coda_plugin_abi::{Device, Error, ErrorCode, Hooks, Outcome, Program};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
 use super::account::RunsAs;
-use super::evolve::Lending;
+use super::evolve::SlotLender;
 use super::ffi::{Common, CreateRequest, DeviceReply};
-use super::loader::{self, LoadError, Prepared};
+use super::in_flight::lock;
+use super::loader::{self, LoadError, PreparedLibrary};
 use super::locate::{Located, Source};
 use super::plugin::Plugin;
 use super::queue::Queue;
 use super::schema;
-use super::slot::{Shared, Slot, Turns, Witness};
-use super::turn::lock;
-use super::view::{Described, View};
-use super::watchdog::{self, Limits};
-use super::worker::{MakeError, Remote, Restart, Spec};
+use super::slot::{InFlightCalls, RunObserver, Shared, Slot};
+use super::status::{ActivePlugin, ExecutorStatus};
+use super::watchdog::{self, RunLimits};
+use super::worker::{MakeError, Remote, Restart, WorkerSpec};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId};
 use crate::sys::{Account, Dispositions};
@@ -62,13 +62,13 @@ pub struct StartRequest {
     pub isolation: Option<Restart>,
     /// Whose rights that process has.
     pub runs_as: RunsAs,
-    pub limits: Limits,
+    pub limits: RunLimits,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
-    Load(#[from] LoadError),
+    SlotLoad(#[from] LoadError),
     #[error("the plugin {} could not create its executor ({}): {}", path.display(), error.code, error.text)]
     Create { path: PathBuf, error: Error },
     #[error("the device config {} does not fit the plugin: {what}", config.display())]
@@ -92,7 +92,7 @@ pub enum StartError {
 impl Explain for StartError {
     fn code(&self) -> &'static str {
         match self {
-            StartError::Load(e) => e.code(),
+            StartError::SlotLoad(e) => e.code(),
             StartError::Create { .. } => "executor-create",
             StartError::Config { .. } => "executor-config",
             StartError::Process { .. } => "executor-process",
@@ -106,7 +106,7 @@ impl Explain for StartError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            StartError::Load(e) => e.hint(),
+            StartError::SlotLoad(e) => e.hint(),
             StartError::Create { error, .. } if error.code == ErrorCode::Config => {
                 Some("correct the device config; its keys are the vendor's".into())
             }
@@ -168,7 +168,7 @@ impl PluginInfo {
         ]
     }
 
-    pub(super) fn of(prepared: &Prepared) -> PluginInfo {
+    pub(super) fn of(prepared: &PreparedLibrary) -> PluginInfo {
         let d = &prepared.descriptor;
         PluginInfo {
             vendor: d.vendor.clone(),
@@ -200,11 +200,11 @@ pub struct RunJob {
 
 /// What the slot threads report.
 #[derive(Debug)]
-pub enum RunDone {
+pub enum SlotReport {
     /// A slot has taken these jobs: from here on only a cancel ends them.
     Started { slot: usize, tickets: Vec<u64> },
     /// One job's answer; always there, a missing one is an error.
-    Job { slot: usize, ticket: u64, answer: Answer, run_time: Duration },
+    Answered { slot: usize, ticket: u64, answer: Answer, run_time: Duration },
 }
 
 /// A control call that has not come back in time.
@@ -222,7 +222,7 @@ pub struct Executor {
     busy_control: Arc<Mutex<Option<Stuck>>>,
     plugin: Plugin,
     common: Arc<Common>,
-    view: View,
+    status: ExecutorStatus,
 }
 
 pub(super) enum Control {
@@ -238,14 +238,14 @@ impl Executor {
     /// thread.
     pub async fn start(
         request: StartRequest,
-        done: UnboundedSender<RunDone>,
+        done: UnboundedSender<SlotReport>,
     ) -> Result<Executor, StartError> {
         let (ready, created) = oneshot::channel();
         let (path, batch_max, limits) = (request.located.path.clone(), request.batch_max, request.limits);
         let shared = Arc::new(Shared {
             queue: Queue::default(),
-            turns: Turns::default(),
-            witness: OnceLock::new(),
+            in_flight: InFlightCalls::default(),
+            observer: OnceLock::new(),
             done,
             dispositions: request.dispositions.clone(),
             control_timeout: request.control_timeout,
@@ -258,14 +258,14 @@ impl Executor {
         };
         let (prepared, plugin, common) =
             created.await.map_err(|_| StartError::Died { path: path.clone() })??;
-        let (described, answer) = oneshot::channel();
+        let (describe, answer) = oneshot::channel();
         let busy_control: Arc<Mutex<Option<Stuck>>> = Arc::default();
         let (control, orders) = channel();
         let controller = {
             let (shared, busy, plugin) = (shared.clone(), busy_control.clone(), plugin.clone());
             let name = common.plugin();
             spawn("control", SLOT_STACK_BYTES, move || {
-                if described.send(plugin.device()).is_ok() {
+                if describe.send(plugin.device()).is_ok() {
                     report_changes(&shared.dispositions, &name, "device");
                     controller(&plugin, &orders, &shared, &busy, &name);
                 }
@@ -293,21 +293,21 @@ impl Executor {
                 watchdog::watch(&weak, &plugin, &control, limits)
             })?;
         }
-        let described = Described { device, hooks, info };
-        let described = Arc::new(RwLock::new(Arc::new(described)));
-        let view = View {
+        let active = ActivePlugin { device, hooks, info };
+        let active = Arc::new(RwLock::new(Arc::new(active)));
+        let status = ExecutorStatus {
             shared: shared.clone(),
             plugin: plugin.clone(),
             common: common.clone(),
-            described,
+            active,
             batch_max,
         };
-        Ok(Executor { shared, control, threads, busy_control, plugin, common, view })
+        Ok(Executor { shared, control, threads, busy_control, plugin, common, status })
     }
 
     /// The executor in use: another one after a reload.
-    pub fn described(&self) -> Arc<Described> {
-        self.view.described()
+    pub fn active_plugin(&self) -> Arc<ActivePlugin> {
+        self.status.active_plugin()
     }
 
     /// What a job's run shares with the plugin.
@@ -316,14 +316,14 @@ impl Executor {
     }
 
     /// For those who look on.
-    pub fn view(&self) -> View {
-        self.view.clone()
+    pub fn status(&self) -> ExecutorStatus {
+        self.status.clone()
     }
 
     /// Whom the slot threads tell of their calls. Set once, before the first job.
-    pub fn watch(&self, witness: Arc<dyn Witness>) {
-        if self.shared.witness.set(witness).is_err() {
-            tracing::error!("the executor has a witness already; please report this as a bug");
+    pub fn observe(&self, observer: Arc<dyn RunObserver>) {
+        if self.shared.observer.set(observer).is_err() {
+            tracing::error!("the executor has a observer already; please report this as a bug");
         }
     }
 
@@ -343,17 +343,17 @@ impl Executor {
     }
 
     /// What can be lent to others beside the jobs.
-    pub fn lending(&self) -> Lending {
-        Lending { control: self.control.clone(), view: self.view.clone() }
+    pub fn slot_lender(&self) -> SlotLender {
+        SlotLender { control: self.control.clone(), status: self.status.clone() }
     }
 
     /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
     /// the call the plugin's hook is told, afterwards nothing happens.
     pub fn cancel(&self, ticket: u64) {
-        if let Some(turn) = lock(&self.shared.turns).get(&ticket) {
-            turn.ask();
+        if let Some(call) = lock(&self.shared.in_flight).get(&ticket) {
+            call.ask();
         }
-        if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
+        if self.status.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
             tracing::error!("the executor's control thread is gone; please report this as a bug");
         }
     }
@@ -367,7 +367,7 @@ impl Executor {
     /// the plugin.
     pub async fn shutdown(self, limit: Duration) {
         let (ended, answer) = oneshot::channel();
-        let name = self.described().info.name.clone();
+        let name = self.active_plugin().info.name.clone();
         let ask = async {
             if self.control.send(Control::Shutdown(ended)).is_ok()
                 && let Ok(Some(error)) = answer.await
@@ -404,10 +404,14 @@ fn spawn(
 }
 
 /// The plugin in use, with its executor.
-type Made = (Prepared, Plugin, Arc<Common>);
+type LoadedPlugin = (PreparedLibrary, Plugin, Arc<Common>);
 
 /// Slot 0: loads and creates, then serves like any other, and destroys at the end.
-fn first_slot(request: StartRequest, ready: oneshot::Sender<Result<Made, StartError>>, shared: Arc<Shared>) {
+fn first_slot(
+    request: StartRequest,
+    ready: oneshot::Sender<Result<LoadedPlugin, StartError>>,
+    shared: Arc<Shared>,
+) {
     let started = create(request);
     let (plugin, common) = match &started {
         Ok((_, plugin, common)) => (plugin.clone(), common.clone()),
@@ -426,7 +430,7 @@ fn first_slot(request: StartRequest, ready: oneshot::Sender<Result<Made, StartEr
     }
 }
 
-fn create(request: StartRequest) -> Result<Made, StartError> {
+fn create(request: StartRequest) -> Result<LoadedPlugin, StartError> {
     let path = request.located.path.clone();
     if !request.config_path.as_os_str().is_empty() {
         loader::trusted(&request.config_path)?;
@@ -435,7 +439,7 @@ fn create(request: StartRequest) -> Result<Made, StartError> {
     let name: Arc<str> = prepared.descriptor.name.as_str().into();
     let common = Arc::new(Common::new(name.clone()));
     if let Some(restart) = request.isolation {
-        let spec = Spec::new(&prepared, &request);
+        let spec = WorkerSpec::new(&prepared, &request);
         let remote = Remote::start(spec, common.clone(), restart)
             .map_err(|e| failed_to_make(e, &prepared, &request.config_path, &common))?;
         return Ok((prepared, Plugin::Remote(remote), common));
@@ -465,7 +469,7 @@ fn masked(error: Error, common: &Common) -> Error {
 /// What kept the plugin's process from having an executor, in the terms of a start in this process.
 pub(super) fn failed_to_make(
     error: MakeError,
-    prepared: &Prepared,
+    prepared: &PreparedLibrary,
     config: &std::path::Path,
     common: &Common,
 ) -> StartError {
@@ -481,9 +485,9 @@ pub(super) fn failed_to_make(
     }
 }
 
-impl Spec {
+impl WorkerSpec {
     /// For a prepared library and what its executor is asked for.
-    pub(super) fn new(prepared: &Prepared, request: &StartRequest) -> Spec {
+    pub(super) fn new(prepared: &PreparedLibrary, request: &StartRequest) -> WorkerSpec {
         let account = match &request.runs_as {
             RunsAs::Account(account) => Some(account.clone()),
             RunsAs::Host | RunsAs::Root => None,
@@ -495,12 +499,12 @@ impl Spec {
             reads.extend(Some(prepared.opened.clone()).filter(|_| in_place));
             reads.extend(prepared.companions.iter().cloned());
         }
-        Spec {
+        WorkerSpec {
             opened: prepared.opened.clone(),
             by_descriptor: account.is_some() && !in_place,
             reads,
             account,
-            c_door: prepared.descriptor.door == Door::C,
+            c_binding: prepared.descriptor.binding == Binding::C,
             api_minor: prepared.descriptor.api_minor,
             plugin: prepared.descriptor.name.clone(),
             entry: prepared.entry.clone(),
@@ -578,11 +582,11 @@ fn controller(
     while let Ok(order) = orders.recv() {
         match order {
             Control::Cancel { ticket } => {
-                let Some(turn) = lock(&shared.turns).get(&ticket).cloned() else { continue };
-                let call = format!("cancel of job {}", turn.job_id());
-                let error = watched(call, &mut || turn.cancel(|id| plugin_calls.cancel(id)));
+                let Some(in_flight) = lock(&shared.in_flight).get(&ticket).cloned() else { continue };
+                let call = format!("cancel of job {}", in_flight.job_id());
+                let error = watched(call, &mut || in_flight.cancel(|id| plugin_calls.cancel(id)));
                 if let Some(error) = error {
-                    let job_id = turn.job_id();
+                    let job_id = in_flight.job_id();
                     tracing::warn!(plugin, job_id, error = error.text, "the plugin's cancel hook failed");
                 }
             }

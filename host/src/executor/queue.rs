@@ -12,24 +12,24 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::evolve::EvolveJob;
+use super::in_flight::lock;
 use super::pool::RunJob;
-use super::turn::lock;
 
 /// What a slot does next.
 pub(super) enum Call {
     Jobs(Vec<RunJob>),
     /// In a slot that is held.
-    Evolve(Hold, Box<EvolveJob>),
+    Evolve(SlotLease, Box<EvolveJob>),
 }
 
 /// How the slots are used at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct SlotLoad {
     pub slots: usize,
     /// With jobs in the plugin.
     pub busy: usize,
     /// Kept for somebody, who may be in the plugin.
-    pub held: usize,
+    pub leased: usize,
     /// Jobs without a slot.
     pub waiting: usize,
 }
@@ -45,10 +45,10 @@ pub(super) struct Queue {
 struct State {
     waiting: BTreeMap<u64, RunJob>,
     /// What has a hold and takes no slot besides.
-    guests: VecDeque<(Hold, Box<EvolveJob>)>,
+    guests: VecDeque<(SlotLease, Box<EvolveJob>)>,
     slots: usize,
     busy: usize,
-    held: usize,
+    leased: usize,
     /// Most jobs of one call.
     batch_max: usize,
     /// Threads that wait for a change.
@@ -64,7 +64,7 @@ struct State {
 
 impl State {
     fn has_room(&self) -> bool {
-        self.busy + self.held < self.slots
+        self.busy + self.leased < self.slots
     }
 
     /// Whether a thread that woke would find something.
@@ -76,8 +76,8 @@ impl State {
         if self.paused {
             return None;
         }
-        if let Some((hold, guest)) = self.guests.pop_front() {
-            return Some(Call::Evolve(hold, guest));
+        if let Some((lease, guest)) = self.guests.pop_front() {
+            return Some(Call::Evolve(lease, guest));
         }
         if self.waiting.is_empty() || !self.has_room() {
             return None;
@@ -95,20 +95,20 @@ impl State {
 
 /// A slot kept for somebody, until the last clone is dropped; a call in it has one.
 #[derive(Clone)]
-pub struct Hold(Arc<Held>);
+pub struct SlotLease(Arc<LeasedSlot>);
 
-struct Held(Arc<super::slot::Shared>);
+struct LeasedSlot(Arc<super::slot::Shared>);
 
-impl Hold {
+impl SlotLease {
     /// Gives the slot something to do.
     pub(super) fn enter(&self, guest: Box<EvolveJob>) {
         self.0.0.queue.change(|state| state.guests.push_back((self.clone(), guest)));
     }
 }
 
-impl Drop for Held {
+impl Drop for LeasedSlot {
     fn drop(&mut self) {
-        self.0.queue.change(|state| state.held -= 1);
+        self.0.queue.change(|state| state.leased -= 1);
     }
 }
 
@@ -136,19 +136,19 @@ impl Queue {
         lock(&self.state).waiting.clear();
     }
 
-    pub fn load(&self) -> Load {
+    pub fn load(&self) -> SlotLoad {
         let state = lock(&self.state);
-        Load { slots: state.slots, busy: state.busy, held: state.held, waiting: state.waiting.len() }
+        SlotLoad { slots: state.slots, busy: state.busy, leased: state.leased, waiting: state.waiting.len() }
     }
 
     /// Keeps a slot of `shared`, whose queue this is, unless every slot is taken or jobs wait for one.
-    pub fn hold(shared: &Arc<super::slot::Shared>) -> Option<Hold> {
+    pub fn try_lease(shared: &Arc<super::slot::Shared>) -> Option<SlotLease> {
         let mut state = lock(&shared.queue.state);
         if state.stopping || !state.waiting.is_empty() || !state.has_room() {
             return None;
         }
-        state.held += 1;
-        Some(Hold(Arc::new(Held(shared.clone()))))
+        state.leased += 1;
+        Some(SlotLease(Arc::new(LeasedSlot(shared.clone()))))
     }
 
     /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.

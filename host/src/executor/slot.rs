@@ -12,37 +12,37 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::JobContext;
 use super::ffi::{CallJob, Common};
+use super::in_flight::{InFlightCall, lock};
 use super::plugin::Plugin;
-use super::pool::{Answer, RunDone, RunJob, report_changes};
+use super::pool::{Answer, RunJob, SlotReport, report_changes};
 use super::queue::{Call, Queue};
-use super::turn::{Turn, lock};
-use super::watchdog::{Limits, StuckRun};
+use super::watchdog::{RunLimits, StuckRun};
 use crate::model::JobId;
 use crate::sys::Dispositions;
 
 /// Sees a slot's calls on the slot's own thread, before anything else happens with them.
-pub trait Witness: Send + Sync {
+pub trait RunObserver: Send + Sync {
     /// The jobs are about to enter the plugin.
-    fn begins(&self, slot: usize, jobs: &[RunJob]);
+    fn run_started(&self, slot: usize, jobs: &[RunJob]);
     /// The plugin has answered.
-    fn answered(&self, job: &RunJob, answer: &Answer);
+    fn run_answered(&self, job: &RunJob, answer: &Answer);
     /// The call is over.
-    fn ends(&self, slot: usize);
+    fn run_finished(&self, slot: usize);
 }
 
 /// The jobs that are in a call, for the control thread.
-pub(super) type Turns = Mutex<HashMap<u64, Arc<Turn>>>;
+pub(super) type InFlightCalls = Mutex<HashMap<u64, Arc<InFlightCall>>>;
 
 /// What the slot threads and the handle share.
 pub(super) struct Shared {
     pub queue: Queue,
-    pub turns: Turns,
-    pub witness: OnceLock<Arc<dyn Witness>>,
-    pub done: UnboundedSender<RunDone>,
+    pub in_flight: InFlightCalls,
+    pub observer: OnceLock<Arc<dyn RunObserver>>,
+    pub done: UnboundedSender<SlotReport>,
     pub dispositions: Arc<Dispositions>,
     pub control_timeout: Duration,
     pub stuck_run: Mutex<Option<StuckRun>>,
-    pub limits: Limits,
+    pub limits: RunLimits,
 }
 
 /// What a slot thread needs.
@@ -62,16 +62,16 @@ impl Slot {
         {
             match call {
                 Call::Jobs(jobs) => {
-                    let witness = shared.witness.get();
-                    witness.inspect(|w| w.begins(self.index, &jobs));
+                    let observer = shared.observer.get();
+                    observer.inspect(|w| w.run_started(self.index, &jobs));
                     self.call(&jobs);
-                    witness.inspect(|w| w.ends(self.index));
+                    observer.inspect(|w| w.run_finished(self.index));
                     shared.queue.give_back();
                 }
-                Call::Evolve(hold, job) => {
+                Call::Evolve(lease, job) => {
                     let done = self.evolve(&job);
                     // Before the answer: who has it may give the slot back and ask for it again at once.
-                    drop(hold);
+                    drop(lease);
                     (job.answer)(done);
                 }
             }
@@ -80,9 +80,9 @@ impl Slot {
     }
 
     fn announce(&self, call: &Call) {
-        let mut turns = lock(&self.shared.turns);
+        let mut in_flight = lock(&self.shared.in_flight);
         let mut enter = |ticket, job_id: &JobId, context: &Arc<JobContext>| {
-            turns.insert(ticket, Arc::new(Turn::new(job_id.clone(), context.clone())))
+            in_flight.insert(ticket, Arc::new(InFlightCall::new(job_id.clone(), context.clone())))
         };
         match call {
             Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id, &job.context)),
@@ -91,42 +91,42 @@ impl Slot {
                     enter(job.ticket, &job.job_id, &job.context);
                 }
                 let tickets = jobs.iter().map(|job| job.ticket).collect();
-                self.report(RunDone::Started { slot: self.index, tickets });
+                self.report(SlotReport::Started { slot: self.index, tickets });
             }
         }
     }
 
     fn call(&self, jobs: &[RunJob]) {
-        let turns: Vec<Option<Arc<Turn>>> = {
-            let turns = lock(&self.shared.turns);
-            jobs.iter().map(|job| turns.get(&job.ticket).cloned()).collect()
+        let in_flight: Vec<Option<Arc<InFlightCall>>> = {
+            let in_flight = lock(&self.shared.in_flight);
+            jobs.iter().map(|job| in_flight.get(&job.ticket).cloned()).collect()
         };
         let mut entering = Vec::with_capacity(jobs.len());
-        for (job, turn) in jobs.iter().zip(turns) {
-            match turn.filter(|t| t.enter()) {
-                Some(turn) => entering.push((job, turn)),
+        for (job, call) in jobs.iter().zip(in_flight) {
+            match call.filter(|t| t.enter()) {
+                Some(call) => entering.push((job, call)),
                 None => self.finish(job, Err(cancelled()), Duration::ZERO),
             }
         }
         match entering.as_slice() {
             [] => {}
-            [(job, turn)] => self.single(job, turn),
+            [(job, call)] => self.single(job, call),
             several => self.batch(several),
         }
     }
 
-    fn single(&self, job: &RunJob, turn: &Turn) {
+    fn single(&self, job: &RunJob, call: &InFlightCall) {
         let start = Instant::now();
         let answer = self.plugin.run(self.index, &call_job(job)).unwrap_or_else(|| Err(no_answer()));
-        let answer = self.told(self.masked(answer), turn);
+        let answer = self.told(self.masked(answer), call);
         let run_time = start.elapsed();
         self.keep(job, &answer);
-        turn.leave(self.shared.control_timeout);
+        call.leave(self.shared.control_timeout);
         report_changes(&self.shared.dispositions, &self.common.plugin(), "run");
         self.finish(job, answer, run_time);
     }
 
-    fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
+    fn batch(&self, jobs: &[(&RunJob, Arc<InFlightCall>)]) {
         let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
         let start = Instant::now();
         let batch = self.plugin.batch_run(self.index, &calls);
@@ -139,13 +139,13 @@ impl Slot {
                 error = error.text,
                 "batch_run failed as a whole; running its jobs one by one"
             );
-            for (job, turn) in jobs {
+            for (job, call) in jobs {
                 // The hook may have been called during the batch; it is not called twice.
                 if job.context.is_cancelled() {
-                    turn.leave(self.shared.control_timeout);
+                    call.leave(self.shared.control_timeout);
                     self.finish(job, Err(cancelled()), run_time);
                 } else {
-                    self.single(job, turn);
+                    self.single(job, call);
                 }
             }
             return;
@@ -156,9 +156,9 @@ impl Slot {
             |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
         let answers: Vec<_> = batch.answers.into_iter().map(|a| self.masked(answer(a))).collect();
         jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.keep(job, answer));
-        for ((job, turn), answer) in jobs.iter().zip(answers) {
-            turn.leave(self.shared.control_timeout);
-            self.finish(job, self.told(answer, turn), run_time);
+        for ((job, call), answer) in jobs.iter().zip(answers) {
+            call.leave(self.shared.control_timeout);
+            self.finish(job, self.told(answer, call), run_time);
         }
     }
 
@@ -168,8 +168,8 @@ impl Slot {
     }
 
     /// A failure after a time limit is that of the limit.
-    pub(super) fn told<T>(&self, answer: Result<T, Error>, turn: &Turn) -> Result<T, Error> {
-        let Some(limit) = self.shared.limits.run.filter(|_| turn.is_timed_out()) else { return answer };
+    pub(super) fn told<T>(&self, answer: Result<T, Error>, call: &InFlightCall) -> Result<T, Error> {
+        let Some(limit) = self.shared.limits.run.filter(|_| call.is_timed_out()) else { return answer };
         answer.map_err(|e| {
             let text =
                 format!("the run took longer than {} s and was ended: {}", limit.as_secs_f64(), e.text);
@@ -178,15 +178,15 @@ impl Slot {
     }
 
     fn keep(&self, job: &RunJob, answer: &Answer) {
-        self.shared.witness.get().inspect(|w| w.answered(job, answer));
+        self.shared.observer.get().inspect(|w| w.run_answered(job, answer));
     }
 
     fn finish(&self, job: &RunJob, answer: Answer, run_time: Duration) {
-        lock(&self.shared.turns).remove(&job.ticket);
-        self.report(RunDone::Job { slot: self.index, ticket: job.ticket, answer, run_time });
+        lock(&self.shared.in_flight).remove(&job.ticket);
+        self.report(SlotReport::Answered { slot: self.index, ticket: job.ticket, answer, run_time });
     }
 
-    fn report(&self, done: RunDone) {
+    fn report(&self, done: SlotReport) {
         if self.shared.done.send(done).is_err() {
             tracing::warn!(slot = self.index, "a slot went on after the host had stopped listening");
         }

@@ -9,15 +9,15 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::in_flight::{InFlightCall, lock};
 use super::plugin::Plugin;
 use super::pool::Control;
 use super::slot::Shared;
-use super::turn::{Turn, lock};
 use crate::error::exit;
 
 /// How long runs and their ends may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct RunLimits {
     /// Of a run; `None` for no limit.
     pub run: Option<Duration>,
     /// After its cancel.
@@ -34,7 +34,7 @@ pub struct StuckRun {
     pub since: Instant,
 }
 
-impl Limits {
+impl RunLimits {
     fn look_every(&self) -> Duration {
         let shortest = self.run.map_or(self.grace, |run| run.min(self.grace));
         (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1))
@@ -42,7 +42,7 @@ impl Limits {
 }
 
 /// Looks at the runs until the executor is gone. For a thread of its own.
-pub(super) fn watch(shared: &Weak<Shared>, plugin: &Plugin, control: &Sender<Control>, limits: Limits) {
+pub(super) fn watch(shared: &Weak<Shared>, plugin: &Plugin, control: &Sender<Control>, limits: RunLimits) {
     let pause = limits.look_every();
     while let Some(shared) = shared.upgrade() {
         look(&shared, plugin, control, limits);
@@ -51,17 +51,17 @@ pub(super) fn watch(shared: &Weak<Shared>, plugin: &Plugin, control: &Sender<Con
     }
 }
 
-fn look(shared: &Shared, plugin: &Plugin, control: &Sender<Control>, limits: Limits) {
-    let turns: Vec<(u64, Arc<Turn>)> =
-        lock(&shared.turns).iter().map(|(t, turn)| (*t, turn.clone())).collect();
+fn look(shared: &Shared, plugin: &Plugin, control: &Sender<Control>, limits: RunLimits) {
+    let in_flight: Vec<(u64, Arc<InFlightCall>)> =
+        lock(&shared.in_flight).iter().map(|(t, call)| (*t, call.clone())).collect();
     let mut stuck = None;
-    for (ticket, turn) in turns {
-        let Some(since) = turn.running_since() else { continue };
-        let job_id = turn.job_id();
-        match turn.asked_to_end() {
+    for (ticket, call) in in_flight {
+        let Some(since) = call.running_since() else { continue };
+        let job_id = call.job_id();
+        match call.asked_to_end() {
             None if limits.run.is_some_and(|limit| since.elapsed() > limit) => {
                 tracing::warn!(job_id, limit = ?limits.run, "the run takes too long and is asked to end");
-                turn.time_out();
+                call.time_out();
                 // A control thread that is gone has an executor that is going.
                 control.send(Control::Cancel { ticket }).ok();
             }

@@ -28,7 +28,7 @@ use coda_plugin_abi::{Amplitude, Error, ErrorCode, Stage};
 use serde::{Deserialize, Serialize};
 
 use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, Common, DeviceReply, JobContext, OpenError};
-use super::turn::lock;
+use super::in_flight::lock;
 use super::wire::{self, Reader, Writer};
 use crate::sys::Account;
 use process::Process;
@@ -51,7 +51,7 @@ pub(super) mod kind {
 
 /// What the child needs to make the executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Spec {
+pub struct WorkerSpec {
     /// The file to open.
     pub opened: PathBuf,
     /// To be opened as the descriptor that comes along: the account doesn't get to where it lies.
@@ -61,8 +61,8 @@ pub struct Spec {
     /// Whose rights the process takes on.
     #[serde(skip)]
     pub account: Option<Account>,
-    /// Through the C door.
-    pub c_door: bool,
+    /// Through the C binding.
+    pub c_binding: bool,
     pub api_minor: u16,
     pub plugin: String,
     pub entry: String,
@@ -76,7 +76,7 @@ pub struct Spec {
 
 /// How a step of an executor's making ended in the child.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Made {
+pub enum StepOutcome {
     /// The library is open, the config fits; its secrets.
     Checked(Vec<String>),
     Created(Box<DeviceReply>),
@@ -131,7 +131,7 @@ pub struct Trouble {
 pub struct Standby {
     process: Option<Arc<Process>>,
     ended: Option<Receiver<String>>,
-    spec: Spec,
+    spec: WorkerSpec,
 }
 
 impl Standby {
@@ -156,13 +156,13 @@ pub struct Remote {
     restart: Restart,
     /// Jobs in a call, for their progress.
     running: Mutex<HashMap<String, Arc<JobContext>>>,
-    described: Mutex<DeviceReply>,
+    device_reply: Mutex<DeviceReply>,
     /// Whether the present process has answered a call.
     answered: AtomicBool,
 }
 
 struct State {
-    spec: Spec,
+    spec: WorkerSpec,
     phase: Phase,
     in_a_row: u32,
     last: String,
@@ -185,7 +185,7 @@ impl Remote {
     ///
     /// # Errors
     /// What kept it from being made; no process is left then.
-    pub fn start(spec: Spec, common: Arc<Common>, restart: Restart) -> Result<Arc<Remote>, MakeError> {
+    pub fn start(spec: WorkerSpec, common: Arc<Common>, restart: Restart) -> Result<Arc<Remote>, MakeError> {
         let remote = Arc::new(Remote {
             state: Mutex::new(State {
                 spec: spec.clone(),
@@ -198,7 +198,7 @@ impl Remote {
             common,
             restart,
             running: Mutex::default(),
-            described: Mutex::new(DeviceReply::none()),
+            device_reply: Mutex::new(DeviceReply::none()),
             answered: AtomicBool::new(false),
         });
         let process = Remote::make(&remote, &spec)?;
@@ -212,7 +212,7 @@ impl Remote {
     ///
     /// # Errors
     /// What speaks against using it; no process is left then.
-    pub fn prepare(this: &Arc<Remote>, spec: &Spec) -> Result<Standby, MakeError> {
+    pub fn prepare(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Standby, MakeError> {
         let weak = Arc::downgrade(this);
         let progress = move |job_id: &str, done, total| {
             if let Some(remote) = weak.upgrade()
@@ -258,13 +258,13 @@ impl Remote {
             .name("exec-keeper".into())
             .spawn(keeper)
             .map_err(|e| MakeError::Process(e.to_string()))?;
-        *lock(&this.described) = device;
+        *lock(&this.device_reply) = device;
         standby.process = None;
         Ok(process)
     }
 
     /// A new process with an executor in it, watched by a keeper of its own.
-    fn make(this: &Arc<Remote>, spec: &Spec) -> Result<Arc<Process>, MakeError> {
+    fn make(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Arc<Process>, MakeError> {
         Remote::create(this, Remote::prepare(this, spec)?)
     }
 
@@ -352,8 +352,8 @@ impl Remote {
     }
 
     /// What the executor said of its device when it was made.
-    pub fn described(&self) -> DeviceReply {
-        lock(&self.described).clone()
+    pub fn device_reply(&self) -> DeviceReply {
+        lock(&self.device_reply).clone()
     }
 
     /// The process that takes calls.
@@ -538,7 +538,7 @@ impl Remote {
         let spec = standby.spec.clone();
         this.common.rename(&spec.plugin);
         let made = Remote::create(this, standby).map_err(failed).and_then(|process| {
-            accept(&this.described()).map(|()| process.clone()).inspect_err(|_| {
+            accept(&this.device_reply()).map(|()| process.clone()).inspect_err(|_| {
                 process.control(&child::Order::Shutdown).ok();
                 process.destroy();
             })
@@ -549,7 +549,7 @@ impl Remote {
                 state.spec = spec;
                 state.in_a_row = 0;
                 Remote::put_up(this, &mut state, process);
-                Ok(this.described())
+                Ok(this.device_reply())
             }
             Err(error) => {
                 drop(state);

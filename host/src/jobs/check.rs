@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::lifecycle::{Admission, admit, died_error};
 use super::message::{self, Envelope, Message, Work};
 use super::redis::Redis;
-use crate::executor::view::View;
+use crate::executor::status::ExecutorStatus;
 use crate::model::{JobId, MessageId};
 use crate::state::db::{Status, Store};
 
@@ -24,7 +24,7 @@ pub type CallbackRule = Arc<dyn Fn(&str) -> Result<Arc<str>, String> + Send + Sy
 pub(super) struct Checker {
     pub redis: Redis,
     pub store: Store,
-    pub executor: View,
+    pub executor: ExecutorStatus,
     pub callback: CallbackRule,
     pub max_deaths: u32,
 }
@@ -111,10 +111,10 @@ impl Checker {
     async fn work(&self, m: Message) -> Result<Work, String> {
         let size: usize = m.fields.iter().map(|(_, v)| v.len()).sum();
         if size < LARGE_IR_BYTES {
-            return message::work(&m, &self.executor.described().device);
+            return message::work(&m, &self.executor.active_plugin().device);
         }
-        let described = self.executor.described();
-        match tokio::task::spawn_blocking(move || message::work(&m, &described.device)).await {
+        let active = self.executor.active_plugin();
+        match tokio::task::spawn_blocking(move || message::work(&m, &active.device)).await {
             Ok(work) => work,
             Err(e) => Err(format!("the circuit could not be read: {e}")),
         }

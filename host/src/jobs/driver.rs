@@ -28,7 +28,7 @@ use super::message::{Envelope, Message, Work};
 use super::redis::Redis;
 use super::stream::Claim;
 use crate::config::settings::JobSettings;
-use crate::executor::{Executor, JobContext, RunDone};
+use crate::executor::{Executor, JobContext, SlotReport};
 use crate::model::{JobId, MessageId};
 use crate::results::outbox::{Outbox, Sent};
 use crate::results::outcome::fail;
@@ -89,7 +89,7 @@ pub struct DriverParts {
     /// How often the process died while running a message.
     pub deaths: HashMap<MessageId, u32>,
     pub claims: mpsc::Receiver<Claim>,
-    pub done: mpsc::UnboundedReceiver<RunDone>,
+    pub done: mpsc::UnboundedReceiver<SlotReport>,
     pub sent: mpsc::UnboundedReceiver<Sent>,
     pub snapshot: watch::Sender<Snapshot>,
     pub stop: CancellationToken,
@@ -185,14 +185,14 @@ enum Drain {
 
 impl Driver {
     pub fn new(parts: DriverParts) -> Driver {
-        parts.executor.watch(Arc::new(parts.notes.clone()));
+        parts.executor.observe(Arc::new(parts.notes.clone()));
         let (reports, inbox) = mpsc::unbounded_channel();
-        let described = parts.executor.described();
-        let slots = usize::from(described.device.slots);
+        let active = parts.executor.active_plugin();
+        let slots = usize::from(active.device.slots);
         let checker = Checker {
             redis: parts.redis.clone(),
             store: parts.store.clone(),
-            executor: parts.executor.view(),
+            executor: parts.executor.status(),
             callback: parts.callback.clone(),
             max_deaths: parts.settings.max_deaths,
         };

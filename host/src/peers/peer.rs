@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, Job};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Now, Slots, Table};
+use super::protocol::{self, Dispatch, Finish, NoSlot, Now, PeerLoad, Slots, Table};
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
 use super::wire::{
@@ -90,7 +90,7 @@ impl Slots for Lent {
 /// What others may know of the peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerView {
-    pub load: Load,
+    pub load: PeerLoad,
     pub accepted: u64,
     pub declined: u64,
     pub completed: u64,

@@ -58,7 +58,7 @@ impl Allow {
 
 /// What this peer lends, and within which bounds.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct PeerLimits {
     pub peer_id: String,
     pub allow: Allow,
     pub services: Vec<String>,
@@ -141,7 +141,7 @@ pub enum Dispatch {
 
 /// What was done, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct PeerLoad {
     pub reservations: usize,
     pub executions: usize,
 }
@@ -149,7 +149,7 @@ pub struct Load {
 /// The peer's table.
 #[derive(Debug)]
 pub struct Table {
-    limits: Limits,
+    limits: PeerLimits,
     held: HashMap<String, Held>,
     kept: HashMap<String, Kept>,
     /// Owners with kept answers, the least recent first.
@@ -162,7 +162,7 @@ pub struct Table {
 
 impl Table {
     /// `first` numbers the holds: larger than in any former run.
-    pub fn new(limits: Limits, first: u64) -> Table {
+    pub fn new(limits: PeerLimits, first: u64) -> Table {
         Table {
             limits,
             held: HashMap::new(),
@@ -174,7 +174,7 @@ impl Table {
         }
     }
 
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &PeerLimits {
         &self.limits
     }
 
@@ -183,9 +183,9 @@ impl Table {
         std::mem::take(&mut self.notes)
     }
 
-    pub fn load(&self) -> Load {
+    pub fn load(&self) -> PeerLoad {
         let executions = self.held.values().filter(|h| h.running.is_some()).count();
-        Load { reservations: self.held.len() - executions, executions }
+        PeerLoad { reservations: self.held.len() - executions, executions }
     }
 
     /// When the next hold ends by itself.

@@ -36,8 +36,8 @@ impl Slots for Counter {
     }
 }
 
-fn limits() -> Limits {
-    Limits {
+fn limits() -> PeerLimits {
+    PeerLimits {
         peer_id: ME.into(),
         allow: Allow::Listed(["a", "b"].map(|p| format!("12D3KooWowner{p}")).into()),
         services: vec!["hadamard".into()],

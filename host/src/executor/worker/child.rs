@@ -12,18 +12,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use coda_plugin_abi::descriptor::Door;
+use coda_plugin_abi::descriptor::Binding;
 use coda_plugin_abi::{Error, Program};
 use serde::{Deserialize, Serialize};
 
 use super::super::ffi::{
     CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library, OpenError, Sink,
 };
+use super::super::in_flight::lock;
 use super::super::schema;
-use super::super::turn::lock;
 use super::super::wire::{self, Garbled, Reader, Writer};
 use super::process::{from_json, json, read_frame};
-use super::{MAX_SLOTS, Made, Spec, kind};
+use super::{MAX_SLOTS, StepOutcome, WorkerSpec, kind};
 use crate::sys;
 
 const STACK_BYTES: usize = 8 << 20;
@@ -132,20 +132,20 @@ fn first_slot(
     let mut slots = slots.into_iter();
     let mut socket = slots.next().ok_or_else(|| io::Error::other("a socket is missing"))?;
     let (_, body) = read_frame(&mut socket)?;
-    let spec: Spec = from_json(&body)?;
+    let spec: WorkerSpec = from_json(&body)?;
     let events = Events { socket: Mutex::new(events), log_level: spec.log_level };
     let mut common = Common::new(spec.plugin.as_str().into());
     common.sink = Some(Box::new(events));
     let common = Arc::new(common);
-    let say = |socket: &mut UnixStream, made: &Made| {
+    let say = |socket: &mut UnixStream, made: &StepOutcome| {
         socket.write_all(&json(made).ok_or_else(|| io::Error::other("the description is too long"))?)
     };
-    let checked = rights.map_err(Made::Rights).and_then(|()| check(&spec, &handed));
+    let checked = rights.map_err(StepOutcome::Rights).and_then(|()| check(&spec, &handed));
     drop(handed);
     let library = match checked {
         Ok((library, secrets)) => {
             common.hide(&secrets);
-            say(&mut socket, &Made::Checked(secrets))?;
+            say(&mut socket, &StepOutcome::Checked(secrets))?;
             library
         }
         Err(made) => return say(&mut socket, &made),
@@ -168,7 +168,7 @@ fn first_slot(
         // A slot ends with its socket.
         spawn(format!("exec-slot-{index}"), Box::new(move || drop(serve(&home, socket))))?;
     }
-    say(&mut socket, &Made::Created(Box::new(device)))?;
+    say(&mut socket, &StepOutcome::Created(Box::new(device)))?;
     let destroyed = serve(&home, socket.try_clone()?)?;
     if destroyed {
         let error = home.instance.destroy();
@@ -178,28 +178,32 @@ fn first_slot(
 }
 
 /// Opens the library and checks the config; returns its secrets.
-fn check(spec: &Spec, handed: &OwnedFd) -> Result<(Library, Vec<String>), Made> {
+fn check(spec: &WorkerSpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), StepOutcome> {
     for path in &spec.reads {
         if let Err(e) = std::fs::File::open(path) {
-            return Err(Made::Unreadable { path: path.clone(), why: e.to_string() });
+            return Err(StepOutcome::Unreadable { path: path.clone(), why: e.to_string() });
         }
     }
-    let door = if spec.c_door { Door::C } else { Door::Rust };
+    let binding = if spec.c_binding { Binding::C } else { Binding::Rust };
     let descriptor = format!("/proc/self/fd/{}", handed.as_raw_fd());
     let place = if spec.by_descriptor { Path::new(&descriptor) } else { &spec.opened };
-    let library = Library::open(place, door, spec.api_minor).map_err(|e| {
-        Made::Open(match e {
+    let library = Library::open(place, binding, spec.api_minor).map_err(|e| {
+        StepOutcome::Open(match e {
             OpenError::Loader(text) => {
                 OpenError::Loader(text.replace(&descriptor, &spec.opened.display().to_string()))
             }
             other => other,
         })
     })?;
-    let secrets = schema::of_plugin(&library, &spec.entry, &spec.config_text).map_err(Made::Config)?;
+    let secrets = schema::of_plugin(&library, &spec.entry, &spec.config_text).map_err(StepOutcome::Config)?;
     Ok((library, secrets))
 }
 
-fn create(spec: &Spec, library: &Library, common: &Arc<Common>) -> Result<(Instance, DeviceReply), Made> {
+fn create(
+    spec: &WorkerSpec,
+    library: &Library,
+    common: &Arc<Common>,
+) -> Result<(Instance, DeviceReply), StepOutcome> {
     let request = CreateRequest {
         common: common.clone(),
         entry: spec.entry.clone(),
@@ -211,8 +215,8 @@ fn create(spec: &Spec, library: &Library, common: &Arc<Common>) -> Result<(Insta
     let instance = library
         .create(&request)
         // Said without them in either process.
-        .map_err(|e| Made::Create(Error { text: common.masked(e.text), ..e }))?;
-    let device = instance.device().map_err(Made::Describe)?;
+        .map_err(|e| StepOutcome::Create(Error { text: common.masked(e.text), ..e }))?;
+    let device = instance.device().map_err(StepOutcome::Describe)?;
     Ok((instance, device))
 }
 

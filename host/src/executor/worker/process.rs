@@ -17,10 +17,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::super::ffi::{Common, DeviceReply};
-use super::super::turn::lock;
+use super::super::in_flight::lock;
 use super::super::wire::{MAX_FRAME, Reader, Writer};
 use super::child::Order;
-use super::{MAX_SLOTS, Made, MakeError, Spec, kind};
+use super::{MAX_SLOTS, MakeError, StepOutcome, WorkerSpec, kind};
 use crate::sys;
 
 /// Longest line of output that is logged in one piece.
@@ -34,7 +34,7 @@ const NEWS_LIMIT: Duration = Duration::from_secs(5);
 pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
 
 pub struct Process {
-    held: Option<sys::Process>,
+    held: Option<sys::ProcessHandle>,
     control: Mutex<UnixStream>,
     slots: Vec<Mutex<UnixStream>>,
     ends: Vec<UnixStream>,
@@ -53,7 +53,7 @@ struct End {
 impl Process {
     /// Starts a process with nothing in it yet. How it ended comes on the channel.
     pub fn start(
-        spec: &Spec,
+        spec: &WorkerSpec,
         common: Arc<Common>,
         progress: Arc<OnProgress>,
     ) -> io::Result<(Arc<Process>, Receiver<String>)> {
@@ -80,7 +80,7 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = sys::spawn_worker(command, theirs)?;
-        let held = sys::Process::open(child.id()).ok().flatten();
+        let held = sys::ProcessHandle::open(child.id()).ok().flatten();
         let ends = ours.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
         let mut ours = ours.into_iter();
         let missing = || io::Error::other("a socket is missing");
@@ -132,35 +132,35 @@ impl Process {
     }
 
     /// Has the library opened and the config checked; returns the config's secrets.
-    pub fn check(&self, spec: &Spec) -> Result<Vec<String>, MakeError> {
+    pub fn check(&self, spec: &WorkerSpec) -> Result<Vec<String>, MakeError> {
         let frame = json(spec).ok_or_else(|| MakeError::Process("the device config is too long".into()))?;
         match self.step(spec, &frame)? {
-            Made::Checked(secrets) => Ok(secrets),
+            StepOutcome::Checked(secrets) => Ok(secrets),
             other => Err(MakeError::Process(format!("it was to check its library, and said {other:?}"))),
         }
     }
 
     /// Has the executor created, after the check.
-    pub fn create(&self, spec: &Spec) -> Result<DeviceReply, MakeError> {
+    pub fn create(&self, spec: &WorkerSpec) -> Result<DeviceReply, MakeError> {
         let frame = Writer::new(kind::CREATE).finish().unwrap_or_default();
         match self.step(spec, &frame)? {
-            Made::Created(device) => Ok(*device),
+            StepOutcome::Created(device) => Ok(*device),
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
     }
 
-    fn step(&self, spec: &Spec, frame: &[u8]) -> Result<Made, MakeError> {
+    fn step(&self, spec: &WorkerSpec, frame: &[u8]) -> Result<StepOutcome, MakeError> {
         let body = self.call(0, frame).map_err(|e| MakeError::Process(e.text))?;
         match from_json(&body).map_err(|e| MakeError::Process(e.to_string()))? {
-            Made::Rights(text) => Err(MakeError::Rights(text)),
-            Made::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
+            StepOutcome::Rights(text) => Err(MakeError::Rights(text)),
+            StepOutcome::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
                 Some(account) => Err(MakeError::Unreadable { account, path, why }),
                 None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
             },
-            Made::Open(e) => Err(MakeError::Open(e)),
-            Made::Config(text) => Err(MakeError::Config(text)),
-            Made::Create(e) => Err(MakeError::Create(e)),
-            Made::Describe(e) => Err(MakeError::Describe(e)),
+            StepOutcome::Open(e) => Err(MakeError::Open(e)),
+            StepOutcome::Config(text) => Err(MakeError::Config(text)),
+            StepOutcome::Create(e) => Err(MakeError::Create(e)),
+            StepOutcome::Describe(e) => Err(MakeError::Describe(e)),
             done => Ok(done),
         }
     }

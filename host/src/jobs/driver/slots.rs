@@ -10,7 +10,7 @@ use super::super::lifecycle::{Event, Phase, Step};
 use super::super::message::{Envelope, Work};
 use super::super::writes::Write;
 use super::{Driver, Report};
-use crate::executor::{Answer, RunDone, RunJob, Witness};
+use crate::executor::{Answer, RunJob, RunObserver, SlotReport};
 use crate::model::{JobId, MessageId};
 use crate::results::outcome::{conclude, judge};
 use crate::state::answers::Answers;
@@ -35,19 +35,19 @@ impl Notes {
     }
 }
 
-impl Witness for Notes {
-    fn begins(&self, slot: usize, jobs: &[RunJob]) {
+impl RunObserver for Notes {
+    fn run_started(&self, slot: usize, jobs: &[RunJob]) {
         self.marks.begin(slot, jobs.iter().filter_map(|job| job.message_id));
         self.hold.block_at("executing");
     }
 
-    fn answered(&self, job: &RunJob, answer: &Answer) {
+    fn run_answered(&self, job: &RunJob, answer: &Answer) {
         if let Some(id) = job.message_id {
             self.answers.keep(id, &job.job_id, answer);
         }
     }
 
-    fn ends(&self, slot: usize) {
+    fn run_finished(&self, slot: usize) {
         self.marks.end(slot);
     }
 }
@@ -106,10 +106,10 @@ impl Driver {
         }
     }
 
-    pub(super) fn done(&mut self, done: RunDone) {
+    pub(super) fn done(&mut self, done: SlotReport) {
         let (slot, ticket, answer, run_time) = match done {
-            RunDone::Started { slot, tickets } => return self.started(slot, &tickets),
-            RunDone::Job { slot, ticket, answer, run_time } => (slot, ticket, answer, run_time),
+            SlotReport::Started { slot, tickets } => return self.started(slot, &tickets),
+            SlotReport::Answered { slot, ticket, answer, run_time } => (slot, ticket, answer, run_time),
         };
         if let Some(jobs) = self.in_slot.get_mut(slot) {
             *jobs = jobs.saturating_sub(1);
@@ -159,8 +159,8 @@ impl Driver {
         if !self.running.is_empty() {
             let changed = self.p.dispositions.restore();
             if !changed.is_empty() {
-                let (described, signals) = (self.p.executor.described(), changed.join(" "));
-                let plugin = &described.info.name;
+                let (active, signals) = (self.p.executor.active_plugin(), changed.join(" "));
+                let plugin = &active.info.name;
                 tracing::warn!(plugin, signals, "the plugin changed signal handling during a run; put back");
             }
         }

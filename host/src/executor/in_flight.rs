@@ -25,7 +25,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Where one job is with respect to its plugin call.
-pub(super) struct Turn {
+pub(super) struct InFlightCall {
     job_id: JobId,
     context: Arc<JobContext>,
     phase: Mutex<Phase>,
@@ -48,9 +48,9 @@ enum Phase {
     Ended,
 }
 
-impl Turn {
-    pub fn new(job_id: JobId, context: Arc<JobContext>) -> Turn {
-        Turn {
+impl InFlightCall {
+    pub fn new(job_id: JobId, context: Arc<JobContext>) -> InFlightCall {
+        InFlightCall {
             job_id,
             context,
             phase: Mutex::new(Phase::Waiting),
@@ -132,16 +132,16 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    fn turn() -> (Turn, Arc<JobContext>) {
+    fn call() -> (InFlightCall, Arc<JobContext>) {
         let context = Arc::new(JobContext::new("p".into(), "J".into()));
-        (Turn::new("J".into(), context.clone()), context)
+        (InFlightCall::new("J".into(), context.clone()), context)
     }
 
     /// How often the hook was called by so many cancels.
-    fn cancels(turn: &Turn, times: u32) -> u32 {
+    fn cancels(call: &InFlightCall, times: u32) -> u32 {
         let mut called = 0;
         for _ in 0..times {
-            turn.cancel(|_| {
+            call.cancel(|_| {
                 called += 1;
                 None
             });
@@ -151,19 +151,19 @@ mod tests {
 
     #[test]
     fn the_hook_is_called_once_and_only_while_the_run_is_in_the_plugin() {
-        let (turn, _) = turn();
-        assert_eq!(cancels(&turn, 2), 0, "not before");
-        assert!(turn.enter());
-        assert_eq!(cancels(&turn, 3), 1);
-        turn.leave(LIMIT);
-        assert_eq!(cancels(&turn, 2), 0, "not after");
+        let (call, _) = call();
+        assert_eq!(cancels(&call, 2), 0, "not before");
+        assert!(call.enter());
+        assert_eq!(cancels(&call, 3), 1);
+        call.leave(LIMIT);
+        assert_eq!(cancels(&call, 2), 0, "not after");
     }
 
     #[test]
     fn a_job_cancelled_before_does_not_enter() {
-        let (turn, context) = turn();
+        let (call, context) = call();
         context.set_cancelled();
-        assert!(!turn.enter());
-        assert_eq!(cancels(&turn, 1), 0);
+        assert!(!call.enter());
+        assert_eq!(cancels(&call, 1), 0);
     }
 }

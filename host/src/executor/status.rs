@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Device, Hooks};
 
 use super::ffi::Common;
+use super::in_flight::lock;
 use super::loader;
 use super::plugin::Plugin;
 use super::pool::{PluginInfo, StartError, StartRequest, check_device, failed_to_make};
-use super::queue::Load;
+use super::queue::SlotLoad;
 use super::slot::Shared;
-use super::turn::lock;
 use super::watchdog::StuckRun;
-use super::worker::{Remote, Spec, Standby};
+use super::worker::{Remote, Standby, WorkerSpec};
 
 /// The executor in use.
 #[derive(Debug, Clone)]
-pub struct Described {
+pub struct ActivePlugin {
     pub device: Device,
     pub hooks: Hooks,
     pub info: PluginInfo,
@@ -27,11 +27,11 @@ pub struct Described {
 
 /// See the module.
 #[derive(Clone)]
-pub struct View {
+pub struct ExecutorStatus {
     pub(super) shared: Arc<Shared>,
     pub(super) plugin: Plugin,
     pub(super) common: Arc<Common>,
-    pub(super) described: Arc<RwLock<Arc<Described>>>,
+    pub(super) active: Arc<RwLock<Arc<ActivePlugin>>>,
     pub(super) batch_max: usize,
 }
 
@@ -87,19 +87,19 @@ impl crate::error::Explain for SwapError {
 
 /// What came of a swap.
 pub struct Swapped {
-    pub now: Arc<Described>,
+    pub now: Arc<ActivePlugin>,
     /// From the return of the last run, or the decision when none ran, until runs could begin again.
     pub pause: Duration,
 }
 
-impl View {
+impl ExecutorStatus {
     /// Whether the plugin is told of cancels: by its hook, or by the flag in its process.
     pub(super) fn takes_cancels(&self) -> bool {
-        self.described().hooks.cancel || self.plugin.remote().is_some()
+        self.active_plugin().hooks.cancel || self.plugin.remote().is_some()
     }
 
-    pub fn described(&self) -> Arc<Described> {
-        self.described.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    pub fn active_plugin(&self) -> Arc<ActivePlugin> {
+        self.active.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
     /// Gauges of the plugin's own, by name.
@@ -108,7 +108,7 @@ impl View {
     }
 
     /// How the slots are used now.
-    pub fn load(&self) -> Load {
+    pub fn load(&self) -> SlotLoad {
         self.shared.queue.load()
     }
 
@@ -145,11 +145,11 @@ impl View {
     pub fn swap(&self, request: &StartRequest, limit: Duration) -> Result<Swapped, SwapError> {
         let Plugin::Remote(remote) = &self.plugin else { return Err(SwapError::NotIsolated) };
         if !request.config_path.as_os_str().is_empty() {
-            loader::trusted(&request.config_path).map_err(StartError::Load)?;
+            loader::trusted(&request.config_path).map_err(StartError::SlotLoad)?;
         }
         let prepared =
-            loader::prepare(&request.located, &request.state_dir, true).map_err(StartError::Load)?;
-        let spec = Spec::new(&prepared, request);
+            loader::prepare(&request.located, &request.state_dir, true).map_err(StartError::SlotLoad)?;
+        let spec = WorkerSpec::new(&prepared, request);
         let failed = |e| SwapError::New(failed_to_make(e, &prepared, &request.config_path, &self.common));
         // While the former one works on: only its end and the creation of the next are left for the pause.
         let standby = Remote::prepare(remote, &spec).map_err(failed)?;
@@ -171,10 +171,10 @@ impl View {
         &self,
         remote: &Arc<Remote>,
         standby: Standby,
-        prepared: &loader::Prepared,
+        prepared: &loader::PreparedLibrary,
         request: &StartRequest,
-    ) -> Result<Arc<Described>, SwapError> {
-        let before = self.described();
+    ) -> Result<Arc<ActivePlugin>, SwapError> {
+        let before = self.active_plugin();
         let accept = |reply: &super::ffi::DeviceReply| -> Result<(), SwapError> {
             let bad = |what| StartError::BadDevice { path: prepared.path.clone(), what };
             let (device, _) = check_device(reply.clone()).map_err(bad)?;
@@ -188,8 +188,8 @@ impl View {
         let bad = |what| StartError::BadDevice { path: prepared.path.clone(), what };
         let (device, hooks) = check_device(reply).map_err(bad)?;
         self.shared.queue.open(usize::from(device.slots), if hooks.batch_run { self.batch_max } else { 1 });
-        let next = Arc::new(Described { device, hooks, info: PluginInfo::of(prepared) });
-        *self.described.write().unwrap_or_else(std::sync::PoisonError::into_inner) = next.clone();
+        let next = Arc::new(ActivePlugin { device, hooks, info: PluginInfo::of(prepared) });
+        *self.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) = next.clone();
         Ok(next)
     }
 }
