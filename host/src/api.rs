@@ -24,7 +24,7 @@ use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
 use crate::executor::PluginInfo;
-use crate::executor::status::{ExecutorStatus, Reloaded};
+use crate::executor::{ExecutorStatus, ReloadReport};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
@@ -63,7 +63,7 @@ pub enum Reading {
         peers: PeerSources,
         metrics: Arc<Metrics>,
         executor: ExecutorStatus,
-        reloads: watch::Receiver<Reloaded>,
+        reloads: watch::Receiver<ReloadReport>,
     },
 }
 
@@ -101,7 +101,7 @@ pub struct Sources {
     pub vpn: watch::Receiver<VpnStatus>,
     pub metrics: Arc<Metrics>,
     pub executor: ExecutorStatus,
-    pub reloads: watch::Receiver<Reloaded>,
+    pub reloads: watch::Receiver<ReloadReport>,
     pub qpu_id: String,
 }
 
@@ -138,7 +138,7 @@ async fn ready(State(up): State<Up>) -> Response {
             let (reasons, load) = (executor.trouble(), executor.load());
             let body = json!({
                 "ready": reasons.is_empty(), "vpn_state": null, "redis_healthy": null, "current_job": null,
-                "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.leased,
+                "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.reserved,
                 "plugin": about(&executor.active_plugin().info), "reloads": reload(reloads), "peer": peers.json(),
                 "version": env!("CARGO_PKG_VERSION"),
             });
@@ -203,7 +203,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
     (ready, body)
 }
 
-fn reload(last: &watch::Receiver<Reloaded>) -> Value {
+fn reload(last: &watch::Receiver<ReloadReport>) -> Value {
     let last = last.borrow();
     json!({ "count": last.count, "ok": last.ok, "message": last.message })
 }

@@ -32,7 +32,7 @@ use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
 use crate::executor::Executor;
 use crate::executor::account::{self, RunsAs};
-use crate::executor::status::{ActivePlugin, ExecutorStatus, Reloaded};
+use crate::executor::{ActivePlugin, ExecutorStatus, ReloadReport};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
@@ -256,7 +256,7 @@ async fn host(
         metrics: metrics.clone(),
         executor: executor.status(),
     };
-    let view = executor.status();
+    let (view, reloader) = (executor.status(), executor.reloader());
     let callback = {
         let sender = sender.clone();
         Arc::new(move |url: &str| {
@@ -317,12 +317,12 @@ async fn host(
             }
         }
     });
-    let (report, reloaded_seen) = watch::channel(Reloaded::default());
+    let (report, reloaded_seen) = watch::channel(ReloadReport::default());
     let settings = Arc::new(settings);
     let reloads = reload::Reloads {
         settings: settings.clone(),
         cwd: env.cwd.clone(),
-        status: view.clone(),
+        reloader,
         dispositions: reload_dispositions,
         wanted,
         report,

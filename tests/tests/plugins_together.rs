@@ -6,9 +6,10 @@ use std::sync::Arc;
 use coda_host::error::Explain as _;
 use coda_host::executor::account::RunsAs;
 use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
-use coda_host::executor::pool::StartError;
-use coda_host::executor::watchdog::RunLimits;
-use coda_host::executor::{EvolveJob, Executor, JobContext, RunJob, SlotLoad, SlotReport, StartRequest};
+use coda_host::executor::{
+    EvolveJob, Executor, JobContext, LeaseRefusal, RunJob, RunLimits, SlotLoad, SlotReport, StartError,
+    StartRequest, WhenStuck,
+};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Circuit, LIMIT, example};
@@ -43,7 +44,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         dispositions: Arc::new(Dispositions::capture()),
         isolation: None,
         runs_as: RunsAs::Host,
-        limits: RunLimits { run: None, grace: LIMIT, exit: false },
+        limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }
@@ -115,9 +116,9 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
     let slot_lender = loaded.executor.slot_lender();
     let lease = slot_lender.try_lease().expect("nothing runs");
-    assert!(slot_lender.try_lease().is_none(), "there is one slot");
+    assert_eq!(slot_lender.try_lease().unwrap_err(), LeaseRefusal::Full, "there is one slot");
     slot_lender.evolve_state(
-        &lease,
+        lease,
         EvolveJob {
             ticket: 7,
             job_id: "J".into(),
@@ -129,8 +130,8 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
         },
     );
     let done = answered.await.expect("an answer");
-    assert_eq!(slot_lender.load(), SlotLoad { slots: 1, leased: 1, ..SlotLoad::default() });
-    drop(lease);
+    assert_eq!(slot_lender.load(), SlotLoad { slots: 1, reserved: 1, ..SlotLoad::default() });
+    drop(done.lease);
     assert_eq!(slot_lender.load(), SlotLoad { slots: 1, ..SlotLoad::default() });
     done.answer
 }
@@ -194,15 +195,15 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_held_slot_is_nobody_elses_and_none_is_held_while_jobs_wait() {
+async fn a_leased_slot_is_nobody_elses_and_none_is_leased_while_jobs_wait() {
     let dir = tempfile::tempdir().unwrap();
     let mut simulator = load(&library("coda_simulator"), dir.path(), "seed: 1", 3).await.unwrap();
     let lease = simulator.executor.slot_lender().try_lease().expect("nothing runs");
     simulator.submit(&example(), 5);
-    assert!(simulator.executor.slot_lender().try_lease().is_none());
+    assert_eq!(simulator.executor.slot_lender().try_lease().unwrap_err(), LeaseRefusal::JobsWait);
     assert_eq!(
         simulator.executor.slot_lender().load(),
-        SlotLoad { slots: 1, busy: 0, leased: 1, waiting: 1 }
+        SlotLoad { slots: 1, busy: 0, reserved: 1, waiting: 1 }
     );
     drop(lease);
     assert_eq!(simulator.answer().await.counts.len(), 1);

@@ -13,7 +13,7 @@ use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock::InstanceLock;
 use crate::daemon::notify::Notifier;
 use crate::error::{Failure, exit};
-use crate::executor::status::Reloaded;
+use crate::executor::ReloadReport;
 use crate::supervise::Supervisor;
 use crate::sys::Dispositions;
 use crate::telemetry::Metrics;
@@ -53,12 +53,12 @@ pub(super) async fn host(
     let lent = peer::start(&settings.peer, &executor, &settings.dirs.state).await?;
     let metrics = Arc::new(Metrics::default());
     let (peers, view) = (PeerSources::of(&lent), executor.status());
-    let (report, reloads) = watch::channel(Reloaded::default());
+    let (report, reloads) = watch::channel(ReloadReport::default());
     let settings = Arc::new(settings);
     let serving = Reloads {
         settings: settings.clone(),
         cwd: env.cwd.clone(),
-        status: view.clone(),
+        reloader: executor.reloader(),
         dispositions,
         wanted,
         report,

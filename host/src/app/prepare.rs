@@ -16,9 +16,8 @@ use crate::config::source::Shown;
 use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::{self, Located};
-use crate::executor::watchdog::RunLimits;
 use crate::executor::worker::Restart;
-use crate::executor::{Executor, SlotReport, StartRequest};
+use crate::executor::{Executor, RunLimits, SlotReport, StartRequest, WhenStuck};
 use crate::model::Secret;
 use crate::state::credentials::{self, Stored};
 use crate::sys::Dispositions;
@@ -127,7 +126,10 @@ pub(super) fn executor_request(
         limits: RunLimits {
             run: settings.executor.job_timeout,
             grace: settings.executor.cancel_grace,
-            exit: settings.executor.stuck_exit,
+            when_stuck: match settings.executor.stuck_exit {
+                true => WhenStuck::ExitProcess,
+                false => WhenStuck::Report,
+            },
         },
         runs_as: runs_as(settings)?,
     })

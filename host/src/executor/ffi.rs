@@ -53,6 +53,7 @@ fn absent(hook: &str) -> Error {
 }
 
 /// The answers to a batch call.
+#[derive(Debug)]
 pub struct BatchAnswers {
     /// One for each job of the call.
     pub answers: Vec<Answer>,

@@ -1,105 +1,39 @@
-//! What others than the driver see of the executor: its device as it is now, gauges, trouble; and the swap.
+//! What others than the driver see of the executor: its device as it is now, gauges, trouble. Read-only.
 //!
-//! A view outlives a swap: what it tells is that of the executor in use.
+//! A status outlives a reload: what it tells is always that of the executor in use.
 
-use std::sync::{Arc, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use coda_plugin_abi::{Device, Hooks};
+use parking_lot::RwLock;
 
+use super::active::ActivePlugin;
 use super::ffi::Common;
-use super::in_flight::lock;
-use super::loader;
+use super::lease::SlotLoad;
 use super::plugin::Plugin;
-use super::pool::{PluginInfo, StartError, StartRequest, check_device, failed_to_make};
-use super::queue::SlotLoad;
-use super::slot::Shared;
-use super::watchdog::StuckRun;
-use super::worker::{Remote, Standby, WorkerSpec};
+use super::shared::{Shared, StuckRun};
 
-/// The executor in use.
-#[derive(Debug, Clone)]
-pub struct ActivePlugin {
-    pub device: Device,
-    pub hooks: Hooks,
-    pub info: PluginInfo,
-}
-
-/// See the module.
+/// A view of the executor for everyone who may look at it but not change it.
 #[derive(Clone)]
 pub struct ExecutorStatus {
-    pub(super) shared: Arc<Shared>,
-    pub(super) plugin: Plugin,
-    pub(super) common: Arc<Common>,
-    pub(super) active: Arc<RwLock<Arc<ActivePlugin>>>,
-    pub(super) batch_max: usize,
-}
-
-/// The reloads since the start, and what came of the last one.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reloaded {
-    pub count: u64,
-    pub ok: bool,
-    pub message: String,
-}
-
-/// Why there was no swap; the former executor is in use, or on its way back.
-#[derive(Debug, thiserror::Error)]
-pub enum SwapError {
-    #[error("a plugin in the host's own process can't be swapped")]
-    NotIsolated,
-    #[error(transparent)]
-    New(#[from] StartError),
-    #[error("the new executor has {new} slots, the host was started with {old}")]
-    Slots { old: u16, new: u16 },
-    #[error("the runs in the plugin did not end within {0:?}")]
-    Busy(Duration),
-}
-
-impl crate::error::Explain for SwapError {
-    fn code(&self) -> &'static str {
-        match self {
-            SwapError::NotIsolated => "swap-not-isolated",
-            SwapError::New(e) => e.code(),
-            SwapError::Slots { .. } => "swap-slots",
-            SwapError::Busy(_) => "swap-busy",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        match self {
-            SwapError::NotIsolated => {
-                Some("set CODA_EXECUTOR_ISOLATION=process, or restart coda-host".into())
-            }
-            SwapError::New(e) => e.hint(),
-            SwapError::Slots { .. } => Some("restart coda-host for another number of slots".into()),
-            SwapError::Busy(_) => Some("try again, or set CODA_JOB_TIMEOUT_SEC".into()),
-        }
-    }
-
-    fn exit(&self) -> u8 {
-        match self {
-            SwapError::New(e) => e.exit(),
-            _ => crate::error::exit::PLUGIN,
-        }
-    }
-}
-
-/// What came of a swap.
-pub struct Swapped {
-    pub now: Arc<ActivePlugin>,
-    /// From the return of the last run, or the decision when none ran, until runs could begin again.
-    pub pause: Duration,
+    shared: Arc<Shared>,
+    plugin: Plugin,
+    common: Arc<Common>,
+    active: Arc<RwLock<Arc<ActivePlugin>>>,
 }
 
 impl ExecutorStatus {
-    /// Whether the plugin is told of cancels: by its hook, or by the flag in its process.
-    pub(super) fn takes_cancels(&self) -> bool {
-        self.active_plugin().hooks.cancel || self.plugin.remote().is_some()
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        plugin: Plugin,
+        common: Arc<Common>,
+        active: Arc<RwLock<Arc<ActivePlugin>>>,
+    ) -> ExecutorStatus {
+        ExecutorStatus { shared, plugin, common, active }
     }
 
+    /// The plugin and device in use: another one after a reload.
     pub fn active_plugin(&self) -> Arc<ActivePlugin> {
-        self.active.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.active.read().clone()
     }
 
     /// Gauges of the plugin's own, by name.
@@ -112,9 +46,9 @@ impl ExecutorStatus {
         self.shared.queue.load()
     }
 
-    /// A run in this process that doesn't end.
+    /// A run in this process that does not end.
     pub fn stuck_run(&self) -> Option<StuckRun> {
-        lock(&self.shared.stuck_run).clone()
+        self.shared.stuck_run.lock().clone()
     }
 
     /// What is wrong with the executor, in words for an operator.
@@ -135,61 +69,5 @@ impl ExecutorStatus {
             });
         }
         found
-    }
-
-    /// Replaces the executor by that of the request, between two runs. Waits at most `limit` for the runs in the
-    /// plugin; jobs that wait go on waiting. Blocks; the request's waits and limits are ignored.
-    ///
-    /// # Errors
-    /// Why the former executor stays in use.
-    pub fn swap(&self, request: &StartRequest, limit: Duration) -> Result<Swapped, SwapError> {
-        let Plugin::Remote(remote) = &self.plugin else { return Err(SwapError::NotIsolated) };
-        if !request.config_path.as_os_str().is_empty() {
-            loader::trusted(&request.config_path).map_err(StartError::SlotLoad)?;
-        }
-        let prepared =
-            loader::prepare(&request.located, &request.state_dir, true).map_err(StartError::SlotLoad)?;
-        let spec = WorkerSpec::new(&prepared, request);
-        let failed = |e| SwapError::New(failed_to_make(e, &prepared, &request.config_path, &self.common));
-        // While the former one works on: only its end and the creation of the next are left for the pause.
-        let standby = Remote::prepare(remote, &spec).map_err(failed)?;
-        tracing::debug!(sha256 = prepared.sha256, "the new plugin is checked, its process waits");
-        if !self.shared.queue.pause(limit) {
-            self.shared.queue.resume();
-            return Err(SwapError::Busy(limit));
-        }
-        let begun = Instant::now();
-        tracing::debug!("no run is in the plugin, and none begins");
-        let swapped = self.swap_paused(remote, standby, &prepared, request);
-        self.shared.queue.resume();
-        let pause = begun.elapsed();
-        tracing::debug!(?pause, "runs may begin again");
-        swapped.map(|now| Swapped { now, pause })
-    }
-
-    fn swap_paused(
-        &self,
-        remote: &Arc<Remote>,
-        standby: Standby,
-        prepared: &loader::PreparedLibrary,
-        request: &StartRequest,
-    ) -> Result<Arc<ActivePlugin>, SwapError> {
-        let before = self.active_plugin();
-        let accept = |reply: &super::ffi::DeviceReply| -> Result<(), SwapError> {
-            let bad = |what| StartError::BadDevice { path: prepared.path.clone(), what };
-            let (device, _) = check_device(reply.clone()).map_err(bad)?;
-            match (before.device.slots, device.slots) {
-                (old, new) if old != new => Err(SwapError::Slots { old, new }),
-                _ => Ok(()),
-            }
-        };
-        let failed = |e| SwapError::New(failed_to_make(e, prepared, &request.config_path, &self.common));
-        let reply = Remote::swap(remote, standby, &accept, &failed)?;
-        let bad = |what| StartError::BadDevice { path: prepared.path.clone(), what };
-        let (device, hooks) = check_device(reply).map_err(bad)?;
-        self.shared.queue.open(usize::from(device.slots), if hooks.batch_run { self.batch_max } else { 1 });
-        let next = Arc::new(ActivePlugin { device, hooks, info: PluginInfo::of(prepared) });
-        *self.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) = next.clone();
-        Ok(next)
     }
 }

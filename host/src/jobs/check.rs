@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::lifecycle::{Admission, admit, died_error};
 use super::message::{self, Envelope, Message, Work};
 use super::redis::Redis;
-use crate::executor::status::ExecutorStatus;
+use crate::executor::ExecutorStatus;
 use crate::model::{JobId, MessageId};
 use crate::state::db::{Status, Store};
 

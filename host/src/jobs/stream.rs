@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::message::Message;
 use super::redis::{Redis, masked};
 use crate::config::settings::JobSettings;
-use crate::executor::status::ExecutorStatus;
+use crate::executor::ExecutorStatus;
 use crate::model::{MessageId, Secret};
 use crate::sys;
 use crate::telemetry::Metrics;
