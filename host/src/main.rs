@@ -1,5 +1,7 @@
 //! Parse, run, print the error and its hint, exit.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::Parser as _;

@@ -200,7 +200,7 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
 fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
     let found = elf::inspect(&file)?;
     let d = &found.descriptor;
-    let sha256: String = Sha256::digest(&found.bytes).iter().map(|b| format!("{b:02x}")).collect();
+    let sha256 = hex::encode(Sha256::digest(&found.bytes));
     if json {
         let value = serde_json::json!({
             "file": file, "vendor": d.vendor, "name": d.name, "version": d.version,

@@ -135,7 +135,7 @@ fn other_pkcs8(der: &[u8]) -> Option<&'static str> {
     const ED25519: &[u8] = &[0x06, 0x03, 0x2b, 0x65, 0x70];
     // It stands behind two headers and the version.
     let start = der.get(..32).unwrap_or(der);
-    let holds = |id: &[u8]| start.windows(id.len()).any(|w| w == id);
+    let holds = |id: &[u8]| memchr::memmem::find(start, id).is_some();
     match () {
         () if holds(EC) => Some("an elliptic curve key"),
         () if holds(ED25519) => Some("an Ed25519 key"),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Explain, exit};
-use crate::model::{Secret, hex};
+use crate::model::Secret;
 use crate::state::files;
 
 /// Of a command line, what tells a program from its arguments.
@@ -71,7 +71,7 @@ impl ConsumerLock {
             key.update(part.as_bytes());
             key.update([0]);
         }
-        let name = format!("coda-host-{}", hex(&key.finalize()));
+        let name = format!("coda-host-{}", hex::encode(key.finalize()));
         match SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address)) {
             Ok(socket) => Ok(Some(ConsumerLock { _socket: socket })),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {

@@ -15,7 +15,6 @@ use super::elf::{self, ElfError};
 use super::ffi::{Library, OpenError};
 use super::locate::{Located, Source};
 use crate::error::{Explain, exit};
-use crate::model::hex;
 
 /// A library that is open and speaks our interface.
 pub struct Loaded {
@@ -143,7 +142,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
         return Err(LoadError::NoEntry { path: own(), entry, known });
     }
     trusted(path)?;
-    let sha256 = hex(&Sha256::digest(&inspection.bytes));
+    let sha256 = hex::encode(Sha256::digest(&inspection.bytes));
     if let Some(pinned) = located.pinned.as_ref().filter(|p| !p.eq_ignore_ascii_case(&sha256)) {
         return Err(LoadError::Pinned { path: own(), pinned: pinned.clone(), found: sha256 });
     }
