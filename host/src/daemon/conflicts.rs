@@ -1,9 +1,10 @@
-//! Others on this machine that serve the same QPU: a Python coda-node, or a coda-host with a directory of its own.
+//! Conflicting hosts: other processes on this machine that serve the same QPU, a Python coda-node or a coda-host with
+//! another state directory.
 //!
-//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes: by its
-//! command line, and by the directory where it keeps its credentials (`TMPDIR`, else `/tmp`), which is the one we
-//! use or names the same QPU. A coda-host shows itself by a socket whose abstract name stands for stream and
-//! consumer; the kernel takes it away with its process, however that ends.
+//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes: by its command
+//! line, and by the directory where it keeps its credentials (`TMPDIR`, else `/tmp`), which is the one that this host
+//! uses or names the same QPU. A coda-host holds a socket whose abstract name stands for stream and consumer; the
+//! kernel removes the socket with its process, however that ends.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,10 +18,12 @@ use crate::error::{Explain, exit};
 use crate::model::Secret;
 use crate::state::files;
 
-/// Of a command line, what tells a program from its arguments.
+/// How many arguments of a command line may hold the name of the program.
 const ARGUMENTS: usize = 6;
+/// Longest `coda.config` of a coda-node that is read.
 const CONFIG_MAX: u64 = 1 << 20;
 
+/// Another process serves the same QPU.
 #[derive(Debug, thiserror::Error)]
 pub enum ConflictError {
     #[error("a Python coda-node (process {pid}) serves this QPU on this machine, with {}", dir.display())]
@@ -78,7 +81,7 @@ impl ConsumerLock {
                 Err(ConflictError::Host { qpu_id: qpu_id.into(), consumer: consumer.into() })
             }
             Err(error) => {
-                tracing::warn!(%error, "whether another host serves this QPU here can't be told; going on");
+                tracing::warn!(%error, "could not check for another host on this QPU; continuing");
                 Ok(None)
             }
         }
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coda_node_is_told_by_its_command_line() {
+    fn a_coda_node_is_recognised_by_its_command_line() {
         let is = |arguments: &[&str]| is_python_node(arguments.join("\0").as_bytes());
         assert!(is(&["/opt/coda/bin/python3", "/opt/coda/bin/coda-node", "start"]));
         assert!(is(&["/usr/bin/python3", "-m", "uvicorn", "coda_node.server.app:app", "--host", "::"]));

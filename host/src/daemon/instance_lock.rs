@@ -1,8 +1,8 @@
 //! One host per state directory: a lock says who runs, never a pid's number.
 //!
 //! The running host holds a lock on `coda-host.lock` until its process ends, however it ends, and describes itself
-//! in that file. A process is signalled only when the lock is held and the description still fits it: pid, start
-//! time, as the kernel tells them. So a stale file, a reused pid or a number like 0 or -1 can hurt nobody.
+//! in that file. A process is signalled only when the lock is held and the description still fits the process: its pid and
+//! its start time. So a stale file, a reused pid or a number like 0 or -1 can hurt nobody.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -16,22 +16,27 @@ use crate::state::files;
 use crate::sys;
 
 const LOCK_FILE: &str = "coda-host.lock";
-/// For people and for tools that look for one; nobody here believes it.
+/// The pid file, for people and tools that look for one. The host itself never reads it.
 pub const PID_FILE: &str = "coda-host.pid";
 /// Where a daemon writes its log.
 pub const LOG_FILE: &str = "coda-host.log";
 
+/// Why a state directory can't be locked, or its host can't be found out.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceLockError {
-    #[error("another coda-host is running with {}{}", dir.display(), who(.holder))]
+    #[error("another coda-host is running with {}{}", dir.display(), in_parentheses(.holder))]
     Taken { dir: PathBuf, holder: Option<LockHolder> },
     #[error("the state directory {} can't be used", dir.display())]
     Dir { dir: PathBuf, source: io::Error },
-    #[error("the host of {} can't be told from other processes, so it is not signalled", dir.display())]
-    Unclear { dir: PathBuf },
+    #[error("cannot verify that {} is the host of {}; not sending a signal", process(*.pid), dir.display())]
+    Unclear { dir: PathBuf, pid: Option<u32> },
 }
 
-fn who(holder: &Option<LockHolder>) -> String {
+fn process(pid: Option<u32>) -> String {
+    pid.map_or("any process".into(), |pid| format!("process {pid}"))
+}
+
+fn in_parentheses(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map_or(String::new(), |h| format!(" (process {})", h.pid))
 }
 
@@ -50,7 +55,7 @@ impl Explain for InstanceLockError {
                  CODA_STATE_DIR and CODA_CONSUMER_NAME"
                 .into(),
             InstanceLockError::Dir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
-            InstanceLockError::Unclear { .. } => "look for it with ps and stop it by hand".into(),
+            InstanceLockError::Unclear { .. } => "look for the host with ps and stop it by hand".into(),
         })
     }
 
@@ -62,13 +67,13 @@ impl Explain for InstanceLockError {
     }
 }
 
-/// What a running host says of itself.
+/// How a running host describes itself in the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
     pub pid: u32,
-    /// As /proc tells it, in clock ticks since the machine's start.
+    /// The start time in `/proc`, in clock ticks since the machine's start.
     pub started: u64,
-    /// Where its local service listens, once it does.
+    /// The address on which its local service listens, once it does.
     pub address: Option<String>,
 }
 
@@ -154,11 +159,11 @@ pub fn holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
         Ok(()) => Ok(None),
         Err(TryLockError::Error(source)) => Err(failed(source)),
         Err(TryLockError::WouldBlock) => {
-            let unclear = || InstanceLockError::Unclear { dir: dir.to_path_buf() };
-            let holder = read_description(&file).map_err(|_| unclear())?;
+            let unclear = |pid| InstanceLockError::Unclear { dir: dir.to_path_buf(), pid };
+            let holder = read_description(&file).map_err(|_| unclear(None))?;
             match started(holder.pid) == Some(holder.started) && holder.pid > 1 {
                 true => Ok(Some(holder)),
-                false => Err(unclear()),
+                false => Err(unclear(Some(holder.pid))),
             }
         }
     }
@@ -248,7 +253,9 @@ mod tests {
             let file = open(dir.path()).unwrap();
             file.try_lock().unwrap();
             std::fs::write(dir.path().join(LOCK_FILE), &text).unwrap();
-            assert!(matches!(holder(dir.path()), Err(InstanceLockError::Unclear { .. })), "{text}");
+            let error = holder(dir.path()).unwrap_err();
+            assert!(matches!(error, InstanceLockError::Unclear { .. }), "{text}");
+            assert!(error.to_string().starts_with("cannot verify that "), "{error}");
         }
     }
 }
