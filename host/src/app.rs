@@ -23,16 +23,16 @@ use crate::api::{self, PeerSources, Reading, Sources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatState};
 use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{self, Site};
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::config::settings::Settings;
-use crate::daemon::neighbours::{self, ConsumerPlace};
+use crate::daemon::conflicts::{self, ConsumerLock};
+use crate::daemon::instance_lock::InstanceLock;
 use crate::daemon::notify::Notifier;
-use crate::daemon::place::Place;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Explain, Failure, exit};
 use crate::executor::Executor;
 use crate::executor::account::{self, RunsAs};
-use crate::executor::view::{Described, Reloaded, View};
+use crate::executor::{ActivePlugin, ExecutorStatus, ReloadReport};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Snapshot};
 use crate::jobs::journal::RunRecorder;
 use crate::jobs::redis::{Names, Redis};
@@ -122,21 +122,21 @@ fn watch_signals_and_reloads(stop: CancellationToken, reloads: Option<mpsc::Unbo
 ///
 /// # Errors
 /// Whatever keeps it from starting, or a failure that it can't go on with.
-pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
+pub async fn run(env: ProcessEnv, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     let dispositions = Arc::new(Dispositions::capture());
     let (reloads, wanted) = mpsc::unbounded_channel();
     watch_signals_and_reloads(stop.clone(), Some(reloads));
-    let prepared = prepare(&around, flags)?;
+    let prepared = prepare(&env, flags)?;
     let dirs = prepared.settings.dirs.clone();
-    let place = Place::take(&dirs.state, &dirs.credentials)?;
-    neighbours::no_python_node(&dirs.credentials, prepared.qpu_id())?;
-    let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
+    let lock = InstanceLock::acquire(&dirs.state, &dirs.credentials)?;
+    conflicts::no_python_node(&dirs.credentials, prepared.qpu_id())?;
+    let programs = Programs::of_path(env.plain("PATH").unwrap_or_default());
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     if prepared.settings.peer.no_cloud {
-        return alone::host(&around, prepared, place, dispositions, (stop, wanted)).await;
+        return alone::host(&env, prepared, lock, dispositions, (stop, wanted)).await;
     }
-    let ended = host(&around, prepared, place, &openvpn, dispositions, (stop, wanted)).await;
+    let ended = host(&env, prepared, lock, &openvpn, dispositions, (stop, wanted)).await;
     // However it ended, and also the one that a killed host has left.
     site::leave(&openvpn).await;
     ended
@@ -144,16 +144,16 @@ pub async fn run(around: Surroundings, flags: HashMap<&'static str, String>) -> 
 
 /// From the plugin to the end.
 async fn host(
-    around: &Surroundings,
+    env: &ProcessEnv,
     prepared: Prepared,
-    mut place: Place,
+    mut lock: InstanceLock,
     openvpn: &Openvpn,
     dispositions: Arc<Dispositions>,
     (stop, wanted): (CancellationToken, mpsc::UnboundedReceiver<()>),
 ) -> Result<ExitCode, Failure> {
     let Prepared { settings, device, stored, .. } = prepared;
     let state_dir = settings.dirs.state.clone();
-    let located = locate_plugin(&settings, &device, &around.cwd)?;
+    let located = locate_plugin(&settings, &device, &env.cwd)?;
     // Reading the system's roots takes as long as loading a plugin: beside it.
     let client = {
         let cloud = settings.cloud.clone();
@@ -168,7 +168,7 @@ async fn host(
     announce(&executor, &settings)?;
     let listener = api::bind(&settings.api).await?;
     if let Ok(address) = listener.local_addr() {
-        place.listens(address.to_string())?;
+        lock.listens(address.to_string())?;
     }
     let database = Database::open(&state_dir)?;
     let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
@@ -182,7 +182,7 @@ async fn host(
     let api_stop = CancellationToken::new();
     tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
 
-    let edges = executor.described().device.connectivity.edges().map(<[_]>::to_vec);
+    let edges = executor.active_plugin().device.connectivity.edges().map(<[_]>::to_vec);
     let connecting = site::connect(&client, &settings, stored.as_ref(), edges.as_deref(), openvpn);
     let (site, guard) = tokio::select! {
         // What is done is done: a stop must not undo it.
@@ -197,8 +197,8 @@ async fn host(
         }
     };
     let consumer = &settings.jobs.consumer_name;
-    let _consumer = match ConsumerPlace::take(&site.identity.redis_url, &site.identity.qpu_id, consumer) {
-        Ok(place) => place,
+    let _consumer = match ConsumerLock::acquire(&site.identity.redis_url, &site.identity.qpu_id, consumer) {
+        Ok(lock) => lock,
         Err(taken) => {
             executor.shutdown(settings.executor.control_timeout).await;
             return Err(taken.into());
@@ -239,9 +239,9 @@ async fn host(
         beats.clone(),
         sent,
     );
-    let described = executor.described();
-    let per_slot = if described.hooks.batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
-    let room = Arc::new(Semaphore::new(per_slot * usize::from(described.device.slots)));
+    let active = executor.active_plugin();
+    let per_slot = if active.hooks.batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
+    let room = Arc::new(Semaphore::new(per_slot * usize::from(active.device.slots)));
     let gate = Arc::new(ClaimGate::default());
     let (claims, claimed) = mpsc::channel(16);
     let (snapshot, snapshot_seen) = watch::channel(Snapshot::default());
@@ -256,9 +256,9 @@ async fn host(
         gate: gate.clone(),
         state_dir: state_dir.clone(),
         metrics: metrics.clone(),
-        executor: executor.view(),
+        executor: executor.status(),
     };
-    let view = executor.view();
+    let (view, reloader) = (executor.status(), executor.reloader());
     let callback = {
         let sender = sender.clone();
         Arc::new(move |url: &str| {
@@ -316,12 +316,12 @@ async fn host(
             }
         }
     });
-    let (report, reloaded_seen) = watch::channel(Reloaded::default());
+    let (report, reloaded_seen) = watch::channel(ReloadReport::default());
     let settings = Arc::new(settings);
     let reloads = reload::Reloads {
         settings: settings.clone(),
-        cwd: around.cwd.clone(),
-        view: view.clone(),
+        cwd: env.cwd.clone(),
+        reloader,
         dispositions: reload_dispositions,
         wanted,
         report,
@@ -348,7 +348,7 @@ async fn host(
         qpu_id: site.identity.qpu_id.clone(),
     })))));
     tracing::info!(qpu_id = site.identity.qpu_id, webapp = site.cloud.webapp_url, "coda-host is up");
-    let variable = |name: &str| around.environment.get(name).map(String::as_str);
+    let variable = |name: &str| env.environment.get(name).map(String::as_str);
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
     let qpu_id = site.identity.qpu_id.clone();
     let link = (redis.clone(), settings.jobs.redis_timeout);
@@ -421,8 +421,8 @@ async fn end(ended: Ended, settings: &Settings) -> ExitCode {
 }
 
 fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
-    let described = executor.described();
-    let (info, device) = (&described.info, &described.device);
+    let active = executor.active_plugin();
+    let (info, device) = (&active.info, &active.device);
     let runs_as = match runs_as(settings)? {
         _ if !settings.executor.isolated => "the host's process".into(),
         RunsAs::Host => "a process of its own".into(),
@@ -448,8 +448,8 @@ fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
         qubits = device.num_qubits,
         targets = targets.join(" "),
         slots = device.slots,
-        batch = described.hooks.batch_run,
-        cancel = described.hooks.cancel,
+        batch = active.hooks.batch_run,
+        cancel = active.hooks.cancel,
         runs_in = runs_as,
         "the plugin is ready"
     );
@@ -458,7 +458,7 @@ fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
 
 /// The plugin knows its hardware; the cloud may know something else.
 fn compare(site: &Site, executor: &Executor) {
-    let device = &executor.described().device;
+    let device = &executor.active_plugin().device;
     if site.identity.num_qubits != device.num_qubits {
         tracing::warn!(
             registered = site.identity.num_qubits,
@@ -517,19 +517,19 @@ async fn keep_notified(
 async fn tell_heartbeat(
     mut snapshot: watch::Receiver<Snapshot>,
     redis: Redis,
-    executor: View,
+    executor: ExecutorStatus,
     state: watch::Sender<HeartbeatState>,
 ) {
     let mut link = redis.changes();
-    let mut described = executor.described();
-    let wiring = |d: &Described| d.device.connectivity.edges().map(Arc::<[(u16, u16)]>::from);
-    let mut connectivity = wiring(&described);
+    let mut active = executor.active_plugin();
+    let wiring = |d: &ActivePlugin| d.device.connectivity.edges().map(Arc::<[(u16, u16)]>::from);
+    let mut connectivity = wiring(&active);
     loop {
         // Another device may have come by a reload.
-        let now = executor.described();
-        if !Arc::ptr_eq(&now, &described) {
+        let now = executor.active_plugin();
+        if !Arc::ptr_eq(&now, &active) {
             connectivity = wiring(&now);
-            described = now;
+            active = now;
         }
         let next = {
             let snapshot = snapshot.borrow_and_update();

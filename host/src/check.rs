@@ -86,7 +86,7 @@ pub struct Case {
 pub const CASES: &[Case] = &[
     Case {
         name: "descriptor",
-        about: "what the file says of itself: interface, door, vendor, name, version, target",
+        about: "what the file says of itself: interface, binding, vendor, name, version, target",
         run: life::descriptor,
     },
     Case { name: "load", about: "loads with all symbols bound and offers the entry", run: life::load },

@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use coda_host::cloud::bundle::Held;
 use coda_host::config::Settings;
 use coda_host::config::device::DeviceConfig;
-use coda_host::config::load::{self, Surroundings};
+use coda_host::config::load::{self, ProcessEnv};
 use coda_host::config::settings::Dirs;
 use coda_host::config::source::Source;
 use coda_host::coordinator::circuit;
@@ -205,9 +205,9 @@ fn settings(input: &[u8]) {
 
 /// Settings as a host without any variable has them.
 static DEFAULTS: LazyLock<Settings> = LazyLock::new(|| {
-    let around = Surroundings { environment: HashMap::new(), cwd: "/".into() };
+    let env = ProcessEnv { environment: HashMap::new(), cwd: "/".into() };
     let dirs = Dirs { credentials: "/nowhere".into(), state: "/nowhere".into() };
-    load::settings(&around, HashMap::new(), dirs, None).expect("the defaults are valid").0
+    load::settings(&env, HashMap::new(), dirs, None).expect("the defaults are valid").0
 });
 
 fn bundle(input: &[u8]) {
@@ -228,7 +228,7 @@ fn state(input: &[u8]) {
     drop(coda_host::state::credentials::parse(path, input));
     assert!(coda_host::state::answers::parse(input).count() <= input.len());
     drop(coda_host::state::marks::parse(input));
-    drop(serde_json::from_slice::<coda_host::daemon::place::Holder>(input));
+    drop(serde_json::from_slice::<coda_host::daemon::instance_lock::LockHolder>(input));
 }
 
 /// What a state directory may hold in place of credentials.

@@ -9,20 +9,20 @@ use tokio_util::sync::CancellationToken;
 use super::reload::Reloads;
 use super::{Prepared, announce, locate_plugin, peer, start_executor};
 use crate::api::{self, PeerSources, Reading};
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
+use crate::daemon::instance_lock::InstanceLock;
 use crate::daemon::notify::Notifier;
-use crate::daemon::place::Place;
 use crate::error::{Failure, exit};
-use crate::executor::view::Reloaded;
+use crate::executor::ReloadReport;
 use crate::supervise::Supervisor;
 use crate::sys::Dispositions;
 use crate::telemetry::Metrics;
 
 /// From the plugin to the end.
 pub(super) async fn host(
-    around: &Surroundings,
+    env: &ProcessEnv,
     prepared: Prepared,
-    mut place: Place,
+    mut lock: InstanceLock,
     dispositions: Arc<Dispositions>,
     (stop, wanted): (CancellationToken, mpsc::UnboundedReceiver<()>),
 ) -> Result<ExitCode, Failure> {
@@ -36,7 +36,7 @@ pub(super) async fn host(
             exit: exit::CONFIG,
         });
     }
-    let located = locate_plugin(&settings, &device, &around.cwd)?;
+    let located = locate_plugin(&settings, &device, &env.cwd)?;
     let starting = start_executor(&settings, &device, located, dispositions.clone());
     let (executor, mut done) = tokio::select! {
         started = starting => started?,
@@ -45,20 +45,20 @@ pub(super) async fn host(
     announce(&executor, &settings)?;
     let listener = api::bind(&settings.api).await?;
     if let Ok(address) = listener.local_addr() {
-        place.listens(address.to_string())?;
+        lock.listens(address.to_string())?;
     }
     let (up, up_seen) = watch::channel(None);
     let mut tasks = Supervisor::default();
     tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, CancellationToken::new()));
     let lent = peer::start(&settings.peer, &executor, &settings.dirs.state).await?;
     let metrics = Arc::new(Metrics::default());
-    let (peers, view) = (PeerSources::of(&lent), executor.view());
-    let (report, reloads) = watch::channel(Reloaded::default());
+    let (peers, view) = (PeerSources::of(&lent), executor.status());
+    let (report, reloads) = watch::channel(ReloadReport::default());
     let settings = Arc::new(settings);
     let serving = Reloads {
         settings: settings.clone(),
-        cwd: around.cwd.clone(),
-        view: view.clone(),
+        cwd: env.cwd.clone(),
+        reloader: executor.reloader(),
         dispositions,
         wanted,
         report,
@@ -66,7 +66,7 @@ pub(super) async fn host(
     tasks.spawn("reloads", serving.serve());
     up.send_replace(Some(Arc::new(Reading::PeerOnly { peers, metrics, executor: view, reloads })));
     tracing::info!("coda-host is up, without a cloud");
-    let variable = |name: &str| around.environment.get(name).map(String::as_str);
+    let variable = |name: &str| env.environment.get(name).map(String::as_str);
     let notifier = Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC"));
     notifier.ready("lending slots to the peer network");
     let alive = async {

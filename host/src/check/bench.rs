@@ -14,10 +14,10 @@ use rand::rngs::StdRng;
 use super::{Options, Stop, failed};
 use crate::error::Failure as Shown;
 use crate::executor::JobContext;
+use crate::executor::check_device;
 use crate::executor::ffi::{CallJob, Common, CreateRequest, Instance};
 use crate::executor::loader::{self, Loaded};
 use crate::executor::locate::{Located, Source};
-use crate::executor::pool::check_device;
 
 pub struct Bench {
     pub options: Options,

@@ -1,7 +1,7 @@
 //! The unsafe edge: opening a library, calling its functions, copying what it lends.
 //!
 //! ```text
-//! library   dlopen, both doors, one table of functions; create
+//! library   dlopen, both bindings, one table of functions; create
 //! services  what the host lends: log, progress, gauges, the cancel flag
 //! reply     copies of what a call replied
 //! ```
@@ -53,6 +53,7 @@ fn absent(hook: &str) -> Error {
 }
 
 /// The answers to a batch call.
+#[derive(Debug)]
 pub struct BatchAnswers {
     /// One for each job of the call.
     pub answers: Vec<Answer>,

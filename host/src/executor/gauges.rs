@@ -3,8 +3,8 @@
 //! The latest value of each is kept; names are those that Prometheus takes, and there is a limit to them, so that a
 //! plugin which makes up names can't fill the memory.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 const MAX_NAME: usize = 64;
 const MAX_GAUGES: usize = 128;
@@ -18,7 +18,7 @@ impl Gauges {
     /// # Errors
     /// What is wrong with the name, in words.
     pub fn set(&self, name: &str, value: f64) -> Result<(), String> {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.0.lock();
         if let Some(kept) = values.get_mut(name) {
             *kept = value;
             return Ok(());
@@ -38,12 +38,12 @@ impl Gauges {
     }
 
     pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     /// Every gauge and its latest value, by name.
     pub fn all(&self) -> Vec<(String, f64)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(n, v)| (n.clone(), *v)).collect()
+        self.0.lock().iter().map(|(n, v)| (n.clone(), *v)).collect()
     }
 }
 

@@ -15,7 +15,6 @@ use super::elf::{self, ElfError};
 use super::ffi::{Library, OpenError};
 use super::locate::{Located, Source};
 use crate::error::{Explain, exit};
-use crate::model::hex;
 
 /// A library that is open and speaks our interface.
 pub struct Loaded {
@@ -112,7 +111,7 @@ fn loader_hint(text: &str) -> String {
 
 /// A file that may be opened: checked, and copied where nobody else writes.
 #[derive(Debug, Clone)]
-pub struct Prepared {
+pub struct PreparedLibrary {
     pub descriptor: Descriptor,
     /// Where the operator keeps it.
     pub path: PathBuf,
@@ -130,7 +129,7 @@ pub struct Prepared {
 ///
 /// # Errors
 /// The first thing that speaks against opening it in this process, or in one of its own when `isolated`.
-pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Prepared, LoadError> {
+pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<PreparedLibrary, LoadError> {
     let path = &located.path;
     let inspection = elf::inspect(path)?;
     let own = || path.clone();
@@ -143,7 +142,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
         return Err(LoadError::NoEntry { path: own(), entry, known });
     }
     trusted(path)?;
-    let sha256 = hex(&Sha256::digest(&inspection.bytes));
+    let sha256 = hex::encode(Sha256::digest(&inspection.bytes));
     if let Some(pinned) = located.pinned.as_ref().filter(|p| !p.eq_ignore_ascii_case(&sha256)) {
         return Err(LoadError::Pinned { path: own(), pinned: pinned.clone(), found: sha256 });
     }
@@ -157,7 +156,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
     } else {
         private_copy(&inspection.bytes, &sha256, state_dir)?
     };
-    Ok(Prepared {
+    Ok(PreparedLibrary {
         descriptor: inspection.descriptor,
         path: own(),
         opened,
@@ -168,13 +167,13 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
     })
 }
 
-impl Prepared {
+impl PreparedLibrary {
     /// Opens the library in this process. Its constructors run on the calling thread.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub fn open(&self) -> Result<Library, LoadError> {
-        Library::open(&self.opened, self.descriptor.door, self.descriptor.api_minor)
+        Library::open(&self.opened, self.descriptor.binding, self.descriptor.api_minor)
             .map_err(|e| self.refused(e))
     }
 

@@ -59,7 +59,7 @@ impl Plugin {
     pub fn device(&self) -> Result<DeviceReply, Error> {
         match self {
             Plugin::Direct(instance) => instance.device(),
-            Plugin::Remote(remote) => Ok(remote.described()),
+            Plugin::Remote(remote) => Ok(remote.device_reply()),
         }
     }
 

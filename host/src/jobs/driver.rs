@@ -25,7 +25,7 @@ use super::table::{
     DeliveryEnd, Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
 };
 use crate::config::settings::JobSettings;
-use crate::executor::{Executor, JobContext, RunDone};
+use crate::executor::{Executor, JobContext, SlotReport};
 use crate::model::{JobId, MessageId, iso_time};
 use crate::results::outbox::{Outbox, Sent};
 use crate::state::answers::Kept;
@@ -93,7 +93,7 @@ pub struct DriverParts {
     /// Results that were on disk at the start.
     pub recovered: Vec<RecoveredResult>,
     pub claims: mpsc::Receiver<Claim>,
-    pub done: mpsc::UnboundedReceiver<RunDone>,
+    pub done: mpsc::UnboundedReceiver<SlotReport>,
     pub sent: mpsc::UnboundedReceiver<Sent>,
     pub snapshot: watch::Sender<Snapshot>,
     pub stop: CancellationToken,
@@ -124,9 +124,9 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(mut parts: DriverParts) -> Driver {
-        parts.executor.watch(Arc::new(parts.recorder.clone()));
+        parts.executor.observe(Arc::new(parts.recorder.clone()));
         let (reports, inbox) = mpsc::unbounded_channel();
-        let device = &parts.executor.described().device;
+        let device = &parts.executor.active_plugin().device;
         let slots = usize::from(device.slots);
         parts.metrics.slots.set(slots as i64);
         let table = JobTable::new(TableSettings {
@@ -216,10 +216,10 @@ impl Driver {
         }
     }
 
-    fn slot_report(&mut self, done: RunDone) {
+    fn slot_report(&mut self, done: SlotReport) {
         match done {
-            RunDone::Started { slot, tickets } => self.apply(Event::Started { slot, tickets }),
-            RunDone::Job { slot, ticket, answer, run_time } => {
+            SlotReport::Started { slot, tickets } => self.apply(Event::Started { slot, tickets }),
+            SlotReport::Answered { slot, ticket, answer, run_time } => {
                 self.parts.metrics.run_seconds.observe(run_time.as_secs_f64());
                 self.apply(Event::Answered { slot, ticket, answer });
             }
@@ -230,7 +230,7 @@ impl Driver {
         if self.table.status().slots_busy > 0 {
             let changed = self.parts.dispositions.restore();
             if !changed.is_empty() {
-                let (described, signals) = (self.parts.executor.described(), changed.join(" "));
+                let (described, signals) = (self.parts.executor.active_plugin(), changed.join(" "));
                 let plugin = &described.info.name;
                 tracing::warn!(plugin, signals, "the plugin changed signal handling during a run; put back");
             }

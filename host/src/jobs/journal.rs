@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::hold::HoldAt;
-use crate::executor::{Answer, RunJob, Witness};
+use crate::executor::{Answer, RunJob, RunObserver};
 use crate::state::answers::Answers;
 use crate::state::marks::RunMarks;
 
@@ -32,19 +32,19 @@ impl RunRecorder {
     }
 }
 
-impl Witness for RunRecorder {
-    fn begins(&self, slot: usize, jobs: &[RunJob]) {
+impl RunObserver for RunRecorder {
+    fn run_started(&self, slot: usize, jobs: &[RunJob]) {
         self.running.begin(slot, jobs.iter().filter_map(|job| job.message_id));
         self.hold.block_at("executing");
     }
 
-    fn answered(&self, job: &RunJob, answer: &Answer) {
+    fn run_answered(&self, job: &RunJob, answer: &Answer) {
         if let Some(id) = job.message_id {
             self.answers.keep(id, &job.job_id, answer);
         }
     }
 
-    fn ends(&self, slot: usize) {
+    fn run_finished(&self, slot: usize) {
         self.running.end(slot);
     }
 }

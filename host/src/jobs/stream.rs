@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::message::Message;
 use super::redis::{Redis, masked};
 use crate::config::settings::JobSettings;
-use crate::executor::view::View;
+use crate::executor::ExecutorStatus;
 use crate::model::{MessageId, Secret};
 use crate::sys;
 use crate::telemetry::Metrics;
@@ -64,7 +64,7 @@ pub struct Reader {
     pub gate: Arc<ClaimGate>,
     pub state_dir: PathBuf,
     pub metrics: Arc<Metrics>,
-    pub executor: View,
+    pub executor: ExecutorStatus,
 }
 
 /// Why serving ended.

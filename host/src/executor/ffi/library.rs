@@ -1,6 +1,6 @@
-//! Opening a library and taking its functions, whichever door it has.
+//! Opening a library and taking its functions, whichever binding it has.
 //!
-//! Both doors come down to one [`Table`] of C functions: the C door hands over its own, the Rust door's module is
+//! Both bindings come down to one [`Table`] of C functions: the C binding hands over its own, the Rust binding's module is
 //! checked by abi_stable first and its functions have the same form.
 
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use abi_stable::library::{AbiHeaderRef, LibraryError};
-use coda_plugin_abi::descriptor::Door;
+use coda_plugin_abi::descriptor::Binding;
 use coda_plugin_abi::raw::{C_ENTRY_SYMBOL, RawApi, RawCreate, RawEvolution, RawJob, RawReply, RawStr};
 use coda_plugin_abi::version::{self, Verdict};
 use coda_plugin_abi::{Error, ErrorCode, ExecutorModuleRef, ROOT_MODULE_SYMBOL, Stage, v1_0};
@@ -23,11 +23,11 @@ use super::{Common, Instance, JobContext};
 pub enum OpenError {
     /// The system's loader refused it; its own words.
     Loader(String),
-    /// It lacks the symbol that every plugin of its door exports.
+    /// It lacks the symbol that every plugin of its binding exports.
     NoModule(String),
     /// Its interface differs in memory layout; the first lines of the report.
     Layout(String),
-    /// The C door's function table can't be used.
+    /// The C binding's function table can't be used.
     Table(String),
 }
 
@@ -54,20 +54,20 @@ pub(super) struct Table {
 }
 
 impl Library {
-    /// Opens the file with all symbols bound and takes the functions of the door and of the minor version that its
-    /// descriptor states; for the Rust door after a check of the layout. Constructors of the library run in this call, on this thread.
+    /// Opens the file with all symbols bound and takes the functions of the binding and of the minor version that its
+    /// descriptor states; for the Rust binding after a check of the layout. Constructors of the library run in this call, on this thread.
     ///
     /// # Errors
     /// With the loader's or the layout check's own words.
-    pub fn open(path: &Path, door: Door, minor: u16) -> Result<Library, OpenError> {
+    pub fn open(path: &Path, binding: Binding, minor: u16) -> Result<Library, OpenError> {
         let flags = RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: loading runs the library's constructors; that a plugin's code is trusted to run in this
         // process is the meaning of configuring it. The file was checked to be a whole library.
         let library = unsafe { DynamicLibrary::open(Some(path.as_os_str()), flags) }
             .map_err(|e| OpenError::Loader(words(&e)))?;
-        let table = match door {
-            Door::Rust => rust_door(&library, minor),
-            Door::C => c_door(&library),
+        let table = match binding {
+            Binding::Rust => rust_binding(&library, minor),
+            Binding::C => c_binding(&library),
         }?;
         std::mem::forget(library);
         Ok(Library { table })
@@ -128,7 +128,7 @@ fn words(e: &libloading::Error) -> String {
     text.trim().to_string()
 }
 
-fn rust_door(library: &DynamicLibrary, minor: u16) -> Result<Table, OpenError> {
+fn rust_binding(library: &DynamicLibrary, minor: u16) -> Result<Table, OpenError> {
     // SAFETY: the symbol, when present, is abi_stable's header, whose address is what AbiHeaderRef holds.
     let header = unsafe { library.get::<AbiHeaderRef>(ROOT_MODULE_SYMBOL.as_bytes()) }
         .map(|symbol| *symbol)
@@ -163,7 +163,7 @@ fn rust_door(library: &DynamicLibrary, minor: u16) -> Result<Table, OpenError> {
     Ok(table!(module, Some(same_form(module.evolve_state())), Some(same_form(module.config_schema()))))
 }
 
-/// A function of the Rust door in the form of the C door.
+/// A function of the Rust binding in the form of the C binding.
 ///
 /// # Safety
 /// Both must be pointers to functions of the same calling convention, whose arguments and results differ in nothing
@@ -174,7 +174,7 @@ unsafe fn same_form<F: Copy, G: Copy>(function: F) -> G {
     unsafe { std::mem::transmute_copy(&function) }
 }
 
-fn c_door(library: &DynamicLibrary) -> Result<Table, OpenError> {
+fn c_binding(library: &DynamicLibrary) -> Result<Table, OpenError> {
     // SAFETY: the symbol's type is fixed by `coda_executor.h`, which the descriptor says this library follows.
     let entry = unsafe { library.get::<extern "C" fn() -> *const RawApi>(C_ENTRY_SYMBOL.as_bytes()) }
         .map_err(|e| OpenError::NoModule(words(&e)))?;

@@ -3,7 +3,6 @@
 //! Nothing is believed: keys may be anything, counts wrong, answers missing or too many.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coda_plugin_abi::raw::{
     Amplitude, RawCount, RawDevice, RawEdge, RawError, RawOutcome, RawReply, RawStr, WHOLE_CALL,
@@ -11,6 +10,7 @@ use coda_plugin_abi::raw::{
 };
 use coda_plugin_abi::{Connectivity, Device, Error, ErrorCode, Hooks, Outcome, Stage, Target};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::Answer;
@@ -75,7 +75,7 @@ impl Reply {
     }
 
     fn lock(&self) -> MutexGuard<'_, Replies> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn put(&self, index: usize, answer: Result<Outcome, Error>) {
@@ -92,7 +92,7 @@ impl Reply {
     }
 
     pub fn take(self) -> Replies {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.0.into_inner()
     }
 }
 
