@@ -36,11 +36,11 @@ use crate::executor::view::{Described, Reloaded, View};
 use crate::jobs::driver::{Driver, DriverParts, Ended, Notes, Recovered, Snapshot};
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
-use crate::results::outbox::Courier;
+use crate::results::dispatcher::WebhookDispatcher;
 use crate::results::webhook::WebhookSender;
-use crate::state::answers::Answers;
+use crate::state::answer_journal::AnswerJournal;
 use crate::state::db::{Database, Phase, StoredRow};
-use crate::state::marks::RunMarks;
+use crate::state::run_journal::RunJournal;
 use crate::supervise::Supervisor;
 use crate::sys::{self, Dispositions};
 use crate::telemetry::Metrics;
@@ -170,8 +170,8 @@ async fn host(
     }
     let database = Database::open(&state_dir)?;
     let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
-    let (marks, mut died_running) = RunMarks::open(&state_dir).map_err(unusable)?;
-    let (answers, answered) = Answers::open(&state_dir).map_err(unusable)?;
+    let (run_journal, mut died_running) = RunJournal::open(&state_dir).map_err(unusable)?;
+    let (answer_journal, answered) = AnswerJournal::open(&state_dir).map_err(unusable)?;
     // What was answered did not die in the plugin.
     died_running.retain(|id| !answered.contains_key(id));
     let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
@@ -207,7 +207,7 @@ async fn host(
     let mut deaths: HashMap<_, _> = opened.deaths.iter().copied().collect();
     for id in died_running {
         tracing::warn!(message_id = %id, "the process died while it ran this message");
-        store.death(id).await?;
+        store.record_death(id).await?;
         *deaths.entry(id).or_insert(0) += 1;
     }
     if opened.foreign > 0 {
@@ -229,7 +229,7 @@ async fn host(
         Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen).map_err(AppError::Http)?;
     let beats = heartbeat.outcome();
     let (sent, sent_seen) = mpsc::unbounded_channel();
-    let (outbox, courier) = Courier::new(
+    let (outbox, dispatcher) = WebhookDispatcher::new(
         sender.clone(),
         store.clone(),
         settings.webhook.clone(),
@@ -273,7 +273,7 @@ async fn host(
         settings: settings.jobs.clone(),
         redis: redis.clone(),
         store: store.clone(),
-        notes: Notes::new(marks, answers),
+        notes: Notes::new(run_journal, answer_journal),
         answered,
         executor,
         outbox,
@@ -299,7 +299,7 @@ async fn host(
     let beat_stop = CancellationToken::new();
     tasks.spawn("vpn-guard", guard.watch(beat_stop.clone()));
     tasks.spawn("redis-writer", writer.run());
-    tasks.spawn("courier", courier.run());
+    tasks.spawn("dispatcher", dispatcher.run());
     tasks.spawn("heartbeat", heartbeat.run(beat_stop.clone()));
     tasks.spawn(
         "heartbeat-state",

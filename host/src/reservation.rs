@@ -14,3 +14,5 @@ pub mod export;
 pub mod journal;
 pub mod ledger;
 pub mod log;
+#[cfg(test)]
+mod test_rows;

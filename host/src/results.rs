@@ -1,5 +1,5 @@
 //! From an executor's answer to a delivered webhook.
 
-pub mod outbox;
+pub mod dispatcher;
 pub mod outcome;
 pub mod webhook;

@@ -226,8 +226,8 @@ fn vpn(input: &[u8]) {
 fn state(input: &[u8]) {
     let path = Path::new("/nowhere/coda.config");
     drop(coda_host::state::credentials::parse(path, input));
-    assert!(coda_host::state::answers::parse(input).count() <= input.len());
-    drop(coda_host::state::marks::parse(input));
+    assert!(coda_host::state::answer_journal::parse(input).count() <= input.len());
+    drop(coda_host::state::run_journal::parse(input));
     drop(serde_json::from_slice::<coda_host::daemon::place::Holder>(input));
 }
 

@@ -96,7 +96,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     tracing::info!(
         peer_id = network.peer_id(),
         http = %address,
-        store = log.place(),
+        store = log.location(),
         events,
         "the coordinator is up"
     );

@@ -71,7 +71,7 @@ impl Checker {
         let jobs: Vec<JobId> = open.iter().map(|(_, e)| e.job_id.clone()).collect();
         let ids: Vec<MessageId> = open.iter().map(|(m, _)| m.id).collect();
         let seen = self.redis.seen(&jobs).await.map_err(|e| e.to_string())?;
-        let known = self.store.known(ids).await.map_err(|e| e.to_string())?;
+        let known = self.store.history_of(ids).await.map_err(|e| e.to_string())?;
         for ((m, envelope), (seen, past)) in open.into_iter().zip(seen.iter().zip(known)) {
             let id = m.id;
             let deaths = deaths.get(&id).copied().unwrap_or(0);

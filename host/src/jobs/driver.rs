@@ -30,9 +30,9 @@ use super::stream::Claim;
 use crate::config::settings::JobSettings;
 use crate::executor::{Executor, JobContext, RunDone};
 use crate::model::{JobId, MessageId};
-use crate::results::outbox::{Outbox, Sent};
+use crate::results::dispatcher::{FinishedDelivery, Outbox};
 use crate::results::outcome::fail;
-use crate::state::answers::Kept;
+use crate::state::answer_journal::KeptAnswers;
 use crate::state::db::{ResultRow, Store};
 use crate::sys::Dispositions;
 use crate::telemetry::{JobOutcome, Metrics};
@@ -79,7 +79,7 @@ pub struct DriverParts {
     pub store: Store,
     pub notes: Notes,
     /// What a former process got from the plugin and had not stored.
-    pub answered: Kept,
+    pub answered: KeptAnswers,
     pub executor: Executor,
     pub outbox: Outbox,
     pub callback: CallbackRule,
@@ -90,7 +90,7 @@ pub struct DriverParts {
     pub deaths: HashMap<MessageId, u32>,
     pub claims: mpsc::Receiver<Claim>,
     pub done: mpsc::UnboundedReceiver<RunDone>,
-    pub sent: mpsc::UnboundedReceiver<Sent>,
+    pub sent: mpsc::UnboundedReceiver<FinishedDelivery>,
     pub snapshot: watch::Sender<Snapshot>,
     pub stop: CancellationToken,
     /// How long running jobs may take after `stop`.
@@ -245,7 +245,7 @@ impl Driver {
         let wait = self.p.settings.redis_timeout;
         self.tasks.spawn(async move {
             let stored = if announced {
-                finisher.outbox.send(super::finish::parcel(row, origin, attempts, false));
+                finisher.outbox.send(super::finish::pending_delivery(row, origin, attempts, false));
                 Stored::Sending { written: false }
             } else {
                 // The link is just being made; give it a moment before the result goes out unasked.
@@ -463,7 +463,7 @@ impl Driver {
             _ => self.by_job.insert(job_id.clone(), ticket),
         };
         let id = self.entries.get(&ticket).map(|e| e.message_id).unwrap_or(MessageId::ZERO);
-        if let Some((_, answer)) = self.p.answered.remove(&id).filter(|(job, _)| **job == *job_id) {
+        if let Some(kept) = self.p.answered.remove(&id).filter(|kept| *kept.job_id == *job_id) {
             tracing::info!(
                 job_id = &*job_id,
                 "the plugin had answered this before the process died; not run again"
@@ -471,7 +471,7 @@ impl Driver {
             self.step(ticket, Event::Unfit);
             self.release_room(ticket);
             self.set_envelope(ticket, envelope.clone());
-            self.conclude(ticket, id, envelope, work, answer);
+            self.conclude(ticket, id, envelope, work, kept.answer);
             return;
         }
         self.step(ticket, Event::Admitted);

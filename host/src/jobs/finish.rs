@@ -18,7 +18,7 @@ use super::message::Envelope;
 use super::redis::Redis;
 use super::writes::Write;
 use crate::model::{JobId, MessageId, iso_time};
-use crate::results::outbox::{Outbox, Parcel, Unwritten};
+use crate::results::dispatcher::{Outbox, PendingDelivery, UnwrittenStatus};
 use crate::results::outcome::Conclusion;
 use crate::state::db::{DeadLetter, ResultRow, Status, Store, StoreError};
 
@@ -113,7 +113,7 @@ impl Finisher {
         let seen = self.redis.seen(std::slice::from_ref(&row.job_id)).await;
         match seen.as_deref() {
             Ok([seen]) if seen.ended_as(row.message_id) => {
-                self.outbox.send(parcel(row, origin, attempts, true));
+                self.outbox.send(pending_delivery(row, origin, attempts, true));
                 Stored::Sending { written: true }
             }
             Ok([seen]) if seen.state.as_deref() == Some("cancelled") => {
@@ -149,11 +149,11 @@ impl Finisher {
             }
             Err(_) => false,
         };
-        if !written && let Err(error) = self.store.announce(id).await {
+        if !written && let Err(error) = self.store.mark_announced(id).await {
             tracing::warn!(job_id = &*row.job_id, %error, "a result's announcement could not be noted on disk");
         }
         self.hold.at("announced").await;
-        self.outbox.send(parcel(row, origin, attempts, written));
+        self.outbox.send(pending_delivery(row, origin, attempts, written));
         Stored::Sending { written }
     }
 
@@ -167,13 +167,13 @@ impl Finisher {
         at: &str,
     ) -> bool {
         let fields = terminal(id, &self.redis.names().qpu_id, status, error, at);
-        self.redis.write_surely(Write::status(job, fields).and_ack(id)).await
+        self.redis.write_until_confirmed(Write::status(job, fields).and_ack(id)).await
     }
 
     /// Acknowledges. False when the host stops.
     pub async fn acknowledge(&self, id: MessageId) -> bool {
         self.hold.at("delivered").await;
-        self.redis.write_surely(Write::ack(id)).await
+        self.redis.write_until_confirmed(Write::ack(id)).await
     }
 
     /// Writes the state `cancelled` and acknowledges. False when the host stops.
@@ -184,7 +184,7 @@ impl Finisher {
             ("message_id", id.to_string()),
             ("qpu_id", self.redis.names().qpu_id.clone()),
         ];
-        self.redis.write_surely(Write::status(job, fields).and_ack(id)).await
+        self.redis.write_until_confirmed(Write::status(job, fields).and_ack(id)).await
     }
 
     /// Keeps a message that can't be answered, then acknowledges it. False when the host stops.
@@ -192,7 +192,7 @@ impl Finisher {
         tracing::error!(message_id = %id, reason, "a message can't be answered; it is kept as a dead letter");
         let letter = DeadLetter { message_id: id, reason, fields };
         loop {
-            match self.store.dead_letter(letter.clone()).await {
+            match self.store.store_dead_letter(letter.clone()).await {
                 Ok(()) => return self.acknowledge(id).await,
                 Err(StoreError::Stopped) => return false,
                 Err(error) => {
@@ -205,8 +205,13 @@ impl Finisher {
 }
 
 /// `written`: whether the status hash has the terminal state.
-pub(super) fn parcel(row: ResultRow, origin: Arc<str>, attempts: u32, written: bool) -> Parcel {
-    Parcel {
+pub(super) fn pending_delivery(
+    row: ResultRow,
+    origin: Arc<str>,
+    attempts: u32,
+    written: bool,
+) -> PendingDelivery {
+    PendingDelivery {
         message_id: row.message_id,
         job_id: row.job_id,
         callback_url: row.callback_url,
@@ -214,6 +219,6 @@ pub(super) fn parcel(row: ResultRow, origin: Arc<str>, attempts: u32, written: b
         status: row.status,
         body: Some(row.body),
         attempts,
-        unwritten: (!written).then_some(Unwritten { error: row.error, finished_at: row.finished_at }),
+        unwritten: (!written).then_some(UnwrittenStatus { error: row.error, finished_at: row.finished_at }),
     }
 }

@@ -13,7 +13,7 @@
 //! in [`admit`].
 
 use crate::model::MessageId;
-use crate::state::db::{Past, Status};
+use crate::state::db::{HistoryEntry, Status};
 
 /// What Redis says of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub fn admit(
     id: MessageId,
     job_id: &str,
     seen: &Seen,
-    past: Option<&Past>,
+    past: Option<&HistoryEntry>,
     deaths: u32,
     max_deaths: u32,
 ) -> Admission {
@@ -199,13 +199,18 @@ mod tests {
         Seen { state: Some(state.into()), message_id: Some(id.into()), cancelled: false }
     }
 
-    fn past(job: &str) -> Past {
-        Past { job_id: job.into(), status: Status::Failed, error: Some("e".into()), finished_at: "t".into() }
+    fn past(job: &str) -> HistoryEntry {
+        HistoryEntry {
+            job_id: job.into(),
+            status: Status::Failed,
+            error: Some("e".into()),
+            finished_at: "t".into(),
+        }
     }
 
     #[test]
     fn what_ended_is_not_run_again() {
-        let admit = |s: &Seen, p: Option<&Past>| super::admit(ID, "J", s, p, 0, 3);
+        let admit = |s: &Seen, p: Option<&HistoryEntry>| super::admit(ID, "J", s, p, 0, 3);
         assert_eq!(admit(&Seen::default(), None), Admission::Run);
         assert_eq!(admit(&seen("executing", "7-0"), None), Admission::Run);
         assert_eq!(admit(&seen("completed", "1-0"), None), Admission::Duplicate);

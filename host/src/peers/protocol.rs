@@ -20,7 +20,7 @@ use super::wire::{
     PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
-use crate::reservation::event::{Fact, Note, Request, Transition};
+use crate::reservation::event::{EventBatch, Fact, Request, Transition};
 use crate::reservation::ledger::{self, Command, State};
 
 /// Shortest time to live.
@@ -154,7 +154,7 @@ pub struct Table {
     kept: HashMap<String, Kept>,
     /// Owners with kept answers, the least recent first.
     owners: VecDeque<String>,
-    notes: Vec<Note>,
+    notes: Vec<EventBatch>,
     next: u64,
     /// Seconds for one amplitude and operation, as last measured.
     pace: f64,
@@ -179,7 +179,7 @@ impl Table {
     }
 
     /// What is to be logged, in order.
-    pub fn notes(&mut self) -> Vec<Note> {
+    pub fn notes(&mut self) -> Vec<EventBatch> {
         std::mem::take(&mut self.notes)
     }
 
@@ -218,7 +218,7 @@ impl Table {
                 held.state = state;
             }
         }
-        self.notes.push(Note { hold: held.name.clone(), at: now.at, facts });
+        self.notes.push(EventBatch { hold: held.name.clone(), at: now.at, facts });
     }
 
     /// Answers a prepare.
@@ -268,7 +268,7 @@ impl Table {
             let answer = answer(Transition::Rejected, Some(&reason));
             self.next += 1;
             let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-            self.notes.push(Note { hold: name, at: now.at, facts });
+            self.notes.push(EventBatch { hold: name, at: now.at, facts });
             return answer;
         }
         let accepted = answer(Transition::Accepted, None);
@@ -281,7 +281,7 @@ impl Table {
             return accepted;
         };
         self.next += 1;
-        self.notes.push(Note { hold: name.clone(), at: now.at, facts });
+        self.notes.push(EventBatch { hold: name.clone(), at: now.at, facts });
         let ends = now.elapsed.saturating_add(Duration::from_secs(request.ttl_seconds.unsigned_abs()));
         let held = Held {
             owner: owner.into(),

@@ -161,14 +161,14 @@ impl Fact {
 
 /// Facts of one hold, and when they happened.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Note {
+pub struct EventBatch {
     /// The reservation's id and a number of the peer's.
     pub hold: String,
     pub at: i64,
     pub facts: Vec<Fact>,
 }
 
-impl Note {
+impl EventBatch {
     /// Its stream in the log.
     pub fn stream(&self) -> String {
         format!("hold/{}", self.hold)

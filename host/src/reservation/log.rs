@@ -11,8 +11,8 @@
 //! answered when it is on disk; one that fails is answered as failed and leaves nothing behind. Each row has a
 //! checksum over all of it, so that a damaged one is named instead of believed.
 //!
-//! A peer notes its facts behind its answers ([`Log::note`]): nothing that it holds outlives the process, so the
-//! log is a record there, not the truth. While notes can't be written [`Log::is_writable`] says so, and the peer
+//! A peer notes its facts behind its answers ([`Log::append_in_background`]): nothing that it holds outlives the process, so the
+//! log is a record there, not the truth. While batches can't be written [`Log::is_writable`] says so, and the peer
 //! takes no reservations.
 
 mod postgres;
@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use super::event::{Fact, Note, Request, VERSION};
+use super::event::{EventBatch, Fact, Request, VERSION};
 use super::journal::{self, JobFact, JobRefused};
 use super::ledger::{self, Command, Refused, State};
 use crate::error::{Explain, exit};
@@ -39,12 +39,12 @@ const NO_DEADLINE: i64 = i64::MAX;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LogError {
-    #[error("the event log {place} can't be opened: {text}")]
-    Open { place: String, text: String },
-    #[error("the event log {place} was written by a newer coda-host (schema {found})")]
-    Newer { place: String, found: i64 },
-    #[error("the event log {place} is damaged at event {position} ({stream}): {what}")]
-    Damaged { place: String, position: i64, stream: String, what: String },
+    #[error("the event log {location} can't be opened: {text}")]
+    Open { location: String, text: String },
+    #[error("the event log {location} was written by a newer coda-host (schema {found})")]
+    Newer { location: String, found: i64 },
+    #[error("the event log {location} is damaged at event {position} ({stream}): {what}")]
+    Damaged { location: String, position: i64, stream: String, what: String },
     #[error("the event log could not be written, so nothing was recorded: {0}")]
     Write(String),
     #[error("the event log could not be read: {0}")]
@@ -90,7 +90,7 @@ impl Explain for LogError {
 
 /// Why nothing was appended.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum TellError {
+pub enum AppendError {
     #[error(transparent)]
     Refused(#[from] Refused),
     #[error(transparent)]
@@ -114,7 +114,7 @@ pub struct Row {
 }
 
 impl Row {
-    fn new(position: i64, stream: &str, seq: i64, at: i64, body: String) -> Row {
+    pub(super) fn new(position: i64, stream: &str, seq: i64, at: i64, body: String) -> Row {
         let version = i64::from(VERSION);
         let sum = checksum(position, stream, seq, at, version, &body);
         Row { position, stream: stream.into(), seq, at, version, body, sum }
@@ -160,7 +160,7 @@ struct Decided {
 }
 
 /// Looks at what is there and the time, and says what follows.
-type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decided, TellError> + Send>;
+type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decided, AppendError> + Send>;
 
 /// One append.
 struct Append {
@@ -187,10 +187,10 @@ struct Appended {
 }
 
 /// What a store is asked.
-enum Ask {
-    Append(Append, oneshot::Sender<Result<Appended, TellError>>),
+enum StoreRequest {
+    Append(Append, oneshot::Sender<Result<Appended, AppendError>>),
     /// To be written soon.
-    Note(Vec<Note>),
+    Batches(Vec<EventBatch>),
     Rows {
         stream: String,
         answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
@@ -214,7 +214,7 @@ enum Ask {
 #[derive(Clone)]
 pub struct Log {
     store: Store,
-    place: Arc<str>,
+    location: Arc<str>,
     writable: Arc<AtomicBool>,
 }
 
@@ -241,9 +241,9 @@ impl Log {
             return Log::sqlite(&cwd.join(store));
         }
         let writable = Arc::new(AtomicBool::new(true));
-        let place = crate::model::masked_url(store);
-        let postgres = postgres::Postgres::connect(store, &place, writable.clone()).await?;
-        Ok(Log { store: Store::Postgres(postgres), place: place.into(), writable })
+        let location = crate::model::masked_url(store);
+        let postgres = postgres::Postgres::connect(store, &location, writable.clone()).await?;
+        Ok(Log { store: Store::Postgres(postgres), location: location.into(), writable })
     }
 
     /// Opens or makes a log in a file.
@@ -253,17 +253,17 @@ impl Log {
     pub fn sqlite(path: &Path) -> Result<Log, LogError> {
         let writable = Arc::new(AtomicBool::new(true));
         let store = Sqlite::open(path, writable.clone())?;
-        Ok(Log { store: Store::Sqlite(store), place: path.display().to_string().into(), writable })
+        Ok(Log { store: Store::Sqlite(store), location: path.display().to_string().into(), writable })
     }
 
-    /// The default place of a log.
+    /// The default location of a log.
     pub fn default_path(state_dir: &Path) -> PathBuf {
         state_dir.join("reservations.db")
     }
 
     /// Where it is, for messages.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn location(&self) -> &str {
+        &self.location
     }
 
     /// Whether the last write went well.
@@ -271,22 +271,22 @@ impl Log {
         self.writable.load(Ordering::Acquire)
     }
 
-    fn ask(&self, ask: Ask) -> Result<(), LogError> {
+    fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
         match &self.store {
-            Store::Sqlite(s) => s.ask(ask),
-            Store::Postgres(s) => s.ask(ask),
+            Store::Sqlite(s) => s.submit(request),
+            Store::Postgres(s) => s.submit(request),
         }
     }
 
-    async fn append(&self, append: Append) -> Result<Appended, TellError> {
+    async fn append(&self, append: Append) -> Result<Appended, AppendError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Append(append, answer))?;
+        self.submit(StoreRequest::Append(append, answer))?;
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
     fn damaged(&self, row: &Row, what: String) -> LogError {
-        let (place, stream) = (self.place.to_string(), row.stream.clone());
-        LogError::Damaged { place, position: row.position, stream, what }
+        let (location, stream) = (self.location.to_string(), row.stream.clone());
+        LogError::Damaged { location, position: row.position, stream, what }
     }
 
     /// Records a request under its id, or finds the one that the same caller made with the same key.
@@ -298,9 +298,9 @@ impl Log {
         reservation_id: &str,
         caller: &str,
         request: Request,
-    ) -> Result<Requested, TellError> {
+    ) -> Result<Requested, AppendError> {
         let key = request.idempotency_key.clone().map(|key| (caller.to_string(), key));
-        let decide = reservation_decision(self.place.clone(), Command::Request(request));
+        let decide = reservation_decision(self.location.clone(), Command::Request(request));
         let stream = format!("reservation/{reservation_id}");
         let appended = self.append(Append { stream, key, looks_at: LooksAt::All, decide }).await?;
         let id = appended.stream.trim_start_matches("reservation/").to_string();
@@ -312,9 +312,9 @@ impl Log {
     ///
     /// # Errors
     /// When it may not happen to it, or the log can't be written.
-    pub async fn tell(&self, reservation_id: &str, command: Command) -> Result<State, TellError> {
+    pub async fn execute(&self, reservation_id: &str, command: Command) -> Result<State, AppendError> {
         let stream = format!("reservation/{reservation_id}");
-        let decide = reservation_decision(self.place.clone(), command);
+        let decide = reservation_decision(self.location.clone(), command);
         let appended = self.append(Append { stream, key: None, looks_at: LooksAt::All, decide }).await?;
         Ok(self.folded(&appended.rows)?.ok_or(Refused::Unknown)?)
     }
@@ -334,7 +334,7 @@ impl Log {
     /// When the log can't be read.
     pub async fn rows(&self, stream: String) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Rows { stream, answer })?;
+        self.submit(StoreRequest::Rows { stream, answer })?;
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
@@ -344,7 +344,7 @@ impl Log {
     /// When the log can't be read.
     pub async fn page(&self, from: i64, limit: usize) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Page { from, limit, answer })?;
+        self.submit(StoreRequest::Page { from, limit, answer })?;
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
@@ -366,7 +366,7 @@ impl Log {
 
     async fn open_streams(&self, prefix: &'static str) -> Result<Vec<(String, i64)>, LogError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Open { prefix, answer })?;
+        self.submit(StoreRequest::Open { prefix, answer })?;
         let open = wait.await.map_err(|_| LogError::Stopped)??;
         Ok(open.into_iter().map(|(s, until)| (s.trim_start_matches(prefix).to_string(), until)).collect())
     }
@@ -375,14 +375,14 @@ impl Log {
     ///
     /// # Errors
     /// When it has ended, or the log can't be written.
-    pub async fn job(&self, job_id: &str, fact: JobFact) -> Result<(), TellError> {
-        let place = self.place.clone();
+    pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<(), AppendError> {
+        let location = self.location.clone();
         let decide = move |rows: &[Row], _now: i64| {
-            let before = facts::<JobFact>(&place, rows)?;
+            let before = facts::<JobFact>(&location, rows)?;
             journal::may_follow(before.iter(), &fact)?;
             let ends = matches!(fact, JobFact::Completed { .. } | JobFact::Failed { .. });
             let open_until = (!ends).then_some(NO_DEADLINE);
-            Ok(Decided { bodies: vec![text(&fact)], open_until })
+            Ok(Decided { bodies: vec![fact_json(&fact)], open_until })
         };
         let stream = format!("job/{job_id}");
         let looks_at = LooksAt::Last;
@@ -395,21 +395,21 @@ impl Log {
     /// When the log can't be read.
     pub async fn job_facts(&self, job_id: &str) -> Result<Vec<(i64, JobFact)>, LogError> {
         let rows = self.rows(format!("job/{job_id}")).await?;
-        let facts = facts::<JobFact>(&self.place, &rows)?;
+        let facts = facts::<JobFact>(&self.location, &rows)?;
         Ok(rows.iter().map(|r| r.at).zip(facts).collect())
     }
 
     /// Writes a peer's facts soon, without being waited for; many in one go, since each time wakes the writer.
-    pub fn note(&self, notes: Vec<Note>) {
-        if self.ask(Ask::Note(notes)).is_err() {
-            tracing::debug!("a note came after the event log had closed");
+    pub fn append_in_background(&self, batches: Vec<EventBatch>) {
+        if self.submit(StoreRequest::Batches(batches)).is_err() {
+            tracing::debug!("an event batch came after the event log had closed");
         }
     }
 
-    /// Returns when everything noted so far is written.
+    /// Returns when everything recorded so far is written.
     pub async fn flush(&self) {
         let (answer, wait) = oneshot::channel();
-        if self.ask(Ask::Flush(answer)).is_ok() && wait.await.is_err() {
+        if self.submit(StoreRequest::Flush(answer)).is_ok() && wait.await.is_err() {
             tracing::debug!("the event log closed while it was flushed");
         }
     }
@@ -417,7 +417,7 @@ impl Log {
     /// Writes what waits and closes.
     pub async fn close(&self) {
         self.flush().await;
-        if self.ask(Ask::Stop).is_err() {
+        if self.submit(StoreRequest::Stop).is_err() {
             tracing::debug!("the event log had stopped before");
         }
         if let Store::Sqlite(store) = &self.store {
@@ -426,7 +426,7 @@ impl Log {
     }
 
     fn folded(&self, rows: &[Row]) -> Result<Option<State>, LogError> {
-        let facts = facts::<Fact>(&self.place, rows)?;
+        let facts = facts::<Fact>(&self.location, rows)?;
         let replayed = ledger::replay(rows.iter().map(|r| r.at).zip(&facts));
         replayed.map_err(|(n, e)| self.damaged(&rows[n], e.to_string()))
     }
@@ -450,15 +450,15 @@ impl Log {
 }
 
 /// Facts are plain data, whose JSON can't fail.
-fn text<T: Serialize>(fact: &T) -> String {
+pub(super) fn fact_json<T: Serialize>(fact: &T) -> String {
     serde_json::to_string(fact).unwrap_or_default()
 }
 
-fn facts<T: DeserializeOwned>(place: &str, rows: &[Row]) -> Result<Vec<T>, LogError> {
+fn facts<T: DeserializeOwned>(location: &str, rows: &[Row]) -> Result<Vec<T>, LogError> {
     rows.iter()
         .map(|row| {
             row.fact().map_err(|what| LogError::Damaged {
-                place: place.to_string(),
+                location: location.to_string(),
                 position: row.position,
                 stream: row.stream.clone(),
                 what,
@@ -467,12 +467,12 @@ fn facts<T: DeserializeOwned>(place: &str, rows: &[Row]) -> Result<Vec<T>, LogEr
         .collect()
 }
 
-fn reservation_decision(place: Arc<str>, command: Command) -> Decide {
+fn reservation_decision(location: Arc<str>, command: Command) -> Decide {
     Box::new(move |rows, now| {
-        let before = facts::<Fact>(&place, rows)?;
+        let before = facts::<Fact>(&location, rows)?;
         let state = ledger::replay(rows.iter().map(|r| r.at).zip(&before));
         let state = state.map_err(|(n, e)| LogError::Damaged {
-            place: place.to_string(),
+            location: location.to_string(),
             position: rows[n].position,
             stream: rows[n].stream.clone(),
             what: e.to_string(),
@@ -485,7 +485,7 @@ fn reservation_decision(place: Arc<str>, command: Command) -> Decide {
         }
         let open = after.filter(|s| !s.transition.is_terminal());
         let until = |s: State| s.requested_at.saturating_add(micros(s.request.ttl_seconds));
-        Ok(Decided { bodies: new.iter().map(text).collect(), open_until: open.map(until) })
+        Ok(Decided { bodies: new.iter().map(fact_json).collect(), open_until: open.map(until) })
     })
 }
 
@@ -502,29 +502,3 @@ pub fn now_micros() -> i64 {
 #[cfg(test)]
 #[path = "log_tests.rs"]
 mod tests;
-
-/// Rows for the tests beside this file.
-#[cfg(test)]
-pub mod tests_support {
-    use super::*;
-
-    pub fn rows_of_five() -> Vec<Row> {
-        let request = Request {
-            workflow_run_id: "workflow-1".into(),
-            fragment_id: "frag-0001".into(),
-            service_id: "hadamard".into(),
-            requesting_peer_id: "12D3KooWcoordinator".into(),
-            ttl_seconds: 60,
-            idempotency_key: None,
-        };
-        let accepted = Fact::Accepted { accepting_peer_id: "12D3KooWpeer".into(), held: false };
-        let done = Fact::Completed { execution_id: "exec-1".into(), fidelity: None, latency_ms: 1.0 };
-        let dispatched = Fact::Dispatched { execution_id: "exec-1".into() };
-        let facts = [Fact::Requested(request), accepted, Fact::Committed, dispatched, done];
-        let row = |(n, f): (usize, &Fact)| {
-            let n = n as i64 + 1;
-            Row::new(n, "reservation/res-00000001", n, 1_000 * n, text(f))
-        };
-        facts.iter().enumerate().map(row).collect()
-    }
-}

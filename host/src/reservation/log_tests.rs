@@ -37,12 +37,12 @@ fn five_events_survive_and_a_torn_tail_does_not_spoil_what_is_before_it() {
     run(async {
         let log = Log::sqlite(&path).unwrap();
         log.request("res-00000001", "me", request(None)).await.unwrap();
-        log.tell("res-00000001", accept()).await.unwrap();
-        log.tell("res-00000001", Command::Commit).await.unwrap();
+        log.execute("res-00000001", accept()).await.unwrap();
+        log.execute("res-00000001", Command::Commit).await.unwrap();
         log.request("res-00000002", "me", request(None)).await.unwrap();
         // What a power cut leaves: main file and write-ahead log as they are, then the last frame cut.
         let torn = dir.path().join("torn.db");
-        log.tell("res-00000002", cancel()).await.unwrap();
+        log.execute("res-00000002", cancel()).await.unwrap();
         std::fs::copy(&path, &torn).unwrap();
         let wal = std::fs::read(dir.path().join("reservations.db-wal")).unwrap();
         std::fs::write(dir.path().join("torn.db-wal"), &wal[..wal.len() - 100]).unwrap();
@@ -69,7 +69,7 @@ fn a_flipped_byte_is_named_by_its_event() {
     run(async {
         let log = Log::sqlite(&path).unwrap();
         log.request("res-00000001", "me", request(None)).await.unwrap();
-        log.tell("res-00000001", accept()).await.unwrap();
+        log.execute("res-00000001", accept()).await.unwrap();
         log.close().await;
         let bytes = std::fs::read(&path).unwrap();
         let at = bytes.windows(12).position(|w| w == b"12D3KooWpeer").unwrap();
@@ -79,7 +79,7 @@ fn a_flipped_byte_is_named_by_its_event() {
         let log = Log::sqlite(&path).unwrap();
         let error = log.verify().await.unwrap_err().to_string();
         assert!(error.contains("damaged at event 2 (reservation/res-00000001)"), "{error}");
-        let error = log.tell("res-00000001", Command::Commit).await.unwrap_err().to_string();
+        let error = log.execute("res-00000001", Command::Commit).await.unwrap_err().to_string();
         assert!(error.contains("damaged at event 2"), "nothing is built on it: {error}");
     });
 }
@@ -97,7 +97,7 @@ fn a_key_belongs_to_its_caller() {
         assert_eq!(other.reservation_id, "res-00000003");
         assert!(log.state("res-00000002").await.unwrap().is_none());
         let exists = log.request("res-00000001", "c", request(None)).await.map(|_| ()).unwrap_err();
-        assert!(matches!(exists, TellError::Refused(Refused::Exists)), "{exists}");
+        assert!(matches!(exists, AppendError::Refused(Refused::Exists)), "{exists}");
     });
 }
 
@@ -111,7 +111,7 @@ fn of_two_writers_one_makes_a_transition() {
     run(async {
         for n in 0..rounds {
             logs[0].request(&format!("res-000000{n:02}"), "me", request(None)).await.unwrap();
-            logs[1].tell(&format!("res-000000{n:02}"), accept()).await.unwrap();
+            logs[1].execute(&format!("res-000000{n:02}"), accept()).await.unwrap();
         }
     });
     let barrier = Barrier::new(2);
@@ -123,7 +123,7 @@ fn of_two_writers_one_makes_a_transition() {
                     let mut wins = Vec::new();
                     for n in 0..rounds {
                         barrier.wait();
-                        wins.push(log.tell(&format!("res-000000{n:02}"), command.clone()).await.is_ok());
+                        wins.push(log.execute(&format!("res-000000{n:02}"), command.clone()).await.is_ok());
                     }
                     wins
                 })
@@ -151,7 +151,7 @@ fn a_log_that_can_not_be_written_leaves_nothing_behind() {
         let error =
             log.request("res-00000002", "me", request(Some("key-0002"))).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("nothing was recorded") && !log.is_writable(), "{error}");
-        log.note(vec![Note {
+        log.append_in_background(vec![EventBatch {
             hold: "res-hold/1".into(),
             at: 1,
             facts: vec![Fact::Requested(request(None))],
@@ -170,12 +170,12 @@ fn jobs_are_open_until_they_end() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
         let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
-        log.job("job-1", submitted()).await.unwrap();
-        log.job("job-2", submitted()).await.unwrap();
-        log.job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
+        log.record_job("job-1", submitted()).await.unwrap();
+        log.record_job("job-2", submitted()).await.unwrap();
+        log.record_job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
         assert_eq!(log.open_jobs().await.unwrap(), ["job-2"]);
-        let late = log.job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
-        assert!(matches!(late, TellError::Job(JobRefused::Ended("failed"))), "{late}");
+        let late = log.record_job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
+        assert!(matches!(late, AppendError::Job(JobRefused::Ended("failed"))), "{late}");
         assert_eq!(log.job_facts("job-1").await.unwrap().len(), 2);
     });
 }

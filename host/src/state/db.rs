@@ -26,9 +26,9 @@ use crate::error::{Explain, exit};
 use crate::model::MessageId;
 use crate::state::files;
 
-pub use rows::{DeadLetter, Opened, Past, Phase, ResultRow, Status, StoredRow};
+pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
 use sql::{Op, SCHEMA_VERSION, apply, prepare, read_all, result_row};
-pub use view::Listed;
+pub use view::{KeptEntry, KeptKind};
 
 const FILE: &str = "coda-host.db";
 /// Most requests of one transaction.
@@ -88,7 +88,7 @@ impl Explain for StoreError {
 enum Request {
     Write(Op, oneshot::Sender<Result<(), StoreError>>),
     Lazy(Op),
-    Known(Vec<MessageId>, oneshot::Sender<Result<Vec<Option<Past>>, StoreError>>),
+    Known(Vec<MessageId>, oneshot::Sender<Result<Vec<Option<HistoryEntry>>, StoreError>>),
     Load(MessageId, oneshot::Sender<Result<Option<ResultRow>, StoreError>>),
     Stop,
 }
@@ -147,7 +147,7 @@ impl Database {
     ///
     /// # Errors
     /// When the file can't be read.
-    pub fn start(self, qpu_id: &str) -> Result<(Store, Opened), StoreError> {
+    pub fn start(self, qpu_id: &str) -> Result<(Store, StoreContents), StoreError> {
         let Database { conn, path } = self;
         let fail = |e: &dyn std::fmt::Display| StoreError::Open { path: path.clone(), text: e.to_string() };
         let opened = read_all(&conn, qpu_id).map_err(|e| fail(&e))?;
@@ -188,7 +188,7 @@ impl Store {
     ///
     /// # Errors
     /// As for `insert`.
-    pub async fn announce(&self, id: MessageId) -> Result<(), StoreError> {
+    pub async fn mark_announced(&self, id: MessageId) -> Result<(), StoreError> {
         self.write(Op::Announce(id)).await
     }
 
@@ -204,7 +204,7 @@ impl Store {
     ///
     /// # Errors
     /// As for `insert`.
-    pub async fn refuse(&self, id: MessageId, why: String) -> Result<(), StoreError> {
+    pub async fn record_refused(&self, id: MessageId, why: String) -> Result<(), StoreError> {
         self.write(Op::Refuse(id, why)).await
     }
 
@@ -212,12 +212,12 @@ impl Store {
     ///
     /// # Errors
     /// As for `insert`.
-    pub async fn delivered(&self, id: MessageId) -> Result<(), StoreError> {
+    pub async fn record_delivered(&self, id: MessageId) -> Result<(), StoreError> {
         self.write(Op::Delivered(id)).await
     }
 
     /// Notes a failed attempt; may be lost in a crash.
-    pub fn attempted(&self, id: MessageId, attempts: u32, error: String) {
+    pub fn record_attempt(&self, id: MessageId, attempts: u32, error: String) {
         self.lazy(Op::Attempt(id, attempts, error));
     }
 
@@ -225,7 +225,7 @@ impl Store {
     ///
     /// # Errors
     /// As for `insert`.
-    pub async fn dead_letter(&self, letter: DeadLetter) -> Result<(), StoreError> {
+    pub async fn store_dead_letter(&self, letter: DeadLetter) -> Result<(), StoreError> {
         self.write(Op::DeadLetter(letter)).await
     }
 
@@ -233,12 +233,12 @@ impl Store {
     ///
     /// # Errors
     /// As for `insert`.
-    pub async fn death(&self, id: MessageId) -> Result<(), StoreError> {
+    pub async fn record_death(&self, id: MessageId) -> Result<(), StoreError> {
         self.write(Op::Death(id)).await
     }
 
     /// Forgets the deaths of a message that has ended.
-    pub fn alive(&self, id: MessageId) {
+    pub fn clear_deaths(&self, id: MessageId) {
         self.lazy(Op::Alive(id));
     }
 
@@ -246,7 +246,7 @@ impl Store {
     ///
     /// # Errors
     /// When the database can't be read.
-    pub async fn known(&self, ids: Vec<MessageId>) -> Result<Vec<Option<Past>>, StoreError> {
+    pub async fn history_of(&self, ids: Vec<MessageId>) -> Result<Vec<Option<HistoryEntry>>, StoreError> {
         if !ids.iter().any(|id| self.newest.covers(*id)) {
             return Ok(vec![None; ids.len()]);
         }
@@ -259,7 +259,7 @@ impl Store {
     ///
     /// # Errors
     /// When the database can't be read.
-    pub async fn load(&self, id: MessageId) -> Result<Option<ResultRow>, StoreError> {
+    pub async fn load_result(&self, id: MessageId) -> Result<Option<ResultRow>, StoreError> {
         let (answer, wait) = oneshot::channel();
         self.send(Request::Load(id, answer))?;
         wait.await.map_err(|_| StoreError::Stopped)?
@@ -393,7 +393,7 @@ impl Writer {
         Ok(each)
     }
 
-    fn known(&self, ids: &[MessageId]) -> Result<Vec<Option<Past>>, StoreError> {
+    fn known(&self, ids: &[MessageId]) -> Result<Vec<Option<HistoryEntry>>, StoreError> {
         let fail = |e: rusqlite::Error| StoreError::Write(e.to_string());
         let mut query = self
             .conn
@@ -405,7 +405,7 @@ impl Writer {
         ids.iter()
             .map(|id| {
                 let row = query.query_row(params![self.qpu_id, id.to_string()], |r| {
-                    Ok(Past {
+                    Ok(HistoryEntry {
                         job_id: r.get::<_, String>(0)?.into(),
                         status: Status::from_name(&r.get::<_, String>(1)?),
                         error: r.get(2)?,

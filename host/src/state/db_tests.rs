@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 
-fn open(dir: &tempfile::TempDir, qpu: &str) -> Result<(Store, Opened), StoreError> {
+fn open(dir: &tempfile::TempDir, qpu: &str) -> Result<(Store, StoreContents), StoreError> {
     Database::open(dir.path())?.start(qpu)
 }
 
@@ -32,21 +32,21 @@ async fn results_survive_and_end_in_history() {
     for n in 1..=4 {
         store.insert(row(n)).await.unwrap();
     }
-    store.announce(id(2)).await.unwrap();
-    store.delivered(id(3)).await.unwrap();
-    store.refuse(id(4), "HTTP 404".into()).await.unwrap();
-    store.attempted(id(2), 3, "refused".into());
+    store.mark_announced(id(2)).await.unwrap();
+    store.record_delivered(id(3)).await.unwrap();
+    store.record_refused(id(4), "HTTP 404".into()).await.unwrap();
+    store.record_attempt(id(2), 3, "refused".into());
     store.close();
     let (store, opened) = open(&dir, "q1").unwrap();
     let phases: Vec<_> = opened.rows.iter().map(|r| (r.row.message_id.ms, r.phase, r.attempts)).collect();
     assert_eq!(phases, [(1, Phase::Stored, 0), (2, Phase::Announced, 3), (4, Phase::Refused, 0)]);
     assert_eq!(opened.rows[0].row.body, "{}");
-    let known = store.known(vec![id(1), id(3), id(4), id(9)]).await.unwrap();
+    let known = store.history_of(vec![id(1), id(3), id(4), id(9)]).await.unwrap();
     let known: Vec<_> = known.iter().map(|k| k.as_ref().map(|p| p.job_id.to_string())).collect();
     assert_eq!(known, [None, Some("job-3".into()), Some("job-4".into()), None]);
     store.discard(id(1)).await.unwrap();
-    assert!(store.load(id(1)).await.unwrap().is_none());
-    assert_eq!(&*store.load(id(2)).await.unwrap().unwrap().job_id, "job-2");
+    assert!(store.load_result(id(1)).await.unwrap().is_none());
+    assert_eq!(&*store.load_result(id(2)).await.unwrap().unwrap().job_id, "job-2");
     store.close();
     let (_, other) = open(&dir, "q2").unwrap();
     assert_eq!((other.rows.len(), other.foreign), (0, 2));
@@ -73,10 +73,10 @@ async fn writes_that_come_together_share_transactions() {
 async fn deaths_are_counted_until_the_job_ends() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(&dir, "q").unwrap();
-    store.death(id(1)).await.unwrap();
-    store.death(id(1)).await.unwrap();
-    store.death(id(2)).await.unwrap();
-    store.alive(id(2));
+    store.record_death(id(1)).await.unwrap();
+    store.record_death(id(1)).await.unwrap();
+    store.record_death(id(2)).await.unwrap();
+    store.clear_deaths(id(2));
     store.close();
     assert_eq!(open(&dir, "q").unwrap().1.deaths, [(id(1), 2)]);
 }

@@ -4,7 +4,7 @@ use super::super::finish::{Stored, now};
 use super::super::lifecycle::{Denied, Event, Step};
 use super::super::message::Envelope;
 use super::{Driver, Report};
-use crate::results::outbox::{Sent, Unwritten};
+use crate::results::dispatcher::{DeliveryOutcome, FinishedDelivery, UnwrittenStatus};
 use crate::state::db::Status;
 use crate::telemetry::JobOutcome;
 
@@ -63,9 +63,9 @@ impl Driver {
         }
     }
 
-    pub(super) fn sent(&mut self, sent: Sent) {
-        let Sent { message_id: id, status, accepted, unwritten } = sent;
-        if accepted && status == Status::Completed {
+    pub(super) fn sent(&mut self, sent: FinishedDelivery) {
+        let FinishedDelivery { message_id: id, status, outcome, unwritten } = sent;
+        if outcome == DeliveryOutcome::Accepted && status == Status::Completed {
             self.last_job_at = Some(now());
         }
         self.p.metrics.job(match status {
@@ -76,9 +76,9 @@ impl Driver {
         let Some(entry) = self.entries.get(&ticket) else { return };
         let finisher = self.finisher.clone();
         let job_id = entry.envelope.as_ref().map(|e| e.job_id.clone()).unwrap_or_default();
-        tracing::debug!(job_id = &*job_id, status = status.name(), accepted, "the result's way has ended");
+        tracing::debug!(job_id = &*job_id, status = status.name(), ?outcome, "delivery finished");
         match unwritten {
-            Some(Unwritten { error, finished_at }) => self.spawn_close(ticket, async move {
+            Some(UnwrittenStatus { error, finished_at }) => self.spawn_close(ticket, async move {
                 finisher.settle(&job_id, id, status, error.as_deref(), &finished_at).await
             }),
             None => self.spawn_close(ticket, async move { finisher.acknowledge(id).await }),

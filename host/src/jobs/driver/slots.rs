@@ -13,31 +13,31 @@ use super::{Driver, Report};
 use crate::executor::{Answer, RunDone, RunJob, Witness};
 use crate::model::{JobId, MessageId};
 use crate::results::outcome::{conclude, judge};
-use crate::state::answers::Answers;
-use crate::state::marks::RunMarks;
+use crate::state::answer_journal::AnswerJournal;
+use crate::state::run_journal::RunJournal;
 
 /// Notes what slots do where a SIGKILL can't take it.
 #[derive(Clone)]
 pub struct Notes {
-    marks: Arc<RunMarks>,
-    answers: Arc<Answers>,
+    runs: Arc<RunJournal>,
+    answers: Arc<AnswerJournal>,
     hold: Arc<HoldAt>,
 }
 
 impl Notes {
-    pub fn new(marks: RunMarks, answers: Answers) -> Notes {
-        Notes { marks: Arc::new(marks), answers: Arc::new(answers), hold: Arc::new(HoldAt::from_env()) }
+    pub fn new(runs: RunJournal, answers: AnswerJournal) -> Notes {
+        Notes { runs: Arc::new(runs), answers: Arc::new(answers), hold: Arc::new(HoldAt::from_env()) }
     }
 
     /// An orderly stop is no death of the executor.
     pub(super) fn all_end(&self, slots: usize) {
-        (0..slots).for_each(|slot| self.marks.end(slot));
+        (0..slots).for_each(|slot| self.runs.end(slot));
     }
 }
 
 impl Witness for Notes {
     fn begins(&self, slot: usize, jobs: &[RunJob]) {
-        self.marks.begin(slot, jobs.iter().filter_map(|job| job.message_id));
+        self.runs.begin(slot, jobs.iter().filter_map(|job| job.message_id));
         self.hold.block_at("executing");
     }
 
@@ -48,7 +48,7 @@ impl Witness for Notes {
     }
 
     fn ends(&self, slot: usize) {
-        self.marks.end(slot);
+        self.runs.end(slot);
     }
 }
 
@@ -91,7 +91,7 @@ impl Driver {
             self.p.metrics.queue_wait_seconds.observe(entry.claimed.elapsed().as_secs_f64());
             tracing::debug!(job_id = &*envelope.job_id, slot, shots = work.shots, "running");
             let fields = executing(entry.message_id, &self.p.redis.names().qpu_id);
-            self.p.redis.write_soon(Write::status(&envelope.job_id, fields));
+            self.p.redis.write_best_effort(Write::status(&envelope.job_id, fields));
             self.running.push(ticket);
             if let Some(jobs) = self.in_slot.get_mut(slot) {
                 *jobs += 1;
@@ -121,7 +121,7 @@ impl Driver {
         let id = entry.message_id;
         let (Some(envelope), Some(work)) = (entry.envelope.clone(), entry.work.take()) else { return };
         if self.p.deaths.remove(&id).is_some() {
-            self.p.store.alive(id);
+            self.p.store.clear_deaths(id);
         }
         if step == Some(Step::CloseCancelled) {
             self.close_cancelled(ticket);

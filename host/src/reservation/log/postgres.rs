@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio_postgres::{Client, NoTls, Transaction};
 
-use crate::reservation::event::Note;
+use crate::reservation::event::EventBatch;
 
-use super::{Append, Appended, Ask, LogError, LooksAt, Row, TellError, now_micros, text};
+use super::{Append, AppendError, Appended, LogError, LooksAt, Row, StoreRequest, fact_json, now_micros};
 
 const SCHEMA_VERSION: i64 = 1;
 const SCHEMA: &str = "
@@ -47,48 +47,49 @@ const COLUMNS: &str = "position, stream, seq, at, version, body, sum";
 
 #[derive(Clone)]
 pub struct Postgres {
-    asks: mpsc::UnboundedSender<Ask>,
+    requests: mpsc::UnboundedSender<StoreRequest>,
 }
 
 impl Postgres {
     pub(super) async fn connect(
         url: &str,
-        place: &str,
+        location: &str,
         writable: Arc<AtomicBool>,
     ) -> Result<Postgres, LogError> {
-        let fail = |text: String| LogError::Open { place: place.into(), text };
+        let fail = |text: String| LogError::Open { location: location.into(), text };
         let mut first = open(url).await.map_err(fail)?;
-        prepare(&mut first, place).await?;
-        let (asks, inbox) = mpsc::unbounded_channel();
+        prepare(&mut first, location).await?;
+        let (requests, inbox) = mpsc::unbounded_channel();
         let inbox = Arc::new(Mutex::new(inbox));
         let mut first = Some(first);
         for _ in 0..CONNECTIONS {
             let worker = Worker { url: url.into(), client: first.take(), writable: writable.clone() };
             tokio::spawn(worker.run(inbox.clone()));
         }
-        Ok(Postgres { asks })
+        Ok(Postgres { requests })
     }
 
-    pub(super) fn ask(&self, ask: Ask) -> Result<(), LogError> {
-        self.asks.send(ask).map_err(|_| LogError::Stopped)
+    pub(super) fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
+        self.requests.send(request).map_err(|_| LogError::Stopped)
     }
 }
 
 async fn open(url: &str) -> Result<Client, String> {
     let connecting = tokio_postgres::connect(url, NoTls);
     let connected = tokio::time::timeout(CONNECT_LIMIT, connecting).await;
-    let (client, connection) =
-        connected.map_err(|_| format!("no answer within {CONNECT_LIMIT:?}"))?.map_err(|e| words(&e))?;
+    let (client, connection) = connected
+        .map_err(|_| format!("no answer within {CONNECT_LIMIT:?}"))?
+        .map_err(|e| server_message(&e))?;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::warn!(error = words(&error), "a connection to the event log was lost");
+            tracing::warn!(error = server_message(&error), "a connection to the event log was lost");
         }
     });
     Ok(client)
 }
 
-/// The server's own words, which the error's text leaves out.
-fn words(error: &tokio_postgres::Error) -> String {
+/// The server's own server_message, which the error's text leaves out.
+fn server_message(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), std::error::Error::source(error)) {
         (Some(db), _) => db.message().to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
@@ -96,8 +97,9 @@ fn words(error: &tokio_postgres::Error) -> String {
     }
 }
 
-async fn prepare(client: &mut Client, place: &str) -> Result<(), LogError> {
-    let fail = |e: tokio_postgres::Error| LogError::Open { place: place.into(), text: words(&e) };
+async fn prepare(client: &mut Client, location: &str) -> Result<(), LogError> {
+    let fail =
+        |e: tokio_postgres::Error| LogError::Open { location: location.into(), text: server_message(&e) };
     let tx = client.transaction().await.map_err(fail)?;
     tx.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await.map_err(fail)?;
     tx.batch_execute(SCHEMA).await.map_err(fail)?;
@@ -105,7 +107,7 @@ async fn prepare(client: &mut Client, place: &str) -> Result<(), LogError> {
     tx.commit().await.map_err(fail)?;
     match found {
         SCHEMA_VERSION => Ok(()),
-        found => Err(LogError::Newer { place: place.into(), found }),
+        found => Err(LogError::Newer { location: location.into(), found }),
     }
 }
 
@@ -116,17 +118,17 @@ struct Worker {
 }
 
 impl Worker {
-    async fn run(mut self, inbox: Arc<Mutex<mpsc::UnboundedReceiver<Ask>>>) {
+    async fn run(mut self, inbox: Arc<Mutex<mpsc::UnboundedReceiver<StoreRequest>>>) {
         loop {
-            let ask = inbox.lock().await.recv().await;
-            match ask {
+            let request = inbox.lock().await.recv().await;
+            match request {
                 None => return,
-                Some(Ask::Stop) => {
+                Some(StoreRequest::Stop) => {
                     // For the others too.
                     inbox.lock().await.close();
                     return;
                 }
-                Some(ask) => self.answer(ask).await,
+                Some(request) => self.answer(request).await,
             }
         }
     }
@@ -138,29 +140,29 @@ impl Worker {
         self.client.as_mut().ok_or_else(|| "no connection".into())
     }
 
-    async fn answer(&mut self, ask: Ask) {
-        match ask {
-            Ask::Append(append, answer) => {
+    async fn answer(&mut self, request: StoreRequest) {
+        match request {
+            StoreRequest::Append(append, answer) => {
                 let appended = self.append(append).await;
-                let failed = matches!(appended, Err(TellError::Log(LogError::Write(_))));
+                let failed = matches!(appended, Err(AppendError::Log(LogError::Write(_))));
                 self.writable.store(!failed, Ordering::Release);
                 drop(answer.send(appended));
             }
-            Ask::Note(notes) => {
+            StoreRequest::Batches(batches) => {
                 // A peer's log is a file of its own; here for completeness, each at once.
-                for note in notes {
-                    if let Err(error) = self.note(&note).await {
+                for batch in batches {
+                    if let Err(error) = self.append_batch(&batch).await {
                         self.writable.store(false, Ordering::Release);
-                        tracing::error!(error, hold = note.hold, "events could not be recorded");
+                        tracing::error!(error, hold = batch.hold, "events could not be recorded");
                     }
                 }
             }
-            Ask::Rows { stream, answer } => {
+            StoreRequest::Rows { stream, answer } => {
                 let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY seq");
                 let rows = self.query(&sql, &[&stream]).await;
                 drop(answer.send(rows.map(|rows| rows.iter().map(row).collect())));
             }
-            Ask::Page { from, limit, answer } => {
+            StoreRequest::Page { from, limit, answer } => {
                 let limit = i64::try_from(limit).unwrap_or(i64::MAX);
                 let sql = format!(
                     "SELECT {COLUMNS} FROM coda_events WHERE position >= $1 ORDER BY position LIMIT $2"
@@ -168,15 +170,15 @@ impl Worker {
                 let rows = self.query(&sql, &[&from, &limit]).await;
                 drop(answer.send(rows.map(|rows| rows.iter().map(row).collect())));
             }
-            Ask::Open { prefix, answer } => {
+            StoreRequest::Open { prefix, answer } => {
                 let sql = "SELECT stream, until FROM coda_open WHERE starts_with(stream, $1) ORDER BY until, stream";
                 let rows = self.query(sql, &[&prefix]).await;
                 drop(answer.send(rows.map(|rows| rows.iter().map(|r| (r.get(0), r.get(1))).collect())));
             }
-            Ask::Flush(answer) => {
+            StoreRequest::Flush(answer) => {
                 answer.send(()).ok();
             }
-            Ask::Stop => {}
+            StoreRequest::Stop => {}
         }
     }
 
@@ -186,11 +188,11 @@ impl Worker {
         values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, LogError> {
         let client = self.client().await.map_err(LogError::Read)?;
-        client.query(sql, values).await.map_err(|e| LogError::Read(words(&e)))
+        client.query(sql, values).await.map_err(|e| LogError::Read(server_message(&e)))
     }
 
-    async fn append(&mut self, append: Append) -> Result<Appended, TellError> {
-        let write = |e: tokio_postgres::Error| LogError::Write(words(&e));
+    async fn append(&mut self, append: Append) -> Result<Appended, AppendError> {
+        let write = |e: tokio_postgres::Error| LogError::Write(server_message(&e));
         let client = self.client().await.map_err(LogError::Write)?;
         let tx = client.transaction().await.map_err(write)?;
         if let Some((caller, key)) = &append.key {
@@ -229,18 +231,21 @@ impl Worker {
         Ok(Appended { stream: append.stream, rows, fresh: true })
     }
 
-    async fn note(&mut self, note: &Note) -> Result<(), String> {
-        let stream = note.stream();
+    async fn append_batch(&mut self, batch: &EventBatch) -> Result<(), String> {
+        let stream = batch.stream();
         let client = self.client().await?;
-        let tx = client.transaction().await.map_err(|e| words(&e))?;
-        lock(&tx, &stream).await.map_err(|e| words(&e))?;
-        let mut seq =
-            rows_of(&tx, &stream, LooksAt::Last).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
-        for fact in &note.facts {
+        let tx = client.transaction().await.map_err(|e| server_message(&e))?;
+        lock(&tx, &stream).await.map_err(|e| server_message(&e))?;
+        let mut seq = rows_of(&tx, &stream, LooksAt::Last)
+            .await
+            .map_err(|e| server_message(&e))?
+            .last()
+            .map_or(0, |r| r.seq);
+        for fact in &batch.facts {
             seq += 1;
-            insert(&tx, &stream, seq, note.at, text(fact)).await.map_err(|e| words(&e))?;
+            insert(&tx, &stream, seq, batch.at, fact_json(fact)).await.map_err(|e| server_message(&e))?;
         }
-        tx.commit().await.map_err(|e| words(&e))
+        tx.commit().await.map_err(|e| server_message(&e))
     }
 }
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
-use crate::reservation::event::Note;
+use crate::reservation::event::EventBatch;
 
-use super::{Append, Appended, Ask, LogError, LooksAt, Row, TellError, now_micros, text};
+use super::{Append, AppendError, Appended, LogError, LooksAt, Row, StoreRequest, fact_json, now_micros};
 use crate::state::files;
 
 const SCHEMA_VERSION: i64 = 1;
@@ -38,8 +38,8 @@ const SCHEMA: &str = "
 ";
 /// Most requests of one transaction.
 const GROUP_MAX: usize = 1024;
-/// How long notes wait for company: each transaction writes every page it touches, and holds lie all over the index.
-const NOTE_WAIT: Duration = Duration::from_millis(200);
+/// How long batches wait for company: each transaction writes every page it touches, and holds lie all over the index.
+const BATCH_WAIT: Duration = Duration::from_millis(200);
 /// Pages of the log before they are moved to the file, in which the same page is moved once.
 const CHECKPOINT_PAGES: i64 = 4096;
 /// KiB of pages kept in memory, so that a peer's record of an hour is written without reading.
@@ -52,32 +52,39 @@ const BUSY: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub struct Sqlite {
-    asks: Sender<Ask>,
+    requests: Sender<StoreRequest>,
     thread: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
 }
 
 impl Sqlite {
     pub(super) fn open(path: &Path, writable: Arc<AtomicBool>) -> Result<Sqlite, LogError> {
-        let place = path.display().to_string();
-        let fail = |e: &dyn std::fmt::Display| LogError::Open { place: place.clone(), text: e.to_string() };
+        let location = path.display().to_string();
+        let fail =
+            |e: &dyn std::fmt::Display| LogError::Open { location: location.clone(), text: e.to_string() };
         if let Some(dir) = path.parent() {
             files::ensure_dir(dir).map_err(|e| fail(&e))?;
         }
         files::private(path).map_err(|e| fail(&e))?;
         let conn = Connection::open(path).map_err(|e| fail(&e))?;
-        prepare(&conn, &place)?;
-        let (asks, inbox) = channel();
-        let writer =
-            Writer { conn, path: path.into(), writable, transactions: 0, notes: Vec::new(), noted: None };
+        prepare(&conn, &location)?;
+        let (requests, inbox) = channel();
+        let writer = Writer {
+            conn,
+            path: path.into(),
+            writable,
+            transactions: 0,
+            batches: Vec::new(),
+            oldest_batch: None,
+        };
         let thread = std::thread::Builder::new()
             .name("event-log".into())
             .spawn(move || writer.run(&inbox))
             .map_err(|e| fail(&e))?;
-        Ok(Sqlite { asks, thread: Arc::new(Mutex::new(Some(thread))) })
+        Ok(Sqlite { requests, thread: Arc::new(Mutex::new(Some(thread))) })
     }
 
-    pub(super) fn ask(&self, ask: Ask) -> Result<(), LogError> {
-        self.asks.send(ask).map_err(|_| LogError::Stopped)
+    pub(super) fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
+        self.requests.send(request).map_err(|_| LogError::Stopped)
     }
 
     pub(super) fn join(&self) {
@@ -88,8 +95,8 @@ impl Sqlite {
     }
 }
 
-fn prepare(conn: &Connection, place: &str) -> Result<(), LogError> {
-    let fail = |e: rusqlite::Error| LogError::Open { place: place.into(), text: e.to_string() };
+fn prepare(conn: &Connection, location: &str) -> Result<(), LogError> {
+    let fail = |e: rusqlite::Error| LogError::Open { location: location.into(), text: e.to_string() };
     conn.busy_timeout(BUSY).map_err(fail)?;
     conn.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
     conn.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
@@ -108,7 +115,7 @@ fn prepare(conn: &Connection, place: &str) -> Result<(), LogError> {
     }
     match version().map_err(fail)? {
         SCHEMA_VERSION => Ok(()),
-        found => Err(LogError::Newer { place: place.into(), found }),
+        found => Err(LogError::Newer { location: location.into(), found }),
     }
 }
 
@@ -117,33 +124,33 @@ struct Writer {
     path: PathBuf,
     writable: Arc<AtomicBool>,
     transactions: u64,
-    notes: Vec<Note>,
-    /// When the oldest note came.
-    noted: Option<Instant>,
+    batches: Vec<EventBatch>,
+    /// When the oldest waiting batch came.
+    oldest_batch: Option<Instant>,
 }
 
-type Answer = oneshot::Sender<Result<Appended, TellError>>;
+type Answer = oneshot::Sender<Result<Appended, AppendError>>;
 
 impl Writer {
-    fn run(mut self, inbox: &Receiver<Ask>) {
+    fn run(mut self, inbox: &Receiver<StoreRequest>) {
         let mut group: Vec<(Append, Answer)> = Vec::new();
         loop {
-            let next = match self.noted {
-                Some(since) => inbox.recv_timeout(NOTE_WAIT.saturating_sub(since.elapsed())),
+            let next = match self.oldest_batch {
+                Some(since) => inbox.recv_timeout(BATCH_WAIT.saturating_sub(since.elapsed())),
                 None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             let mut now = false;
             let mut stop = false;
             match next {
-                Ok(ask) => self.take(ask, &mut group, &mut now, &mut stop),
+                Ok(request) => self.take(request, &mut group, &mut now, &mut stop),
                 Err(RecvTimeoutError::Timeout) => now = true,
                 Err(RecvTimeoutError::Disconnected) => stop = true,
             }
             while now && !stop && group.len() < GROUP_MAX {
-                let Ok(ask) = inbox.try_recv() else { break };
-                self.take(ask, &mut group, &mut now, &mut stop);
+                let Ok(request) = inbox.try_recv() else { break };
+                self.take(request, &mut group, &mut now, &mut stop);
             }
-            if now || stop || self.notes.len() >= GROUP_MAX {
+            if now || stop || self.batches.len() >= GROUP_MAX {
                 self.commit(std::mem::take(&mut group));
             }
             if stop {
@@ -152,49 +159,55 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, ask: Ask, group: &mut Vec<(Append, Answer)>, now: &mut bool, stop: &mut bool) {
-        match ask {
-            Ask::Append(append, answer) => {
+    fn take(
+        &mut self,
+        request: StoreRequest,
+        group: &mut Vec<(Append, Answer)>,
+        now: &mut bool,
+        stop: &mut bool,
+    ) {
+        match request {
+            StoreRequest::Append(append, answer) => {
                 group.push((append, answer));
                 *now = true;
             }
-            Ask::Note(notes) => {
-                self.notes.extend(notes);
-                self.noted.get_or_insert_with(Instant::now);
+            StoreRequest::Batches(batches) => {
+                self.batches.extend(batches);
+                self.oldest_batch.get_or_insert_with(Instant::now);
             }
-            Ask::Rows { stream, answer } => {
+            StoreRequest::Rows { stream, answer } => {
                 self.commit(std::mem::take(group));
                 drop(answer.send(rows_of(&self.conn, &stream).map_err(read_failed)));
             }
-            Ask::Page { from, limit, answer } => {
+            StoreRequest::Page { from, limit, answer } => {
                 self.commit(std::mem::take(group));
                 drop(answer.send(page(&self.conn, from, limit).map_err(read_failed)));
             }
-            Ask::Open { prefix, answer } => {
+            StoreRequest::Open { prefix, answer } => {
                 self.commit(std::mem::take(group));
                 drop(answer.send(open_streams(&self.conn, prefix).map_err(read_failed)));
             }
-            Ask::Flush(answer) => {
+            StoreRequest::Flush(answer) => {
                 self.commit(std::mem::take(group));
                 answer.send(()).ok();
             }
-            Ask::Stop => *stop = true,
+            StoreRequest::Stop => *stop = true,
         }
     }
 
     fn commit(&mut self, group: Vec<(Append, Answer)>) {
-        if group.is_empty() && self.notes.is_empty() {
+        if group.is_empty() && self.batches.is_empty() {
             return;
         }
-        self.noted = None;
-        let notes = std::mem::take(&mut self.notes);
+        self.oldest_batch = None;
+        let batches = std::mem::take(&mut self.batches);
         let mut answers = Vec::with_capacity(group.len());
         let mut appends = Vec::with_capacity(group.len());
         for (append, answer) in group {
             appends.push(append);
             answers.push(answer);
         }
-        let outcome = self.transaction(appends, &notes);
+        let outcome = self.transaction(appends, &batches);
         match outcome {
             Ok(each) => {
                 self.writable.store(true, Ordering::Release);
@@ -210,9 +223,9 @@ impl Writer {
                     drop(answer.send(Err(error.clone().into())));
                 }
                 // Kept, within bounds, for when the disk has room again.
-                if notes.len() < 8 * GROUP_MAX {
-                    self.notes = notes;
-                    self.noted = Some(Instant::now());
+                if batches.len() < 8 * GROUP_MAX {
+                    self.batches = batches;
+                    self.oldest_batch = Some(Instant::now());
                 }
             }
         }
@@ -227,18 +240,18 @@ impl Writer {
     fn transaction(
         &mut self,
         appends: Vec<Append>,
-        notes: &[Note],
-    ) -> rusqlite::Result<Vec<Result<Appended, TellError>>> {
+        batches: &[EventBatch],
+    ) -> rusqlite::Result<Vec<Result<Appended, AppendError>>> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut position: i64 =
             tx.query_row("SELECT coalesce(max(position), 0) FROM events", [], |r| r.get(0))?;
-        for note in notes {
-            let stream = note.stream();
+        for batch in batches {
+            let stream = batch.stream();
             let mut seq = last_seq(&tx, &stream)?;
-            for fact in &note.facts {
+            for fact in &batch.facts {
                 position += 1;
                 seq += 1;
-                insert(&tx, &Row::new(position, &stream, seq, note.at, text(fact)))?;
+                insert(&tx, &Row::new(position, &stream, seq, batch.at, fact_json(fact)))?;
             }
         }
         let mut each = Vec::with_capacity(appends.len());
@@ -255,7 +268,7 @@ fn apply(
     tx: &Transaction<'_>,
     position: &mut i64,
     append: Append,
-) -> rusqlite::Result<Result<Appended, TellError>> {
+) -> rusqlite::Result<Result<Appended, AppendError>> {
     if let Some((caller, key)) = &append.key {
         let known: Option<String> = tx
             .prepare_cached("SELECT stream FROM keys WHERE caller = ?1 AND key = ?2")?

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rusqlite::{Connection, params};
 
 use super::StoreError;
-use super::rows::{DeadLetter, Opened, Phase, ResultRow, Status, StoredRow};
+use super::rows::{DeadLetter, Phase, ResultRow, Status, StoreContents, StoredRow};
 use crate::model::MessageId;
 
 pub(super) const SCHEMA_VERSION: i64 = 1;
@@ -70,7 +70,7 @@ pub(super) fn prepare(conn: &Connection, path: &Path) -> Result<(), StoreError> 
     }
 }
 
-pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Opened> {
+pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<StoreContents> {
     let mut query = conn.prepare(
         "SELECT message_id, job_id, callback_url, status, error, finished_at, body, phase, attempts,
                 last_error FROM results WHERE qpu_id = ?1",
@@ -94,7 +94,7 @@ pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Open
     let deaths = deaths.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, u32>(1)?)))?;
     let deaths = deaths.collect::<rusqlite::Result<Vec<_>>>()?;
     let count = |sql: &str| conn.query_row(sql, [qpu_id], |r| r.get::<_, i64>(0)).map(|n| n.unsigned_abs());
-    Ok(Opened {
+    Ok(StoreContents {
         rows: found,
         deaths: deaths.into_iter().filter_map(|(id, n)| Some((id.parse().ok()?, n))).collect(),
         foreign: count("SELECT count(*) FROM results WHERE qpu_id <> ?1")?,

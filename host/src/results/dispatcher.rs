@@ -2,7 +2,7 @@
 //!
 //! One task owns the queue. Up to `max_in_flight` posts run at once, `max_per_origin` to one origin, and
 //! retries take at most half of each, so that a callback that hangs or fails delays nobody else. Bodies are
-//! kept in memory for the first attempt only; the database has them. A 401 is held until the cloud accepts
+//! kept in memory for the first attempt only; the database has them. A 401 is awaiting_auth until the cloud accepts
 //! our credentials again, seen by a heartbeat. What the cloud accepts moves to history before it is reported;
 //! what it refuses is kept for the operator.
 
@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::webhook::{Delivery, WebhookSender};
+use super::webhook::{AttemptOutcome, WebhookSender};
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::WebhookSettings;
 use crate::model::{JobId, MessageId};
@@ -34,7 +34,7 @@ const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(3600);
 
 /// A stored result on its way.
 #[derive(Debug)]
-pub struct Parcel {
+pub struct PendingDelivery {
     pub message_id: MessageId,
     pub job_id: JobId,
     pub callback_url: Arc<str>,
@@ -44,40 +44,51 @@ pub struct Parcel {
     /// `None`: read from the database when its turn comes.
     pub body: Option<Bytes>,
     pub attempts: u32,
-    pub unwritten: Option<Unwritten>,
+    pub unwritten: Option<UnwrittenStatus>,
 }
 
 /// A terminal state that the status hash doesn't have, since Redis was away: it goes with the acknowledgement.
 #[derive(Debug)]
-pub struct Unwritten {
+pub struct UnwrittenStatus {
     pub error: Option<String>,
     pub finished_at: String,
 }
 
-/// A result whose way has ended; its message can be acknowledged.
+/// How the delivery of a result ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveryOutcome {
+    /// The receiver has the result.
+    Accepted,
+    /// The receiver, or our own policy, refused the result for good; it is kept for the operator.
+    Refused,
+    /// The operator dropped the result before it could be delivered.
+    Dropped,
+}
+
+/// A result whose delivery has finished and is recorded on disk: its message can be acknowledged.
 #[derive(Debug)]
-pub struct Sent {
+pub struct FinishedDelivery {
     pub message_id: MessageId,
     pub status: Status,
-    pub accepted: bool,
-    pub unwritten: Option<Unwritten>,
+    pub outcome: DeliveryOutcome,
+    pub unwritten: Option<UnwrittenStatus>,
 }
 
 /// Puts results on their way.
 #[derive(Clone)]
 pub struct Outbox {
-    parcels: mpsc::UnboundedSender<Parcel>,
+    entries: mpsc::UnboundedSender<PendingDelivery>,
     /// Results whose first attempt has not ended; counted here, so that none is overlooked on its way.
     fresh: watch::Sender<usize>,
 }
 
 impl Outbox {
-    pub fn send(&self, parcel: Parcel) {
-        let job_id = parcel.job_id.clone();
-        if parcel.attempts == 0 {
+    pub fn send(&self, pending: PendingDelivery) {
+        let job_id = pending.job_id.clone();
+        if pending.attempts == 0 {
             self.fresh.send_modify(|n| *n += 1);
         }
-        if self.parcels.send(parcel).is_err() {
+        if self.entries.send(pending).is_err() {
             tracing::warn!(
                 job_id = &*job_id,
                 "the host is stopping; the result is delivered after the next start"
@@ -90,25 +101,25 @@ impl Outbox {
         let mut fresh = self.fresh.subscribe();
         tokio::select! {
             _ = fresh.wait_for(|n| *n == 0) => {}
-            // The courier has ended, and with it every attempt.
-            () = self.parcels.closed() => {}
+            // The dispatcher has ended, and with it every attempt.
+            () = self.entries.closed() => {}
         }
     }
 }
 
 /// The task behind [`Outbox`].
-pub struct Courier {
-    inbox: mpsc::UnboundedReceiver<Parcel>,
-    lanes: HashMap<Arc<str>, Lane>,
+pub struct WebhookDispatcher {
+    inbox: mpsc::UnboundedReceiver<PendingDelivery>,
+    origins: HashMap<Arc<str>, OriginQueue>,
     /// Origins with something to send, in turn.
     turn: VecDeque<Arc<str>>,
     later: BinaryHeap<Reverse<(Instant, u64)>>,
     /// Waiting for their time, with whether the server asked for the pause.
-    sleeping: HashMap<u64, (Parcel, bool)>,
+    sleeping: HashMap<u64, (PendingDelivery, bool)>,
     next_key: u64,
     /// Held for a 401, with the number of accepted heartbeats at that moment.
-    held: Vec<(u64, Parcel)>,
-    posts: JoinSet<(Parcel, Delivery)>,
+    awaiting_auth: Vec<(u64, PendingDelivery)>,
+    posts: JoinSet<(PendingDelivery, AttemptOutcome)>,
     in_flight: usize,
     retries_in_flight: usize,
     waiting: usize,
@@ -118,15 +129,15 @@ pub struct Courier {
     store: Store,
     settings: WebhookSettings,
     metrics: Arc<Metrics>,
-    sent: mpsc::UnboundedSender<Sent>,
+    sent: mpsc::UnboundedSender<FinishedDelivery>,
 }
 
 #[derive(Default)]
-struct Lane {
+struct OriginQueue {
     in_flight: usize,
     retries_in_flight: usize,
-    fresh: VecDeque<Parcel>,
-    again: VecDeque<Parcel>,
+    fresh: VecDeque<PendingDelivery>,
+    again: VecDeque<PendingDelivery>,
     /// Whether it stands in `turn`.
     listed: bool,
     /// Attempts since the last acceptance; kept while anything of the origin is around.
@@ -134,26 +145,26 @@ struct Lane {
     sleepers: usize,
 }
 
-impl Courier {
+impl WebhookDispatcher {
     pub fn new(
         sender: WebhookSender,
         store: Store,
         settings: WebhookSettings,
         metrics: Arc<Metrics>,
         heartbeats: watch::Receiver<HeartbeatOutcome>,
-        sent: mpsc::UnboundedSender<Sent>,
-    ) -> (Outbox, Courier) {
-        let (parcels, inbox) = mpsc::unbounded_channel();
+        sent: mpsc::UnboundedSender<FinishedDelivery>,
+    ) -> (Outbox, WebhookDispatcher) {
+        let (entries, inbox) = mpsc::unbounded_channel();
         let fresh = watch::Sender::new(0);
-        let outbox = Outbox { parcels, fresh: fresh.clone() };
-        let courier = Courier {
+        let outbox = Outbox { entries, fresh: fresh.clone() };
+        let dispatcher = WebhookDispatcher {
             inbox,
-            lanes: HashMap::new(),
+            origins: HashMap::new(),
             turn: VecDeque::new(),
             later: BinaryHeap::new(),
             sleeping: HashMap::new(),
             next_key: 0,
-            held: Vec::new(),
+            awaiting_auth: Vec::new(),
             posts: JoinSet::new(),
             in_flight: 0,
             retries_in_flight: 0,
@@ -166,7 +177,7 @@ impl Courier {
             metrics,
             sent,
         };
-        (outbox, courier)
+        (outbox, dispatcher)
     }
 
     /// Runs until every [`Outbox`] is gone; posts in flight are then abandoned, their results stay stored.
@@ -176,41 +187,41 @@ impl Courier {
             let wake = self.later.peek().map(|Reverse((at, _))| *at);
             let wake = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
-                parcel = self.inbox.recv() => match parcel {
-                    Some(parcel) => {
+                pending = self.inbox.recv() => match pending {
+                    Some(pending) => {
                         self.metrics.undelivered.inc();
-                        self.enqueue(parcel);
+                        self.enqueue(pending);
                     }
                     None => return,
                 },
                 Some(done) = self.posts.join_next() => match done {
-                    Ok((parcel, delivery)) => {
-                        let origin = parcel.origin.clone();
-                        self.done(parcel, delivery);
+                    Ok((pending, delivery)) => {
+                        let origin = pending.origin.clone();
+                        self.done(pending, delivery);
                         self.tidy(&origin);
                     }
                     Err(error) => tracing::error!(%error, "a delivery task failed; its result stays stored"),
                 },
                 () = sleep_until(wake) => self.wake(),
-                Ok(()) = self.heartbeats.changed(), if !self.held.is_empty() => self.release_held(),
+                Ok(()) = self.heartbeats.changed(), if !self.awaiting_auth.is_empty() => self.release_awaiting_auth(),
             }
         }
     }
 
-    fn enqueue(&mut self, mut parcel: Parcel) {
-        let origin = parcel.origin.clone();
-        let lane = self.lanes.entry(origin.clone()).or_default();
+    fn enqueue(&mut self, mut pending: PendingDelivery) {
+        let origin = pending.origin.clone();
+        let origin_queue = self.origins.entry(origin.clone()).or_default();
         self.waiting += 1;
-        if parcel.attempts == 0 {
+        if pending.attempts == 0 {
             if self.waiting > BODIES_IN_MEMORY {
-                parcel.body = None;
+                pending.body = None;
             }
-            lane.fresh.push_back(parcel);
+            origin_queue.fresh.push_back(pending);
         } else {
-            parcel.body = None;
-            lane.again.push_back(parcel);
+            pending.body = None;
+            origin_queue.again.push_back(pending);
         }
-        if !std::mem::replace(&mut lane.listed, true) {
+        if !std::mem::replace(&mut origin_queue.listed, true) {
             self.turn.push_back(origin);
         }
     }
@@ -221,104 +232,106 @@ impl Courier {
         let mut idle_turns = 0;
         while self.in_flight < all && idle_turns < self.turn.len() {
             let Some(origin) = self.turn.pop_front() else { return };
-            let Some(lane) = self.lanes.get_mut(&origin) else { continue };
+            let Some(origin_queue) = self.origins.get_mut(&origin) else { continue };
             let retry_room =
-                self.retries_in_flight < all.div_ceil(2) && lane.retries_in_flight < each.div_ceil(2);
-            let next = match lane.in_flight < each {
-                true if retry_room => lane.fresh.pop_front().or_else(|| lane.again.pop_front()),
-                true => lane.fresh.pop_front(),
+                self.retries_in_flight < all.div_ceil(2) && origin_queue.retries_in_flight < each.div_ceil(2);
+            let next = match origin_queue.in_flight < each {
+                true if retry_room => {
+                    origin_queue.fresh.pop_front().or_else(|| origin_queue.again.pop_front())
+                }
+                true => origin_queue.fresh.pop_front(),
                 false => None,
             };
-            if lane.fresh.is_empty() && lane.again.is_empty() {
-                lane.listed = false;
+            if origin_queue.fresh.is_empty() && origin_queue.again.is_empty() {
+                origin_queue.listed = false;
             } else {
                 self.turn.push_back(origin);
             }
             match next {
-                Some(parcel) => {
+                Some(pending) => {
                     idle_turns = 0;
-                    self.start(parcel);
+                    self.start(pending);
                 }
                 None => idle_turns += 1,
             }
         }
     }
 
-    fn start(&mut self, mut parcel: Parcel) {
+    fn start(&mut self, mut pending: PendingDelivery) {
         self.waiting -= 1;
-        self.count(&parcel, 1);
+        self.count(&pending, 1);
         let (sender, store, metrics) = (self.sender.clone(), self.store.clone(), self.metrics.clone());
         self.posts.spawn(async move {
-            let body = match parcel.body.take() {
+            let body = match pending.body.take() {
                 Some(body) => body,
-                None => match store.load(parcel.message_id).await {
+                None => match store.load_result(pending.message_id).await {
                     Ok(Some(row)) => row.body,
                     // Dropped by the operator meanwhile.
-                    Ok(None) => return (parcel, Delivery::Accepted),
-                    Err(e) => return (parcel, Delivery::Retry { after: None, why: e.to_string() }),
+                    Ok(None) => return (pending, AttemptOutcome::Accepted),
+                    Err(e) => return (pending, AttemptOutcome::Retry { after: None, why: e.to_string() }),
                 },
             };
             let start = Instant::now();
-            let delivery = sender.attempt(&parcel.callback_url, body).await;
+            let delivery = sender.attempt(&pending.callback_url, body).await;
             metrics.webhook_seconds.observe(start.elapsed().as_secs_f64());
-            (parcel, delivery)
+            (pending, delivery)
         });
     }
 
-    fn count(&mut self, parcel: &Parcel, by: isize) {
-        let origin = &parcel.origin;
-        let retry = parcel.attempts > 0;
+    fn count(&mut self, pending: &PendingDelivery, by: isize) {
+        let origin = &pending.origin;
+        let retry = pending.attempts > 0;
         let add = |n: &mut usize| *n = n.saturating_add_signed(by);
         add(&mut self.in_flight);
         if retry {
             add(&mut self.retries_in_flight);
         }
-        if let Some(lane) = self.lanes.get_mut(origin) {
-            add(&mut lane.in_flight);
+        if let Some(origin_queue) = self.origins.get_mut(origin) {
+            add(&mut origin_queue.in_flight);
             if retry {
-                add(&mut lane.retries_in_flight);
+                add(&mut origin_queue.retries_in_flight);
             }
         }
     }
 
-    fn done(&mut self, mut parcel: Parcel, delivery: Delivery) {
-        self.count(&parcel, -1);
-        let first = parcel.attempts == 0;
-        if first && matches!(delivery, Delivery::Retry { .. } | Delivery::Unauthorized { .. }) {
+    fn done(&mut self, mut pending: PendingDelivery, delivery: AttemptOutcome) {
+        self.count(&pending, -1);
+        let first = pending.attempts == 0;
+        if first && matches!(delivery, AttemptOutcome::Retry { .. } | AttemptOutcome::Unauthorized { .. }) {
             self.fresh.send_modify(|n| *n = n.saturating_sub(1));
         }
-        parcel.attempts += 1;
-        let (job_id, attempts) = (parcel.job_id.clone(), parcel.attempts);
+        pending.attempts += 1;
+        let (job_id, attempts) = (pending.job_id.clone(), pending.attempts);
         let job_id = &*job_id;
         match delivery {
-            Delivery::Accepted => {
+            AttemptOutcome::Accepted => {
                 self.metrics.attempt(AttemptResult::Accepted);
-                self.origin_is_back(&parcel.origin.clone());
-                self.end(parcel, None, first);
+                self.origin_is_back(&pending.origin.clone());
+                self.end(pending, None, first);
             }
-            Delivery::Refused { status, excerpt } => {
+            AttemptOutcome::Refused { status, excerpt } => {
                 let why = format!("HTTP {status}: {excerpt}");
-                self.store.attempted(parcel.message_id, attempts, why.clone());
-                self.refused(parcel, why, first)
+                self.store.record_attempt(pending.message_id, attempts, why.clone());
+                self.refused(pending, why, first)
             }
-            Delivery::Forbidden(error) => self.refused(parcel, error.to_string(), first),
-            Delivery::Unauthorized { why } => {
+            AttemptOutcome::Forbidden(error) => self.refused(pending, error.to_string(), first),
+            AttemptOutcome::Unauthorized { why } => {
                 self.metrics.attempt(AttemptResult::Unauthorized);
                 tracing::warn!(
                     job_id,
                     error = why,
-                    "our credentials are not accepted; the result is held until a heartbeat is"
+                    "our credentials are not accepted; the result is awaiting_auth until a heartbeat is"
                 );
-                self.store.attempted(parcel.message_id, attempts, why);
+                self.store.record_attempt(pending.message_id, attempts, why);
                 let accepted = self.heartbeats.borrow().accepted;
-                self.held.push((accepted, parcel));
+                self.awaiting_auth.push((accepted, pending));
             }
-            Delivery::Retry { after, why } => {
+            AttemptOutcome::Retry { after, why } => {
                 self.metrics.attempt(AttemptResult::Retry);
                 let asked = after.is_some();
-                if let Some(lane) = self.lanes.get_mut(&parcel.origin) {
-                    lane.failures = lane.failures.saturating_add(1);
-                    lane.sleepers += 1;
+                if let Some(origin_queue) = self.origins.get_mut(&pending.origin) {
+                    origin_queue.failures = origin_queue.failures.saturating_add(1);
+                    origin_queue.sleepers += 1;
                 }
                 let pause = after.unwrap_or_default().min(LONGEST_ASKED_PAUSE).max(self.pause(attempts));
                 let retry_in_ms = pause.as_millis() as u64;
@@ -329,19 +342,19 @@ impl Courier {
                     error = why,
                     "the result was not delivered; trying again"
                 );
-                self.store.attempted(parcel.message_id, attempts, why);
+                self.store.record_attempt(pending.message_id, attempts, why);
                 self.next_key += 1;
                 self.later.push(Reverse((Instant::now() + pause, self.next_key)));
-                self.sleeping.insert(self.next_key, (parcel, asked));
+                self.sleeping.insert(self.next_key, (pending, asked));
             }
         }
     }
 
-    fn refused(&self, parcel: Parcel, why: String, first: bool) {
+    fn refused(&self, pending: PendingDelivery, why: String, first: bool) {
         self.metrics.attempt(AttemptResult::Refused);
-        let job_id = &*parcel.job_id;
+        let job_id = &*pending.job_id;
         tracing::error!(job_id, error = why, "the result was refused for good; it is kept on disk");
-        self.end(parcel, Some(why), first);
+        self.end(pending, Some(why), first);
     }
 
     /// 1 s, 2 s, 4 s ... up to the longest pause.
@@ -351,28 +364,32 @@ impl Courier {
     }
 
     /// Notes the end on disk, then tells the driver.
-    fn end(&self, parcel: Parcel, refused: Option<String>, first: bool) {
+    fn end(&self, pending: PendingDelivery, refused: Option<String>, first: bool) {
         let (store, sent, metrics) = (self.store.clone(), self.sent.clone(), self.metrics.clone());
         let (pause, fresh) = (self.settings.backoff, self.fresh.clone());
         tokio::spawn(async move {
             loop {
                 let noted = match &refused {
-                    None => store.delivered(parcel.message_id).await,
-                    Some(why) => store.refuse(parcel.message_id, why.clone()).await,
+                    None => store.record_delivered(pending.message_id).await,
+                    Some(why) => store.record_refused(pending.message_id, why.clone()).await,
                 };
                 match noted {
                     Ok(()) => break,
                     Err(StoreError::Stopped) => return,
                     // Until it is noted the message stays unacknowledged.
                     Err(error) => {
-                        tracing::error!(job_id = &*parcel.job_id, %error, "a delivery can't be noted on disk; trying again");
+                        tracing::error!(job_id = &*pending.job_id, %error, "a delivery can't be noted on disk; trying again");
                         tokio::time::sleep(pause).await;
                     }
                 }
             }
             metrics.undelivered.dec();
-            let Parcel { message_id, status, unwritten, .. } = parcel;
-            if sent.send(Sent { message_id, status, accepted: refused.is_none(), unwritten }).is_err() {
+            let outcome = match refused {
+                None => DeliveryOutcome::Accepted,
+                Some(_) => DeliveryOutcome::Refused,
+            };
+            let PendingDelivery { message_id, status, unwritten, .. } = pending;
+            if sent.send(FinishedDelivery { message_id, status, outcome, unwritten }).is_err() {
                 tracing::debug!("a result was delivered while the host was stopping");
             }
             if first {
@@ -381,13 +398,13 @@ impl Courier {
         });
     }
 
-    /// Sends again what was held, once the cloud has accepted our credentials since.
-    fn release_held(&mut self) {
+    /// Sends again what was awaiting_auth, once the cloud has accepted our credentials since.
+    fn release_awaiting_auth(&mut self) {
         let accepted = self.heartbeats.borrow_and_update().accepted;
-        for (before, parcel) in std::mem::take(&mut self.held) {
+        for (before, pending) in std::mem::take(&mut self.awaiting_auth) {
             match before < accepted {
-                true => self.enqueue(parcel),
-                false => self.held.push((before, parcel)),
+                true => self.enqueue(pending),
+                false => self.awaiting_auth.push((before, pending)),
             }
         }
     }
@@ -400,31 +417,31 @@ impl Courier {
             }
             self.later.pop();
             // Those that were woken earlier are gone from the map.
-            if let Some((parcel, _)) = self.sleeping.remove(&key) {
-                self.rise(parcel);
+            if let Some((pending, _)) = self.sleeping.remove(&key) {
+                self.rise(pending);
             }
         }
     }
 
-    fn rise(&mut self, parcel: Parcel) {
-        if let Some(lane) = self.lanes.get_mut(&parcel.origin) {
-            lane.sleepers = lane.sleepers.saturating_sub(1);
+    fn rise(&mut self, pending: PendingDelivery) {
+        if let Some(origin_queue) = self.origins.get_mut(&pending.origin) {
+            origin_queue.sleepers = origin_queue.sleepers.saturating_sub(1);
         }
-        self.enqueue(parcel);
+        self.enqueue(pending);
     }
 
     /// The first acceptance after an outage: what waits for this origin is tried now, not when its pause is
     /// over. A pause that the server asked for is kept.
     fn origin_is_back(&mut self, origin: &Arc<str>) {
-        let Some(lane) = self.lanes.get_mut(origin) else { return };
-        let failures = std::mem::take(&mut lane.failures);
-        if failures >= OUTAGE_FAILURES && lane.sleepers > 0 {
-            let due = |(_, (p, asked)): &(&u64, &(Parcel, bool))| !asked && p.origin == *origin;
+        let Some(origin_queue) = self.origins.get_mut(origin) else { return };
+        let failures = std::mem::take(&mut origin_queue.failures);
+        if failures >= OUTAGE_FAILURES && origin_queue.sleepers > 0 {
+            let due = |(_, (p, asked)): &(&u64, &(PendingDelivery, bool))| !asked && p.origin == *origin;
             let keys: Vec<u64> = self.sleeping.iter().filter(due).map(|(k, _)| *k).collect();
             tracing::info!(origin = &**origin, results = keys.len(), "the callback's host accepts again");
             for key in keys {
-                if let Some((parcel, _)) = self.sleeping.remove(&key) {
-                    self.rise(parcel);
+                if let Some((pending, _)) = self.sleeping.remove(&key) {
+                    self.rise(pending);
                 }
             }
         }
@@ -432,9 +449,9 @@ impl Courier {
 
     /// Forgets an origin that nothing is going to.
     fn tidy(&mut self, origin: &Arc<str>) {
-        let idle = |l: &Lane| l.in_flight == 0 && !l.listed && l.sleepers == 0;
-        if self.lanes.get(origin).is_some_and(idle) {
-            self.lanes.remove(origin);
+        let idle = |l: &OriginQueue| l.in_flight == 0 && !l.listed && l.sleepers == 0;
+        if self.origins.get(origin).is_some_and(idle) {
+            self.origins.remove(origin);
         }
     }
 }
