@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod app;
+pub mod backoff;
 pub mod check;
 pub mod cli;
 pub mod cloud;

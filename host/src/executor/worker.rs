@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, Common, DeviceReply, JobContext, OpenError};
 use super::turn::lock;
 use super::wire::{self, Reader, Writer};
+use crate::backoff::BackoffRange;
 use crate::sys::Account;
 use process::Process;
 
@@ -303,7 +304,10 @@ impl Remote {
             state.last.clone_from(&end);
             let wait = match state.in_a_row {
                 1 => Duration::ZERO,
-                n => this.restart.backoff.saturating_mul(1 << (n - 2).min(20)).min(this.restart.backoff_max),
+                n => {
+                    let Restart { backoff: first, backoff_max: max } = this.restart;
+                    BackoffRange { first, max }.pause(n - 1, rand::random())
+                }
             };
             let (plugin, in_a_row) = (&*this.common.plugin(), state.in_a_row);
             tracing::error!(

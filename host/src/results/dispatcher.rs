@@ -1,94 +1,64 @@
-//! Delivers stored results: which one next, how many at once, when again.
+//! Delivers stored results: performs what the [`DeliveryQueue`] decides, and tells it what came of it.
 //!
-//! One task owns the queue. Up to `max_in_flight` posts run at once, `max_per_origin` to one origin, and
-//! retries take at most half of each, so that a callback that hangs or fails delays nobody else. Bodies are
-//! kept in memory for the first attempt only; the database has them. A 401 is awaiting_auth until the cloud accepts
-//! our credentials again, seen by a heartbeat. What the cloud accepts moves to history before it is reported;
-//! what it refuses is kept for the operator.
+//! ```text
+//! select: a new result, an ended task, a heartbeat, the time ──> DeliveryQueue::on ──> perform: post, write, report
+//! ```
+//!
+//! One task owns the queue and every task that it starts: attempts, and writes of ends to the database. The queue keeps
+//! each delivery while a task works for it, so a task that panics loses nothing: its attempt becomes a retry, its write
+//! is tried again. What the cloud accepts moves to history before it is reported; what it refuses is kept for the
+//! operator.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
+use super::delivery_queue::{
+    AttemptEnd, DeliveryAttempt, DeliveryEffect, DeliveryEvent, DeliveryId, DeliveryLimits, DeliveryQueue,
+    EndRecord, FailedAttempt, NextAttempt,
+};
 use super::webhook::{AttemptOutcome, WebhookSender};
+use crate::backoff::BackoffRange;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::WebhookSettings;
-use crate::model::{JobId, MessageId};
-use crate::state::db::{Status, Store, StoreError};
+use crate::state::db::{Store, StoreError};
 use crate::telemetry::{AttemptResult, Metrics};
 
-/// Fresh results waiting beyond this number leave their body on disk.
-const BODIES_IN_MEMORY: usize = 1000;
+pub use super::delivery_queue::{DeliveryOutcome, FinishedDelivery, PendingDelivery, UnwrittenStatus};
 
-/// So many failures in a row, whatever the job, are an outage of the origin.
-const OUTAGE_FAILURES: u32 = 3;
+/// Bytes of bodies that wait in memory for their first attempt; bodies beyond them are read from the database.
+const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// A server may ask for a pause of at most this.
-const LONGEST_ASKED_PAUSE: Duration = Duration::from_secs(3600);
+/// The dispatcher looks at its queue at least this often; nothing depends on it.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
-/// A stored result on its way.
-#[derive(Debug)]
-pub struct PendingDelivery {
-    pub message_id: MessageId,
-    pub job_id: JobId,
-    pub callback_url: Arc<str>,
-    /// Scheme, host and port of the callback: posts are limited by it.
-    pub origin: Arc<str>,
-    pub status: Status,
-    /// `None`: read from the database when its turn comes.
-    pub body: Option<Bytes>,
-    pub attempts: u32,
-    pub unwritten: Option<UnwrittenStatus>,
-}
-
-/// A terminal state that the status hash doesn't have, since Redis was away: it goes with the acknowledgement.
-#[derive(Debug)]
-pub struct UnwrittenStatus {
-    pub error: Option<String>,
-    pub finished_at: String,
-}
-
-/// How the delivery of a result ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeliveryOutcome {
-    /// The receiver has the result.
-    Accepted,
-    /// The receiver, or our own policy, refused the result for good; it is kept for the operator.
-    Refused,
-    /// The operator dropped the result before it could be delivered.
-    Dropped,
-}
-
-/// A result whose delivery has finished and is recorded on disk: its message can be acknowledged.
-#[derive(Debug)]
-pub struct FinishedDelivery {
-    pub message_id: MessageId,
-    pub status: Status,
-    pub outcome: DeliveryOutcome,
-    pub unwritten: Option<UnwrittenStatus>,
+/// What the handles tell the dispatcher.
+enum OutboxMessage {
+    Deliver(PendingDelivery),
+    /// Somebody waits for the first attempts of everything: the host is stopping.
+    TryAll,
 }
 
 /// Puts results on their way.
 #[derive(Clone)]
 pub struct Outbox {
-    entries: mpsc::UnboundedSender<PendingDelivery>,
-    /// Results whose first attempt has not ended; counted here, so that none is overlooked on its way.
-    fresh: watch::Sender<usize>,
+    messages: mpsc::UnboundedSender<OutboxMessage>,
+    /// Results whose first attempt has not ended. They are counted here, before they are sent to the dispatcher, so
+    /// that none is overlooked on its way.
+    untried: watch::Sender<usize>,
 }
 
 impl Outbox {
-    pub fn send(&self, pending: PendingDelivery) {
-        let job_id = pending.job_id.clone();
-        if pending.attempts == 0 {
-            self.fresh.send_modify(|n| *n += 1);
+    pub fn send(&self, delivery: PendingDelivery) {
+        let job_id = delivery.job_id.clone();
+        if delivery.attempts == 0 {
+            self.untried.send_modify(|n| *n += 1);
         }
-        if self.entries.send(pending).is_err() {
+        if self.messages.send(OutboxMessage::Deliver(delivery)).is_err() {
             tracing::warn!(
                 job_id = &*job_id,
                 "the host is stopping; the result is delivered after the next start"
@@ -96,53 +66,54 @@ impl Outbox {
         }
     }
 
-    /// Waits until every result that was put in has been tried at least once.
+    /// Waits until every result that was put in has been tried at least once. For the end of the host: from now on an
+    /// outage of a receiver holds back no first attempt.
     pub async fn all_tried(&self) {
-        let mut fresh = self.fresh.subscribe();
-        tokio::select! {
-            _ = fresh.wait_for(|n| *n == 0) => {}
+        if self.messages.send(OutboxMessage::TryAll).is_err() {
             // The dispatcher has ended, and with it every attempt.
-            () = self.entries.closed() => {}
+            return;
+        }
+        let mut untried = self.untried.subscribe();
+        tokio::select! {
+            _ = untried.wait_for(|n| *n == 0) => {}
+            () = self.messages.closed() => {}
         }
     }
 }
 
+/// What a task of the dispatcher works for, known although it panics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Attempt(DeliveryId),
+    Record(DeliveryId),
+}
+
+/// How a task of the dispatcher ended.
+enum WorkEnd {
+    Attempt(DeliveryId, AttemptEnd),
+    Recorded(DeliveryId),
+    /// The end of a delivery could not be written.
+    RecordFailed(DeliveryId),
+    /// The database has closed: the host is stopping, and the next start finds the row as it is.
+    StoreStopped,
+}
+
 /// The task behind [`Outbox`].
 pub struct WebhookDispatcher {
-    inbox: mpsc::UnboundedReceiver<PendingDelivery>,
-    origins: HashMap<Arc<str>, OriginQueue>,
-    /// Origins with something to send, in turn.
-    turn: VecDeque<Arc<str>>,
-    later: BinaryHeap<Reverse<(Instant, u64)>>,
-    /// Waiting for their time, with whether the server asked for the pause.
-    sleeping: HashMap<u64, (PendingDelivery, bool)>,
-    next_key: u64,
-    /// Held for a 401, with the number of accepted heartbeats at that moment.
-    awaiting_auth: Vec<(u64, PendingDelivery)>,
-    posts: JoinSet<(PendingDelivery, AttemptOutcome)>,
-    in_flight: usize,
-    retries_in_flight: usize,
-    waiting: usize,
-    fresh: watch::Sender<usize>,
+    inbox: mpsc::UnboundedReceiver<OutboxMessage>,
+    queue: DeliveryQueue,
+    /// The moment that the queue's times count from.
+    started: Instant,
+    tasks: JoinSet<WorkEnd>,
+    works: HashMap<tokio::task::Id, Work>,
+    untried: watch::Sender<usize>,
     heartbeats: watch::Receiver<HeartbeatOutcome>,
     sender: WebhookSender,
     store: Store,
-    settings: WebhookSettings,
     metrics: Arc<Metrics>,
-    sent: mpsc::UnboundedSender<FinishedDelivery>,
-}
-
-#[derive(Default)]
-struct OriginQueue {
-    in_flight: usize,
-    retries_in_flight: usize,
-    fresh: VecDeque<PendingDelivery>,
-    again: VecDeque<PendingDelivery>,
-    /// Whether it stands in `turn`.
-    listed: bool,
-    /// Attempts since the last acceptance; kept while anything of the origin is around.
-    failures: u32,
-    sleepers: usize,
+    finished: mpsc::UnboundedSender<FinishedDelivery>,
+    /// Every [`Outbox`] is gone: no more attempts are started.
+    is_closing: bool,
 }
 
 impl WebhookDispatcher {
@@ -152,188 +123,189 @@ impl WebhookDispatcher {
         settings: WebhookSettings,
         metrics: Arc<Metrics>,
         heartbeats: watch::Receiver<HeartbeatOutcome>,
-        sent: mpsc::UnboundedSender<FinishedDelivery>,
+        finished: mpsc::UnboundedSender<FinishedDelivery>,
     ) -> (Outbox, WebhookDispatcher) {
-        let (entries, inbox) = mpsc::unbounded_channel();
-        let fresh = watch::Sender::new(0);
-        let outbox = Outbox { entries, fresh: fresh.clone() };
+        let (messages, inbox) = mpsc::unbounded_channel();
+        let untried = watch::Sender::new(0);
+        let outbox = Outbox { messages, untried: untried.clone() };
+        let limits = DeliveryLimits {
+            max_in_flight: settings.max_in_flight,
+            max_per_origin: settings.max_per_origin,
+            backoff: BackoffRange { first: settings.backoff, max: settings.backoff_max },
+            max_body_bytes: MAX_BODY_BYTES,
+        };
         let dispatcher = WebhookDispatcher {
             inbox,
-            origins: HashMap::new(),
-            turn: VecDeque::new(),
-            later: BinaryHeap::new(),
-            sleeping: HashMap::new(),
-            next_key: 0,
-            awaiting_auth: Vec::new(),
-            posts: JoinSet::new(),
-            in_flight: 0,
-            retries_in_flight: 0,
-            waiting: 0,
-            fresh,
+            queue: DeliveryQueue::new(limits),
+            started: Instant::now(),
+            tasks: JoinSet::new(),
+            works: HashMap::new(),
+            untried,
             heartbeats,
             sender,
             store,
-            settings,
             metrics,
-            sent,
+            finished,
+            is_closing: false,
         };
         (outbox, dispatcher)
     }
 
-    /// Runs until every [`Outbox`] is gone; posts in flight are then abandoned, their results stay stored.
+    /// Runs until every [`Outbox`] is gone. Attempts in flight are then abandoned, their results stay stored; ends that
+    /// are being written are waited for.
     pub async fn run(mut self) {
         loop {
-            self.dispatch();
-            let wake = self.later.peek().map(|Reverse((at, _))| *at);
-            let wake = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
-            tokio::select! {
-                pending = self.inbox.recv() => match pending {
-                    Some(pending) => {
+            let wake = self.queue.next_wake().map_or(Instant::now() + LONGEST_SLEEP, |at| self.started + at);
+            let event = tokio::select! {
+                message = self.inbox.recv() => match message {
+                    Some(OutboxMessage::Deliver(delivery)) => {
                         self.metrics.undelivered.inc();
-                        self.enqueue(pending);
+                        DeliveryEvent::Added(delivery)
                     }
-                    None => return,
+                    Some(OutboxMessage::TryAll) => DeliveryEvent::DrainBegan,
+                    None => return self.finish_records().await,
                 },
-                Some(done) = self.posts.join_next() => match done {
-                    Ok((pending, delivery)) => {
-                        let origin = pending.origin.clone();
-                        self.done(pending, delivery);
-                        self.tidy(&origin);
-                    }
-                    Err(error) => tracing::error!(%error, "a delivery task failed; its result stays stored"),
+                Some(ended) = self.tasks.join_next_with_id() => match self.event_of(ended) {
+                    Some(event) => event,
+                    None => continue,
                 },
-                () = sleep_until(wake) => self.wake(),
-                Ok(()) = self.heartbeats.changed(), if !self.awaiting_auth.is_empty() => self.release_awaiting_auth(),
-            }
-        }
-    }
-
-    fn enqueue(&mut self, mut pending: PendingDelivery) {
-        let origin = pending.origin.clone();
-        let origin_queue = self.origins.entry(origin.clone()).or_default();
-        self.waiting += 1;
-        if pending.attempts == 0 {
-            if self.waiting > BODIES_IN_MEMORY {
-                pending.body = None;
-            }
-            origin_queue.fresh.push_back(pending);
-        } else {
-            pending.body = None;
-            origin_queue.again.push_back(pending);
-        }
-        if !std::mem::replace(&mut origin_queue.listed, true) {
-            self.turn.push_back(origin);
-        }
-    }
-
-    /// Starts as many posts as the limits allow, origin by origin.
-    fn dispatch(&mut self) {
-        let (all, each) = (self.settings.max_in_flight, self.settings.max_per_origin);
-        let mut idle_turns = 0;
-        while self.in_flight < all && idle_turns < self.turn.len() {
-            let Some(origin) = self.turn.pop_front() else { return };
-            let Some(origin_queue) = self.origins.get_mut(&origin) else { continue };
-            let retry_room =
-                self.retries_in_flight < all.div_ceil(2) && origin_queue.retries_in_flight < each.div_ceil(2);
-            let next = match origin_queue.in_flight < each {
-                true if retry_room => {
-                    origin_queue.fresh.pop_front().or_else(|| origin_queue.again.pop_front())
-                }
-                true => origin_queue.fresh.pop_front(),
-                false => None,
+                Ok(()) = self.heartbeats.changed() => DeliveryEvent::TimePassed,
+                () = sleep_until(wake) => DeliveryEvent::TimePassed,
             };
-            if origin_queue.fresh.is_empty() && origin_queue.again.is_empty() {
-                origin_queue.listed = false;
-            } else {
-                self.turn.push_back(origin);
-            }
-            match next {
-                Some(pending) => {
-                    idle_turns = 0;
-                    self.start(pending);
-                }
-                None => idle_turns += 1,
+            self.apply(event);
+        }
+    }
+
+    /// Feeds an event to the queue and performs what it asks for.
+    fn apply(&mut self, event: DeliveryEvent) {
+        let now = self.started.elapsed();
+        // First: a heartbeat that was accepted before an attempt ended must not count as one after it.
+        let accepted = self.heartbeats.borrow_and_update().accepted;
+        let heartbeats = DeliveryEvent::HeartbeatsAccepted(accepted);
+        for event in [heartbeats, event] {
+            for effect in self.queue.on(now, event, &mut rand::random::<f64>) {
+                self.perform(effect);
             }
         }
     }
 
-    fn start(&mut self, mut pending: PendingDelivery) {
-        self.waiting -= 1;
-        self.count(&pending, 1);
+    fn perform(&mut self, effect: DeliveryEffect) {
+        match effect {
+            DeliveryEffect::Attempt(_) if self.is_closing => {}
+            DeliveryEffect::Attempt(attempt) => self.attempt(attempt),
+            DeliveryEffect::NoteFailure(failure) => self.note_failure(failure),
+            DeliveryEffect::RecordEnd(record) => self.record(record),
+            DeliveryEffect::Report(finished) => {
+                self.metrics.undelivered.dec();
+                if self.finished.send(finished).is_err() {
+                    tracing::debug!("a delivery finished while the host was stopping");
+                }
+            }
+            DeliveryEffect::FirstAttemptEnded => self.untried.send_modify(|n| *n = n.saturating_sub(1)),
+            DeliveryEffect::OriginRecovered { origin, woken } => {
+                tracing::info!(origin = &*origin, results = woken, "the callback's host accepts again");
+            }
+            DeliveryEffect::UnknownDelivery { id, event } => {
+                tracing::error!(?id, event, "unexpected event of a delivery; report this as a bug");
+            }
+        }
+    }
+
+    /// Starts a task that posts a result once.
+    fn attempt(&mut self, attempt: DeliveryAttempt) {
+        let DeliveryAttempt { id, message_id, callback_url, body } = attempt;
         let (sender, store, metrics) = (self.sender.clone(), self.store.clone(), self.metrics.clone());
-        self.posts.spawn(async move {
-            let body = match pending.body.take() {
+        self.spawn(Work::Attempt(id), async move {
+            let body = match body {
                 Some(body) => body,
-                None => match store.load_result(pending.message_id).await {
+                None => match store.load_result(message_id).await {
                     Ok(Some(row)) => row.body,
-                    // Dropped by the operator meanwhile.
-                    Ok(None) => return (pending, AttemptOutcome::Accepted),
-                    Err(e) => return (pending, AttemptOutcome::Retry { after: None, why: e.to_string() }),
+                    Ok(None) => return WorkEnd::Attempt(id, AttemptEnd::Dropped),
+                    Err(error) => {
+                        return WorkEnd::Attempt(id, AttemptEnd::NotSent { why: error.to_string() });
+                    }
                 },
             };
             let start = Instant::now();
-            let delivery = sender.attempt(&pending.callback_url, body).await;
+            let outcome = sender.attempt(&callback_url, body).await;
             metrics.webhook_seconds.observe(start.elapsed().as_secs_f64());
-            (pending, delivery)
+            WorkEnd::Attempt(id, attempt_end(outcome))
         });
     }
 
-    fn count(&mut self, pending: &PendingDelivery, by: isize) {
-        let origin = &pending.origin;
-        let retry = pending.attempts > 0;
-        let add = |n: &mut usize| *n = n.saturating_add_signed(by);
-        add(&mut self.in_flight);
-        if retry {
-            add(&mut self.retries_in_flight);
-        }
-        if let Some(origin_queue) = self.origins.get_mut(origin) {
-            add(&mut origin_queue.in_flight);
-            if retry {
-                add(&mut origin_queue.retries_in_flight);
+    /// Starts a task that writes the end of a delivery. Until it is on disk the message stays unacknowledged.
+    fn record(&mut self, record: EndRecord) {
+        let EndRecord { id, message_id, job_id, refused } = record;
+        let store = self.store.clone();
+        self.spawn(Work::Record(id), async move {
+            let written = match refused {
+                None => store.record_delivered(message_id).await,
+                Some(why) => store.record_refused(message_id, why).await,
+            };
+            match written {
+                Ok(()) => WorkEnd::Recorded(id),
+                Err(StoreError::Stopped) => WorkEnd::StoreStopped,
+                Err(error) => {
+                    tracing::error!(
+                        job_id = &*job_id,
+                        %error,
+                        "the end of a delivery could not be recorded; trying again"
+                    );
+                    WorkEnd::RecordFailed(id)
+                }
             }
-        }
+        });
     }
 
-    fn done(&mut self, mut pending: PendingDelivery, delivery: AttemptOutcome) {
-        self.count(&pending, -1);
-        let first = pending.attempts == 0;
-        if first && matches!(delivery, AttemptOutcome::Retry { .. } | AttemptOutcome::Unauthorized { .. }) {
-            self.fresh.send_modify(|n| *n = n.saturating_sub(1));
-        }
-        pending.attempts += 1;
-        let (job_id, attempts) = (pending.job_id.clone(), pending.attempts);
-        let job_id = &*job_id;
-        match delivery {
-            AttemptOutcome::Accepted => {
-                self.metrics.attempt(AttemptResult::Accepted);
-                self.origin_is_back(&pending.origin.clone());
-                self.end(pending, None, first);
+    fn spawn(&mut self, work: Work, task: impl Future<Output = WorkEnd> + Send + 'static) {
+        let task = self.tasks.spawn(task);
+        self.works.insert(task.id(), work);
+    }
+
+    /// What the end of a task means for the queue.
+    fn event_of(
+        &mut self,
+        ended: Result<(tokio::task::Id, WorkEnd), tokio::task::JoinError>,
+    ) -> Option<DeliveryEvent> {
+        let end = match ended {
+            Ok((task, end)) => {
+                self.works.remove(&task);
+                end
             }
-            AttemptOutcome::Refused { status, excerpt } => {
-                let why = format!("HTTP {status}: {excerpt}");
-                self.store.record_attempt(pending.message_id, attempts, why.clone());
-                self.refused(pending, why, first)
-            }
-            AttemptOutcome::Forbidden(error) => self.refused(pending, error.to_string(), first),
-            AttemptOutcome::Unauthorized { why } => {
-                self.metrics.attempt(AttemptResult::Unauthorized);
-                tracing::warn!(
-                    job_id,
-                    error = why,
-                    "our credentials are not accepted; the result is awaiting_auth until a heartbeat is"
-                );
-                self.store.record_attempt(pending.message_id, attempts, why);
-                let accepted = self.heartbeats.borrow().accepted;
-                self.awaiting_auth.push((accepted, pending));
-            }
-            AttemptOutcome::Retry { after, why } => {
-                self.metrics.attempt(AttemptResult::Retry);
-                let asked = after.is_some();
-                if let Some(origin_queue) = self.origins.get_mut(&pending.origin) {
-                    origin_queue.failures = origin_queue.failures.saturating_add(1);
-                    origin_queue.sleepers += 1;
+            Err(error) => {
+                let work = self.works.remove(&error.id());
+                tracing::error!(%error, ?work, "a delivery task failed; report this as a bug");
+                match work? {
+                    Work::Attempt(id) => {
+                        let why = format!("the delivery task failed: {error}");
+                        WorkEnd::Attempt(id, AttemptEnd::NotSent { why })
+                    }
+                    Work::Record(id) => WorkEnd::RecordFailed(id),
                 }
-                let pause = after.unwrap_or_default().min(LONGEST_ASKED_PAUSE).max(self.pause(attempts));
+            }
+        };
+        Some(match end {
+            WorkEnd::Attempt(id, end) => {
+                if let Some(result) = attempt_result(&end) {
+                    self.metrics.attempt(result);
+                }
+                DeliveryEvent::AttemptEnded { id, end }
+            }
+            WorkEnd::Recorded(id) => DeliveryEvent::EndRecorded { id },
+            WorkEnd::RecordFailed(id) => DeliveryEvent::RecordFailed { id },
+            WorkEnd::StoreStopped => {
+                tracing::debug!("the end of a delivery was not recorded: the state database has closed");
+                return None;
+            }
+        })
+    }
+
+    /// Logs a failed attempt and notes it in the row.
+    fn note_failure(&self, failure: FailedAttempt) {
+        let FailedAttempt { message_id, job_id, attempts, why, next } = failure;
+        let job_id = &*job_id;
+        match next {
+            NextAttempt::After(pause) => {
                 let retry_in_ms = pause.as_millis() as u64;
                 tracing::warn!(
                     job_id,
@@ -342,116 +314,59 @@ impl WebhookDispatcher {
                     error = why,
                     "the result was not delivered; trying again"
                 );
-                self.store.record_attempt(pending.message_id, attempts, why);
-                self.next_key += 1;
-                self.later.push(Reverse((Instant::now() + pause, self.next_key)));
-                self.sleeping.insert(self.next_key, (pending, asked));
             }
+            NextAttempt::AfterHeartbeat => tracing::warn!(
+                job_id,
+                attempts,
+                error = why,
+                "our credentials are not accepted; the result is held until a heartbeat is"
+            ),
+            NextAttempt::Never => tracing::error!(
+                job_id,
+                attempts,
+                error = why,
+                "the result was refused for good; it is kept on disk"
+            ),
         }
+        self.store.record_attempt(message_id, attempts, why);
     }
 
-    fn refused(&self, pending: PendingDelivery, why: String, first: bool) {
-        self.metrics.attempt(AttemptResult::Refused);
-        let job_id = &*pending.job_id;
-        tracing::error!(job_id, error = why, "the result was refused for good; it is kept on disk");
-        self.end(pending, Some(why), first);
-    }
-
-    /// 1 s, 2 s, 4 s ... up to the longest pause.
-    fn pause(&self, attempts: u32) -> Duration {
-        let doubled = 2u32.saturating_pow(attempts.saturating_sub(1).min(20));
-        self.settings.backoff.saturating_mul(doubled).min(self.settings.backoff_max)
-    }
-
-    /// Notes the end on disk, then tells the driver.
-    fn end(&self, pending: PendingDelivery, refused: Option<String>, first: bool) {
-        let (store, sent, metrics) = (self.store.clone(), self.sent.clone(), self.metrics.clone());
-        let (pause, fresh) = (self.settings.backoff, self.fresh.clone());
-        tokio::spawn(async move {
-            loop {
-                let noted = match &refused {
-                    None => store.record_delivered(pending.message_id).await,
-                    Some(why) => store.record_refused(pending.message_id, why.clone()).await,
-                };
-                match noted {
-                    Ok(()) => break,
-                    Err(StoreError::Stopped) => return,
-                    // Until it is noted the message stays unacknowledged.
-                    Err(error) => {
-                        tracing::error!(job_id = &*pending.job_id, %error, "a delivery can't be noted on disk; trying again");
-                        tokio::time::sleep(pause).await;
-                    }
-                }
+    /// Waits for the ends that are being written, so that no accepted result is sent again after the next start.
+    async fn finish_records(mut self) {
+        self.is_closing = true;
+        while self.works.values().any(|work| matches!(work, Work::Record(_))) {
+            let Some(ended) = self.tasks.join_next_with_id().await else { return };
+            // A write that failed is not tried again: the next start finds the row and sends the result once more.
+            if let Some(event @ DeliveryEvent::EndRecorded { .. }) = self.event_of(ended) {
+                self.apply(event);
             }
-            metrics.undelivered.dec();
-            let outcome = match refused {
-                None => DeliveryOutcome::Accepted,
-                Some(_) => DeliveryOutcome::Refused,
-            };
-            let PendingDelivery { message_id, status, unwritten, .. } = pending;
-            if sent.send(FinishedDelivery { message_id, status, outcome, unwritten }).is_err() {
-                tracing::debug!("a result was delivered while the host was stopping");
-            }
-            if first {
-                fresh.send_modify(|n| *n = n.saturating_sub(1));
-            }
-        });
-    }
-
-    /// Sends again what was awaiting_auth, once the cloud has accepted our credentials since.
-    fn release_awaiting_auth(&mut self) {
-        let accepted = self.heartbeats.borrow_and_update().accepted;
-        for (before, pending) in std::mem::take(&mut self.awaiting_auth) {
-            match before < accepted {
-                true => self.enqueue(pending),
-                false => self.awaiting_auth.push((before, pending)),
-            }
-        }
-    }
-
-    fn wake(&mut self) {
-        let now = Instant::now();
-        while let Some(Reverse((at, key))) = self.later.peek().copied() {
-            if at > now {
-                return;
-            }
-            self.later.pop();
-            // Those that were woken earlier are gone from the map.
-            if let Some((pending, _)) = self.sleeping.remove(&key) {
-                self.rise(pending);
-            }
-        }
-    }
-
-    fn rise(&mut self, pending: PendingDelivery) {
-        if let Some(origin_queue) = self.origins.get_mut(&pending.origin) {
-            origin_queue.sleepers = origin_queue.sleepers.saturating_sub(1);
-        }
-        self.enqueue(pending);
-    }
-
-    /// The first acceptance after an outage: what waits for this origin is tried now, not when its pause is
-    /// over. A pause that the server asked for is kept.
-    fn origin_is_back(&mut self, origin: &Arc<str>) {
-        let Some(origin_queue) = self.origins.get_mut(origin) else { return };
-        let failures = std::mem::take(&mut origin_queue.failures);
-        if failures >= OUTAGE_FAILURES && origin_queue.sleepers > 0 {
-            let due = |(_, (p, asked)): &(&u64, &(PendingDelivery, bool))| !asked && p.origin == *origin;
-            let keys: Vec<u64> = self.sleeping.iter().filter(due).map(|(k, _)| *k).collect();
-            tracing::info!(origin = &**origin, results = keys.len(), "the callback's host accepts again");
-            for key in keys {
-                if let Some((pending, _)) = self.sleeping.remove(&key) {
-                    self.rise(pending);
-                }
-            }
-        }
-    }
-
-    /// Forgets an origin that nothing is going to.
-    fn tidy(&mut self, origin: &Arc<str>) {
-        let idle = |l: &OriginQueue| l.in_flight == 0 && !l.listed && l.sleepers == 0;
-        if self.origins.get(origin).is_some_and(idle) {
-            self.origins.remove(origin);
         }
     }
 }
+
+fn attempt_end(outcome: AttemptOutcome) -> AttemptEnd {
+    match outcome {
+        AttemptOutcome::Accepted => AttemptEnd::Accepted,
+        AttemptOutcome::Retry { after, why } => AttemptEnd::Failed { retry_after: after, why },
+        AttemptOutcome::Unauthorized { why } => AttemptEnd::Unauthorized { why },
+        AttemptOutcome::Refused { status, excerpt } => {
+            AttemptEnd::Refused { why: format!("HTTP {status}: {excerpt}") }
+        }
+        AttemptOutcome::Forbidden(error) => AttemptEnd::Refused { why: error.to_string() },
+    }
+}
+
+/// How the metrics count an attempt; a dropped result was not attempted.
+fn attempt_result(end: &AttemptEnd) -> Option<AttemptResult> {
+    match end {
+        AttemptEnd::Accepted => Some(AttemptResult::Accepted),
+        AttemptEnd::Refused { .. } => Some(AttemptResult::Refused),
+        AttemptEnd::Unauthorized { .. } => Some(AttemptResult::Unauthorized),
+        AttemptEnd::Failed { .. } | AttemptEnd::NotSent { .. } => Some(AttemptResult::Retry),
+        AttemptEnd::Dropped => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "dispatcher_tests.rs"]
+mod tests;
