@@ -41,7 +41,7 @@ use crate::results::webhook::WebhookSender;
 use crate::state::answer_journal::AnswerJournal;
 use crate::state::db::{Database, Phase, StoredRow};
 use crate::state::run_journal::RunJournal;
-use crate::supervise::Supervisor;
+use crate::supervise::{Supervisor, TaskKind};
 use crate::sys::{self, Dispositions};
 use crate::telemetry::Metrics;
 use crate::vpn::command::Programs;
@@ -176,9 +176,9 @@ async fn host(
     died_running.retain(|id| !answered.contains_key(id));
     let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
-    let mut tasks = Supervisor::default();
+    let mut tasks = Supervisor::new(stop.clone());
     let api_stop = CancellationToken::new();
-    tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
+    tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
 
     let edges = executor.described().device.connectivity.edges().map(<[_]>::to_vec);
     let connecting = site::connect(&client, &settings, stored.as_ref(), edges.as_deref(), openvpn);
@@ -297,26 +297,15 @@ async fn host(
     }
 
     let beat_stop = CancellationToken::new();
-    tasks.spawn("vpn-guard", guard.watch(beat_stop.clone()));
-    tasks.spawn("redis-writer", writer.run());
-    tasks.spawn("dispatcher", dispatcher.run());
-    tasks.spawn("heartbeat", heartbeat.run(beat_stop.clone()));
+    tasks.spawn(TaskKind::VpnGuard, guard.watch(beat_stop.clone()));
+    tasks.spawn(TaskKind::RedisWriter, writer.run());
+    tasks.spawn(TaskKind::WebhookDispatcher, dispatcher.run());
+    tasks.spawn(TaskKind::Heartbeat, heartbeat.run(beat_stop.clone()));
     tasks.spawn(
-        "heartbeat-state",
+        TaskKind::HeartbeatState,
         tell_heartbeat(snapshot_seen.clone(), redis.clone(), view.clone(), beat_state),
     );
-    let reader_ended = CancellationToken::new();
-    tasks.spawn("reader", {
-        let (stop, ended) = (stop.clone(), reader_ended.clone());
-        async move {
-            reader.run().await;
-            ended.cancel();
-            // To end when asked to is no failure.
-            if stop.is_cancelled() {
-                std::future::pending::<()>().await;
-            }
-        }
-    });
+    let reader = tasks.spawn(TaskKind::StreamReader, reader.run());
     let (report, reloaded_seen) = watch::channel(Reloaded::default());
     let settings = Arc::new(settings);
     let reloads = reload::Reloads {
@@ -327,11 +316,11 @@ async fn host(
         wanted,
         report,
     };
-    tasks.spawn("reloads", reloads.serve());
+    tasks.spawn(TaskKind::Reloads, reloads.serve());
     // Beside the jobs' own end.
     let lending = lent.map(|lent| {
         let (stop, drain) = (stop.clone(), settings.shutdown.drain);
-        tokio::spawn(async move {
+        tasks.spawn(TaskKind::PeerLending, async move {
             stop.cancelled().await;
             lent.end(drain).await;
         })
@@ -353,10 +342,13 @@ async fn host(
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
     let qpu_id = site.identity.qpu_id.clone();
     let link = (redis.clone(), settings.jobs.redis_timeout);
-    tasks.spawn("notifier", keep_notified(notifier, qpu_id, link, stop.clone()));
+    tasks.spawn(TaskKind::Notifier, keep_notified(notifier, qpu_id, link, stop.clone()));
     if let Some(log) = variable(LOG_VARIABLE) {
         let daemon = &settings.daemon;
-        tasks.spawn("log", keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval));
+        tasks.spawn(
+            TaskKind::LogRotation,
+            keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval),
+        );
     }
 
     let ended = {
@@ -375,13 +367,11 @@ async fn host(
         }
     };
     beat_stop.cancel();
-    if let Some(lending) = lending
-        && let Err(error) = lending.await
-    {
-        tracing::error!(%error, "leaving the peer network ended badly");
+    if let Some(lending) = lending {
+        lending.ended().await;
     }
     // Its blocking read is short; dropped, it might leave a message behind.
-    if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader_ended.cancelled()).await.is_err() {
+    if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader.ended()).await.is_err() {
         tracing::warn!("the reader did not end in time");
     }
     let code = end(ended, &settings).await;
@@ -540,7 +530,7 @@ async fn tell_heartbeat(
         };
         if gone {
             // The driver has ended; the heartbeat goes on until it is stopped.
-            std::future::pending::<()>().await;
+            return;
         }
     }
 }

@@ -16,7 +16,6 @@ pub mod adopt;
 mod check;
 pub mod driver;
 mod finish;
-pub mod hold;
 pub mod lifecycle;
 pub mod message;
 pub mod redis;

@@ -13,6 +13,7 @@ pub mod daemon;
 pub mod dev;
 pub mod error;
 pub mod executor;
+pub mod failpoint;
 pub mod jobs;
 pub mod model;
 pub mod peers;

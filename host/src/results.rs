@@ -1,5 +1,6 @@
 //! From an executor's answer to a delivered webhook.
 
+pub mod delivery;
 pub mod delivery_queue;
 pub mod dispatcher;
 pub mod outcome;

@@ -6,3 +6,4 @@ pub mod credentials;
 pub mod db;
 pub mod files;
 pub mod run_journal;
+pub mod sqlite_actor;

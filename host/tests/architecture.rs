@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 const MAY_USE: &[(&str, &[&str])] = &[
     ("backoff", &[]),
     ("error", &[]),
+    ("failpoint", &[]),
     ("model", &[]),
     ("sys", &[]),
     ("telemetry", &[]),
@@ -22,7 +23,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("peers", &["error", "model", "reservation", "state"]),
     ("reservation", &["backoff", "error", "model", "state"]),
     ("results", &["backoff", "cloud", "config", "error", "model", "state", "telemetry"]),
-    ("jobs", &["backoff", "config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
+    (
+        "jobs",
+        &[
+            "backoff",
+            "config",
+            "error",
+            "executor",
+            "failpoint",
+            "model",
+            "results",
+            "state",
+            "sys",
+            "telemetry",
+        ],
+    ),
     (
         "api",
         &[
@@ -116,6 +131,8 @@ const PURE: &[&str] = &[
     "reservation/export.rs",
     "reservation/journal.rs",
     "reservation/ledger.rs",
+    "reservation/stream.rs",
+    "results/delivery.rs",
     "results/delivery_queue.rs",
     "results/outcome.rs",
     "vpn/directives.rs",

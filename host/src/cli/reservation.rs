@@ -13,6 +13,7 @@ use crate::peers::wire::time;
 use crate::reservation::export::{self, Verifier};
 use crate::reservation::ledger::State;
 use crate::reservation::log::{Log, Row};
+use crate::reservation::stream::StreamId;
 
 /// Rows read at once.
 const PAGE: usize = 10_000;
@@ -117,7 +118,7 @@ async fn open(place: &Place, around: &Surroundings) -> Result<Log, Failure> {
 }
 
 async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
-    let mut rows = log.rows(format!("reservation/{id}")).await?;
+    let mut rows = log.rows(StreamId::reservation(id)).await?;
     if rows.is_empty() {
         // A peer's hold has a number behind the id.
         let mut from = 0;
@@ -125,7 +126,7 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
             let page = log.page(from, PAGE).await?;
             let Some(last) = page.last() else { break };
             from = last.position + 1;
-            let prefix = format!("hold/{id}/");
+            let prefix = StreamId::hold(format!("{id}/")).to_string();
             rows.extend(page.into_iter().filter(|r| r.stream.starts_with(&prefix)));
         }
     }

@@ -177,12 +177,13 @@ impl Service {
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
-                () = self.stop.cancelled() => std::future::pending().await,
+                () = self.stop.cancelled() => return,
             }
             match self.walker.log.open_reservations().await {
                 Ok(open) => {
                     let now = now_micros();
-                    for (id, _) in open.into_iter().take_while(|(_, until)| *until <= now) {
+                    for open in open.into_iter().take_while(|open| open.until <= now) {
+                        let id = open.reservation_id;
                         match self.walker.log.execute(&id, Command::Expire).await {
                             Ok(_) => tracing::info!(
                                 reservation = id,

@@ -29,6 +29,7 @@ use super::redis::Redis;
 use super::stream::Claim;
 use crate::config::settings::JobSettings;
 use crate::executor::{Executor, JobContext, RunDone};
+use crate::failpoint::{self, Failpoint};
 use crate::model::{JobId, MessageId};
 use crate::results::dispatcher::{FinishedDelivery, Outbox};
 use crate::results::outcome::fail;
@@ -38,7 +39,6 @@ use crate::sys::Dispositions;
 use crate::telemetry::{JobOutcome, Metrics};
 
 pub use super::check::CallbackRule;
-pub use super::hold::HoldAt;
 pub use slots::Notes;
 
 /// What the rest of the host may know of the jobs.
@@ -201,7 +201,6 @@ impl Driver {
             store: parts.store.clone(),
             outbox: parts.outbox.clone(),
             retry: parts.retry,
-            hold: Arc::new(HoldAt::from_env()),
         };
         parts.metrics.slots.set(slots as i64);
         Driver {
@@ -348,9 +347,8 @@ impl Driver {
         let ids: Vec<MessageId> = messages.iter().map(|m| m.id).collect();
         let deaths = ids.iter().filter_map(|id| Some((*id, *self.p.deaths.get(id)?))).collect();
         let (checker, reports) = (self.checker.clone(), self.reports.clone());
-        let hold = self.finisher.hold.clone();
         self.tasks.spawn(async move {
-            hold.at("claimed").await;
+            failpoint::pause_at(Failpoint::Claimed).await;
             let verdicts = checker.check(messages, deaths).await;
             reports.send(Report::Checked(ids, verdicts)).ok();
         });

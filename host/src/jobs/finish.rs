@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 use super::message::Envelope;
 use super::redis::Redis;
 use super::writes::Write;
+use crate::failpoint::{self, Failpoint};
 use crate::model::{JobId, MessageId, iso_time};
 use crate::results::dispatcher::{Outbox, PendingDelivery, UnwrittenStatus};
 use crate::results::outcome::Conclusion;
@@ -29,8 +30,6 @@ pub(super) struct Finisher {
     pub store: Store,
     pub outbox: Outbox,
     pub retry: Duration,
-    /// Where a test stops the process.
-    pub hold: Arc<super::hold::HoldAt>,
 }
 
 /// How a stored result went on.
@@ -103,7 +102,7 @@ impl Finisher {
                 }
             }
         }
-        self.hold.at("stored").await;
+        failpoint::pause_at(Failpoint::Stored).await;
         self.announce(row, envelope.origin.clone(), 0).await
     }
 
@@ -140,7 +139,7 @@ impl Finisher {
         if matches!(asked, Ok(true)) {
             return self.drop_cancelled(&row.job_id, id).await;
         }
-        self.hold.at("decided").await;
+        failpoint::pause_at(Failpoint::Decided).await;
         let written = match asked {
             Ok(_) => {
                 let qpu = &self.redis.names().qpu_id;
@@ -152,7 +151,7 @@ impl Finisher {
         if !written && let Err(error) = self.store.mark_announced(id).await {
             tracing::warn!(job_id = &*row.job_id, %error, "a result's announcement could not be noted on disk");
         }
-        self.hold.at("announced").await;
+        failpoint::pause_at(Failpoint::Announced).await;
         self.outbox.send(pending_delivery(row, origin, attempts, written));
         Stored::Sending { written }
     }
@@ -172,7 +171,7 @@ impl Finisher {
 
     /// Acknowledges. False when the host stops.
     pub async fn acknowledge(&self, id: MessageId) -> bool {
-        self.hold.at("delivered").await;
+        failpoint::pause_at(Failpoint::Delivered).await;
         self.redis.write_until_confirmed(Write::ack(id)).await
     }
 

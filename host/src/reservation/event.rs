@@ -11,6 +11,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::stream::StreamId;
+
 /// The version that this host writes. Older ones are read for ever; newer ones are refused.
 pub const VERSION: u16 = 1;
 
@@ -170,8 +172,8 @@ pub struct EventBatch {
 
 impl EventBatch {
     /// Its stream in the log.
-    pub fn stream(&self) -> String {
-        format!("hold/{}", self.hold)
+    pub fn stream(&self) -> StreamId {
+        StreamId::hold(self.hold.as_str())
     }
 }
 

@@ -2,6 +2,7 @@ use std::sync::Barrier;
 
 use super::*;
 use crate::reservation::event::Transition;
+use crate::reservation::journal::JobRefused;
 
 fn request(key: Option<&str>) -> Request {
     Request {
@@ -57,7 +58,7 @@ fn five_events_survive_and_a_torn_tail_does_not_spoil_what_is_before_it() {
         assert_eq!(log.state("res-00000003").await.unwrap().unwrap().transition, Transition::Requested);
         assert_eq!(log.state("res-00000002").await.unwrap().unwrap().transition, Transition::Requested);
         let open: Vec<String> =
-            log.open_reservations().await.unwrap().into_iter().map(|(id, _)| id).collect();
+            log.open_reservations().await.unwrap().into_iter().map(|open| open.reservation_id).collect();
         assert_eq!(open, ["res-00000002", "res-00000003"]);
     });
 }
@@ -177,5 +178,31 @@ fn jobs_are_open_until_they_end() {
         let late = log.record_job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
         assert!(matches!(late, AppendError::Job(JobRefused::Ended("failed"))), "{late}");
         assert_eq!(log.job_facts("job-1").await.unwrap().len(), 2);
+    });
+}
+
+/// Defect G of the review: the prefix was taken off as often as it was there.
+#[test]
+fn an_id_that_begins_like_a_prefix_is_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        let made = log.request("reservation/x", "me", request(None)).await.unwrap();
+        assert_eq!(made.reservation_id, "reservation/x");
+        let open = log.open_reservations().await.unwrap();
+        assert_eq!(open[0].reservation_id, "reservation/x");
+        assert!(log.state("reservation/x").await.unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_closed_log_says_that_it_has_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        log.close().await;
+        assert!(matches!(log.state("res-00000001").await, Err(LogError::Stopped)));
+        let error = log.execute("res-00000001", Command::Commit).await.unwrap_err();
+        assert!(matches!(error, AppendError::Log(LogError::Stopped)), "{error}");
     });
 }

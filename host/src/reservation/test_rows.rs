@@ -2,6 +2,7 @@
 
 use super::event::{Fact, Request};
 use super::log::{Row, fact_json};
+use super::stream::StreamId;
 
 /// The five facts of a reservation that was requested, accepted, committed, dispatched and completed.
 pub fn five_rows() -> Vec<Row> {
@@ -19,7 +20,7 @@ pub fn five_rows() -> Vec<Row> {
     let facts = [Fact::Requested(request), accepted, Fact::Committed, dispatched, done];
     let row = |(n, f): (usize, &Fact)| {
         let n = n as i64 + 1;
-        Row::new(n, "reservation/res-00000001", n, 1_000 * n, fact_json(f))
+        Row::new(n, &StreamId::reservation("res-00000001"), n, 1_000 * n, fact_json(f))
     };
     facts.iter().enumerate().map(row).collect()
 }

@@ -7,6 +7,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::*;
+use crate::model::MessageId;
+use crate::state::db::Status;
 
 /// A small generator: the same numbers for the same seed everywhere.
 struct Random(u64);

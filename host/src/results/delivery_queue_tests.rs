@@ -1,6 +1,8 @@
 //! Rules of the queue, one by one.
 
 use super::*;
+use crate::model::MessageId;
+use crate::state::db::Status;
 
 const SECOND: Duration = Duration::from_secs(1);
 

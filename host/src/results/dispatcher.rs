@@ -17,10 +17,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::delivery_queue::{
-    AttemptEnd, DeliveryAttempt, DeliveryEffect, DeliveryEvent, DeliveryId, DeliveryLimits, DeliveryQueue,
-    EndRecord, FailedAttempt, NextAttempt,
+use super::delivery::{
+    AttemptEnd, DeliveryAttempt, DeliveryEffect, DeliveryEvent, DeliveryId, EndRecord, FailedAttempt,
+    NextAttempt,
 };
+use super::delivery_queue::{DeliveryLimits, DeliveryQueue};
 use super::webhook::{AttemptOutcome, WebhookSender};
 use crate::backoff::BackoffRange;
 use crate::cloud::heartbeat::HeartbeatOutcome;
@@ -28,7 +29,7 @@ use crate::config::settings::WebhookSettings;
 use crate::state::db::{Store, StoreError};
 use crate::telemetry::{AttemptResult, Metrics};
 
-pub use super::delivery_queue::{DeliveryOutcome, FinishedDelivery, PendingDelivery, UnwrittenStatus};
+pub use super::delivery::{DeliveryOutcome, FinishedDelivery, PendingDelivery, UnwrittenStatus};
 
 /// Bytes of bodies that wait in memory for their first attempt; bodies beyond them are read from the database.
 const MAX_BODY_BYTES: usize = 16 << 20;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use coda_plugin_abi::{Error, Outcome};
 
 use super::super::finish::executing;
-use super::super::hold::HoldAt;
 use super::super::lifecycle::{Event, Phase, Step};
 use super::super::message::{Envelope, Work};
 use super::super::writes::Write;
 use super::{Driver, Report};
 use crate::executor::{Answer, RunDone, RunJob, Witness};
+use crate::failpoint::{self, Failpoint};
 use crate::model::{JobId, MessageId};
 use crate::results::outcome::{conclude, judge};
 use crate::state::answer_journal::AnswerJournal;
@@ -21,12 +21,11 @@ use crate::state::run_journal::RunJournal;
 pub struct Notes {
     runs: Arc<RunJournal>,
     answers: Arc<AnswerJournal>,
-    hold: Arc<HoldAt>,
 }
 
 impl Notes {
     pub fn new(runs: RunJournal, answers: AnswerJournal) -> Notes {
-        Notes { runs: Arc::new(runs), answers: Arc::new(answers), hold: Arc::new(HoldAt::from_env()) }
+        Notes { runs: Arc::new(runs), answers: Arc::new(answers) }
     }
 
     /// An orderly stop is no death of the executor.
@@ -38,7 +37,7 @@ impl Notes {
 impl Witness for Notes {
     fn begins(&self, slot: usize, jobs: &[RunJob]) {
         self.runs.begin(slot, jobs.iter().filter_map(|job| job.message_id));
-        self.hold.block_at("executing");
+        failpoint::pause_thread_at(Failpoint::Executing);
     }
 
     fn answered(&self, job: &RunJob, answer: &Answer) {
@@ -144,7 +143,7 @@ impl Driver {
     ) {
         let (finisher, reports) = (self.finisher.clone(), self.reports.clone());
         self.tasks.spawn(async move {
-            finisher.hold.at("returned").await;
+            failpoint::pause_at(Failpoint::Returned).await;
             let judged = judge(answer, work.program.measurements().len(), work.shots);
             if let Err(error) = &judged {
                 tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");

@@ -3,6 +3,7 @@
 use rusqlite::{OptionalExtension as _, params};
 
 use super::rows::{Phase, ResultRow};
+use super::writer::{read_failed, write_failed};
 use super::{Database, StoreError, sql};
 use crate::model::MessageId;
 
@@ -52,10 +53,6 @@ pub struct KeptEntry {
     pub content: String,
 }
 
-fn failed(e: rusqlite::Error) -> StoreError {
-    StoreError::Write(e.to_string())
-}
-
 impl Database {
     /// Everything that is kept, results first.
     ///
@@ -67,7 +64,7 @@ impl Database {
             .prepare(
                 "SELECT qpu_id, message_id, job_id, phase, attempts, last_error, callback_url, body FROM results",
             )
-            .map_err(failed)?;
+            .map_err(read_failed)?;
         let results = results.query_map([], |r| {
             let refused = Phase::from_name(&r.get::<_, String>(3)?) == Phase::Refused;
             Ok(KeptEntry {
@@ -81,11 +78,12 @@ impl Database {
                 content: String::from_utf8_lossy(&r.get::<_, Vec<u8>>(7)?).into_owned(),
             })
         });
-        let mut found = results.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(failed)?;
+        let mut found =
+            results.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)?;
         let mut letters = self
             .conn
             .prepare("SELECT qpu_id, message_id, reason, fields FROM dead_letters")
-            .map_err(failed)?;
+            .map_err(read_failed)?;
         let letters = letters.query_map([], |r| {
             Ok(KeptEntry {
                 qpu_id: r.get(0)?,
@@ -98,7 +96,7 @@ impl Database {
                 content: r.get(3)?,
             })
         });
-        found.extend(letters.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(failed)?);
+        found.extend(letters.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)?);
         Ok(found)
     }
 
@@ -116,7 +114,7 @@ impl Database {
                 |r| sql::result_row(r, id),
             )
             .optional()
-            .map_err(failed)
+            .map_err(read_failed)
     }
 
     /// Removes a row for good.
@@ -131,6 +129,6 @@ impl Database {
                 params![kept.qpu_id, kept.message_id],
             )
             .map(drop)
-            .map_err(failed)
+            .map_err(write_failed)
     }
 }
