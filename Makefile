@@ -25,7 +25,7 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 # Empty where the venv could not be made: those tests are then skipped, and say so.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
-.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build plugins deps vpn-deps fault-deps python-deps \
+.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## This list
@@ -37,7 +37,7 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
 # plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
+test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps failpoints build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi -p futures-timer $(addprefix -p ,$(PLUGINS))
 
@@ -69,6 +69,12 @@ check: ## Format and lints
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 
 build: ## The host, in release
+	$(CARGO) build --release -p coda-host
+
+# The plain build comes last, so that the binary at $(HOST) is the shipped one. Cargo keeps both builds of the crate.
+failpoints: ## The host for crash tests: stops at named steps when CODA_FAILPOINT is set
+	$(CARGO) build --release -p coda-host --features failpoints
+	cp --remove-destination $(HOST) $(HOST)-failpoints
 	$(CARGO) build --release -p coda-host
 
 plugins: cxx $(FOREIGN) ## The plugins of this repository, in release: Rust, C and C++

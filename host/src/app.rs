@@ -38,12 +38,12 @@ use crate::jobs::journal::RunRecorder;
 use crate::jobs::redis::{Names, Redis};
 use crate::jobs::stream::{ClaimGate, Reader};
 use crate::jobs::table::{RecoveredResult, StoredResult};
-use crate::results::outbox::Courier;
+use crate::results::dispatcher::WebhookDispatcher;
 use crate::results::webhook::WebhookSender;
-use crate::state::answers::Answers;
+use crate::state::answer_journal::AnswerJournal;
 use crate::state::db::{Database, Phase, StoredRow};
-use crate::state::marks::RunMarks;
-use crate::supervise::Supervisor;
+use crate::state::run_journal::RunJournal;
+use crate::supervise::{Supervisor, TaskKind};
 use crate::sys::{self, Dispositions};
 use crate::telemetry::Metrics;
 use crate::vpn::command::Programs;
@@ -172,15 +172,15 @@ async fn host(
     }
     let database = Database::open(&state_dir)?;
     let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
-    let (marks, mut died_running) = RunMarks::open(&state_dir).map_err(unusable)?;
-    let (answers, answered) = Answers::open(&state_dir).map_err(unusable)?;
+    let (run_journal, mut died_running) = RunJournal::open(&state_dir).map_err(unusable)?;
+    let (answer_journal, answered) = AnswerJournal::open(&state_dir).map_err(unusable)?;
     // What was answered did not die in the plugin.
     died_running.retain(|id| !answered.contains_key(id));
     let client = client.await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
     let (up, up_seen) = watch::channel(None);
-    let mut tasks = Supervisor::default();
+    let mut tasks = Supervisor::new(stop.clone());
     let api_stop = CancellationToken::new();
-    tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
+    tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, settings.api.request_timeout, api_stop.clone()));
 
     let edges = executor.active_plugin().device.connectivity.edges().map(<[_]>::to_vec);
     let connecting = site::connect(&client, &settings, stored.as_ref(), edges.as_deref(), openvpn);
@@ -209,7 +209,7 @@ async fn host(
     let mut deaths: HashMap<_, _> = opened.deaths.iter().copied().collect();
     for id in died_running {
         tracing::warn!(message_id = %id, "the process died while it ran this message");
-        store.death(id).await?;
+        store.record_death(id).await?;
         *deaths.entry(id).or_insert(0) += 1;
     }
     if opened.foreign > 0 {
@@ -231,7 +231,7 @@ async fn host(
         Heartbeat::new(client, site.signer.clone(), &site.cloud, beat_seen).map_err(AppError::Http)?;
     let beats = heartbeat.outcome();
     let (sent, sent_seen) = mpsc::unbounded_channel();
-    let (outbox, courier) = Courier::new(
+    let (outbox, dispatcher) = WebhookDispatcher::new(
         sender.clone(),
         store.clone(),
         settings.webhook.clone(),
@@ -276,7 +276,7 @@ async fn host(
         settings: settings.jobs.clone(),
         redis: redis.clone(),
         store: store.clone(),
-        recorder: RunRecorder::new(marks, answers),
+        recorder: RunRecorder::new(run_journal, answer_journal),
         recovered,
         answered,
         executor,
@@ -296,26 +296,15 @@ async fn host(
     });
 
     let beat_stop = CancellationToken::new();
-    tasks.spawn("vpn-guard", guard.watch(beat_stop.clone()));
-    tasks.spawn("redis-writer", writer.run());
-    tasks.spawn("courier", courier.run());
-    tasks.spawn("heartbeat", heartbeat.run(beat_stop.clone()));
+    tasks.spawn(TaskKind::VpnGuard, guard.watch(beat_stop.clone()));
+    tasks.spawn(TaskKind::RedisWriter, writer.run());
+    tasks.spawn(TaskKind::WebhookDispatcher, dispatcher.run());
+    tasks.spawn(TaskKind::Heartbeat, heartbeat.run(beat_stop.clone()));
     tasks.spawn(
-        "heartbeat-state",
+        TaskKind::HeartbeatState,
         tell_heartbeat(snapshot_seen.clone(), redis.clone(), view.clone(), beat_state),
     );
-    let reader_ended = CancellationToken::new();
-    tasks.spawn("reader", {
-        let (stop, ended) = (stop.clone(), reader_ended.clone());
-        async move {
-            reader.run().await;
-            ended.cancel();
-            // To end when asked to is no failure.
-            if stop.is_cancelled() {
-                std::future::pending::<()>().await;
-            }
-        }
-    });
+    let reader = tasks.spawn(TaskKind::StreamReader, reader.run());
     let (report, reloaded_seen) = watch::channel(ReloadReport::default());
     let settings = Arc::new(settings);
     let reloads = reload::Reloads {
@@ -326,11 +315,11 @@ async fn host(
         wanted,
         report,
     };
-    tasks.spawn("reloads", reloads.serve());
+    tasks.spawn(TaskKind::Reloads, reloads.serve());
     // Beside the jobs' own end.
     let lending = lent.map(|lent| {
         let (stop, drain) = (stop.clone(), settings.shutdown.drain);
-        tokio::spawn(async move {
+        tasks.spawn(TaskKind::PeerLending, async move {
             stop.cancelled().await;
             lent.end(drain).await;
         })
@@ -352,10 +341,13 @@ async fn host(
     let notifier = Arc::new(Notifier::new(variable("NOTIFY_SOCKET"), variable("WATCHDOG_USEC")));
     let qpu_id = site.identity.qpu_id.clone();
     let link = (redis.clone(), settings.jobs.redis_timeout);
-    tasks.spawn("notifier", keep_notified(notifier, qpu_id, link, stop.clone()));
+    tasks.spawn(TaskKind::Notifier, keep_notified(notifier, qpu_id, link, stop.clone()));
     if let Some(log) = variable(LOG_VARIABLE) {
         let daemon = &settings.daemon;
-        tasks.spawn("log", keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval));
+        tasks.spawn(
+            TaskKind::LogRotation,
+            keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval),
+        );
     }
 
     let ended = {
@@ -374,13 +366,11 @@ async fn host(
         }
     };
     beat_stop.cancel();
-    if let Some(lending) = lending
-        && let Err(error) = lending.await
-    {
-        tracing::error!(%error, "leaving the peer network ended badly");
+    if let Some(lending) = lending {
+        lending.ended().await;
     }
     // Its blocking read is short; dropped, it might leave a message behind.
-    if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader_ended.cancelled()).await.is_err() {
+    if tokio::time::timeout(settings.jobs.block + END_LIMIT, reader.ended()).await.is_err() {
         tracing::warn!("the reader did not end in time");
     }
     let code = end(ended, &settings).await;
@@ -547,7 +537,7 @@ async fn tell_heartbeat(
         };
         if gone {
             // The driver has ended; the heartbeat goes on until it is stopped.
-            std::future::pending::<()>().await;
+            return;
         }
     }
 }

@@ -18,7 +18,6 @@ mod admission;
 pub mod adopt;
 mod check;
 pub mod driver;
-pub mod hold;
 pub mod journal;
 pub mod message;
 pub mod redis;

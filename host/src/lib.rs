@@ -7,6 +7,7 @@
 
 pub mod api;
 pub mod app;
+pub mod backoff;
 pub mod check;
 pub mod cli;
 pub mod cloud;
@@ -16,6 +17,7 @@ pub mod daemon;
 pub mod dev;
 pub mod error;
 pub mod executor;
+pub mod failpoint;
 pub mod jobs;
 pub mod model;
 pub mod peers;

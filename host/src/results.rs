@@ -1,5 +1,7 @@
 //! From an executor's answer to a delivered webhook.
 
-pub mod outbox;
+pub mod delivery;
+pub mod delivery_queue;
+pub mod dispatcher;
 pub mod outcome;
 pub mod webhook;

@@ -1,8 +1,9 @@
 //! What outlives the process: secure files, the stored credentials, the embedded database, and the marks of
 //! running jobs.
 
-pub mod answers;
+pub mod answer_journal;
 pub mod credentials;
 pub mod db;
 pub mod files;
-pub mod marks;
+pub mod run_journal;
+pub mod sqlite_actor;

@@ -1,16 +1,103 @@
-//! The only spawner of long-lived tasks: each has a name, and its end before a stop is a failure of the host.
+//! The only spawner of long-lived tasks: each has a kind, and the kind says what its end means.
 //!
-//! Tasks end by themselves when they are stopped; what they serve decides in which order (see `app`).
+//! Tasks end by themselves when they are stopped; what they serve decides in which order (see `app`). A task that
+//! panics is a failure of the host at any time, whatever its kind.
+
+use std::fmt;
 
 use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 
 use crate::error::Explain;
 
-#[derive(Debug, thiserror::Error)]
-#[error("the task '{name}' ended unexpectedly{detail}")]
+/// What a long-lived task does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TaskKind {
+    /// Serves the local HTTP API.
+    Api,
+    VpnGuard,
+    RedisWriter,
+    WebhookDispatcher,
+    Heartbeat,
+    /// Publishes what the heartbeat reports.
+    HeartbeatState,
+    /// Claims messages from the stream.
+    StreamReader,
+    /// Serves requests to reload the plugin.
+    Reloads,
+    /// Tells the service manager that the host is alive.
+    Notifier,
+    /// Keeps the log file small.
+    LogRotation,
+    /// Ends the lending to peers once the host is stopped.
+    PeerLending,
+    /// Expires reservations of a coordinator.
+    ReservationExpiry,
+}
+
+/// What the end of a task means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnEnd {
+    /// The task serves until the supervisor ends it: without it the host is of no use.
+    Fatal,
+    /// The task may end by itself at any time, once nothing is left for it to do.
+    Expected,
+    /// The task may end by itself once the host was asked to stop; before that its end is fatal.
+    ExpectedAfterStop,
+}
+
+impl TaskKind {
+    /// Its name in logs and errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            TaskKind::Api => "api",
+            TaskKind::VpnGuard => "vpn-guard",
+            TaskKind::RedisWriter => "redis-writer",
+            TaskKind::WebhookDispatcher => "webhook-dispatcher",
+            TaskKind::Heartbeat => "heartbeat",
+            TaskKind::HeartbeatState => "heartbeat-state",
+            TaskKind::StreamReader => "stream-reader",
+            TaskKind::Reloads => "reloads",
+            TaskKind::Notifier => "notifier",
+            TaskKind::LogRotation => "log-rotation",
+            TaskKind::PeerLending => "peer-lending",
+            TaskKind::ReservationExpiry => "reservation-expiry",
+        }
+    }
+
+    /// What its end means.
+    pub fn on_end(self) -> OnEnd {
+        match self {
+            // What the drain still needs.
+            TaskKind::Api
+            | TaskKind::VpnGuard
+            | TaskKind::RedisWriter
+            | TaskKind::WebhookDispatcher
+            | TaskKind::Heartbeat
+            | TaskKind::Notifier
+            | TaskKind::LogRotation => OnEnd::Fatal,
+            // At a terminal nobody can ask for a reload.
+            TaskKind::Reloads => OnEnd::Expected,
+            TaskKind::StreamReader
+            | TaskKind::HeartbeatState
+            | TaskKind::PeerLending
+            | TaskKind::ReservationExpiry => OnEnd::ExpectedAfterStop,
+        }
+    }
+}
+
+impl fmt::Display for TaskKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A task whose end is a failure of the host.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the task '{kind}' {how}")]
 pub struct TaskEnded {
-    name: &'static str,
-    detail: String,
+    pub kind: TaskKind,
+    how: String,
 }
 
 impl Explain for TaskEnded {
@@ -23,39 +110,179 @@ impl Explain for TaskEnded {
     }
 }
 
+/// One running task.
+#[derive(Debug, Clone)]
+pub struct TaskHandle {
+    ended: CancellationToken,
+    abort: AbortHandle,
+}
+
+impl TaskHandle {
+    /// Waits until the task has ended, in whatever way.
+    pub async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// Ends the task at its next await.
+    pub fn abort(&self) {
+        self.abort.abort();
+    }
+}
+
 /// The running tasks.
-#[derive(Default)]
 pub struct Supervisor {
+    stop: CancellationToken,
     tasks: JoinSet<()>,
-    names: Vec<(tokio::task::Id, &'static str)>,
+    kinds: Vec<(tokio::task::Id, TaskKind)>,
 }
 
 impl Supervisor {
-    pub fn spawn(
-        &mut self,
-        name: &'static str,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) -> AbortHandle {
-        let handle = self.tasks.spawn(task);
-        self.names.push((handle.id(), name));
-        handle
+    /// `stop` is cancelled when the host is asked to stop.
+    pub fn new(stop: CancellationToken) -> Supervisor {
+        Supervisor { stop, tasks: JoinSet::new(), kinds: Vec::new() }
     }
 
-    /// Waits until a task ends, which none should before a stop.
+    pub fn spawn(&mut self, kind: TaskKind, task: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
+        let ended = CancellationToken::new();
+        // Dropped with the task, so a panic and an abort are told as well.
+        let guard = ended.clone().drop_guard();
+        let abort = self.tasks.spawn(async move {
+            let _guard = guard;
+            task.await;
+        });
+        self.kinds.push((abort.id(), kind));
+        TaskHandle { ended, abort }
+    }
+
+    /// Waits until a task ends in a way that is a failure of the host.
     pub async fn failed(&mut self) -> TaskEnded {
-        match self.tasks.join_next_with_id().await {
-            Some(Ok((id, ()))) => TaskEnded { name: self.name(id), detail: String::new() },
-            Some(Err(error)) => TaskEnded { name: self.name(error.id()), detail: format!(": {error}") },
-            None => std::future::pending().await,
+        while let Some(ended) = self.tasks.join_next_with_id().await {
+            let (id, failure) = match ended {
+                Ok((id, ())) => (id, None),
+                Err(error) => (error.id(), Some(failure_text(error))),
+            };
+            let Some(kind) = self.forget(id) else {
+                // Every task is spawned above, where its kind is noted.
+                tracing::error!(failure, "a task without a kind ended; report this as a bug");
+                continue;
+            };
+            let may_end = match kind.on_end() {
+                OnEnd::Fatal => false,
+                OnEnd::Expected => true,
+                OnEnd::ExpectedAfterStop => self.stop.is_cancelled(),
+            };
+            if failure.is_none() && may_end {
+                tracing::debug!(task = %kind, "a task ended, as expected");
+                continue;
+            }
+            let how = failure.unwrap_or_else(|| "ended unexpectedly".into());
+            return TaskEnded { kind, how };
+        }
+        std::future::pending().await
+    }
+
+    /// Ends the tasks, each at its next await; one that panics meanwhile is reported.
+    pub async fn finish(mut self) {
+        self.tasks.abort_all();
+        while let Some(ended) = self.tasks.join_next_with_id().await {
+            if let Err(error) = ended
+                && error.is_panic()
+            {
+                let kind = self.forget(error.id());
+                let how = failure_text(error);
+                tracing::error!(
+                    task = kind.map_or("unknown", TaskKind::name),
+                    how,
+                    "a task failed while it was ended"
+                );
+            }
         }
     }
 
-    /// Ends the tasks, each at its next await.
-    pub async fn finish(mut self) {
-        self.tasks.shutdown().await;
+    fn forget(&mut self, id: tokio::task::Id) -> Option<TaskKind> {
+        let position = self.kinds.iter().position(|(of, _)| *of == id)?;
+        Some(self.kinds.swap_remove(position).1)
+    }
+}
+
+/// How a task ended that did not return.
+fn failure_text(error: tokio::task::JoinError) -> String {
+    match error.try_into_panic() {
+        Err(_) => "was ended from outside".into(),
+        Ok(payload) => {
+            let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
+            let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+            format!("panicked: {}", text.unwrap_or_else(|| "no message".into()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn supervisor() -> (Supervisor, CancellationToken) {
+        let stop = CancellationToken::new();
+        (Supervisor::new(stop.clone()), stop)
     }
 
-    fn name(&self, id: tokio::task::Id) -> &'static str {
-        self.names.iter().find(|(i, _)| *i == id).map_or("unknown", |(_, name)| name)
+    #[tokio::test]
+    async fn the_end_of_a_task_before_the_stop_is_a_failure_of_its_kind() {
+        for kind in [TaskKind::Api, TaskKind::StreamReader] {
+            let (mut tasks, _stop) = supervisor();
+            tasks.spawn(TaskKind::Heartbeat, std::future::pending());
+            tasks.spawn(kind, async {});
+            let failed = tasks.failed().await;
+            assert_eq!(failed.kind, kind);
+            assert_eq!(failed.to_string(), format!("the task '{kind}' ended unexpectedly"));
+        }
+    }
+
+    #[tokio::test]
+    async fn after_the_stop_only_those_that_may_end_do_so_in_silence() {
+        let (mut tasks, stop) = supervisor();
+        let reader = {
+            let stop = stop.clone();
+            tasks.spawn(TaskKind::StreamReader, async move { stop.cancelled().await })
+        };
+        stop.cancel();
+        reader.ended().await;
+        tasks.spawn(TaskKind::RedisWriter, async {});
+        assert_eq!(tasks.failed().await.kind, TaskKind::RedisWriter);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_may_end_at_any_time_does_so_in_silence() {
+        let (mut tasks, _stop) = supervisor();
+        tasks.spawn(TaskKind::Reloads, async {}).ended().await;
+        tasks.spawn(TaskKind::VpnGuard, async {});
+        assert_eq!(tasks.failed().await.kind, TaskKind::VpnGuard);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_failure_at_any_time_and_is_told_with_its_kind_and_text() {
+        let (mut tasks, stop) = supervisor();
+        stop.cancel();
+        let handle = tasks.spawn(TaskKind::PeerLending, async { panic!("no {}", "luck") });
+        let failed = tasks.failed().await;
+        assert_eq!(failed.to_string(), "the task 'peer-lending' panicked: no luck");
+        handle.ended().await;
+    }
+
+    #[tokio::test]
+    async fn finishing_ends_what_never_ends_by_itself() {
+        let (mut tasks, _stop) = supervisor();
+        let handle = tasks.spawn(TaskKind::Heartbeat, std::future::pending());
+        tasks.finish().await;
+        handle.ended().await;
+    }
+
+    #[tokio::test]
+    async fn an_aborted_task_is_told_as_ended_from_outside() {
+        let (mut tasks, _stop) = supervisor();
+        let handle = tasks.spawn(TaskKind::Notifier, std::future::pending());
+        handle.abort();
+        let failed = tasks.failed().await;
+        assert_eq!(failed.to_string(), "the task 'notifier' was ended from outside");
     }
 }

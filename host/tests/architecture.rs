@@ -6,22 +6,38 @@ use std::path::{Path, PathBuf};
 
 /// Room, and the rooms that it may use. `tests` modules may use more.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("backoff", &[]),
     ("error", &[]),
+    ("failpoint", &[]),
     ("model", &[]),
     ("sys", &[]),
     ("telemetry", &[]),
     ("supervise", &["error"]),
     ("state", &["error", "model"]),
     ("config", &["error", "model", "state"]),
-    ("cloud", &["config", "error", "model", "state"]),
+    ("cloud", &["backoff", "config", "error", "model", "state"]),
     ("vpn", &["cloud", "config", "error", "model", "state", "sys"]),
-    ("executor", &["error", "model", "sys"]),
+    ("executor", &["backoff", "error", "model", "sys"]),
     ("check", &["error", "executor", "model", "sys"]),
     ("coordinator", &["error", "model", "peers", "reservation"]),
     ("peers", &["error", "model", "reservation", "state"]),
-    ("reservation", &["error", "model", "state"]),
-    ("results", &["cloud", "config", "error", "model", "state", "telemetry"]),
-    ("jobs", &["config", "error", "executor", "model", "results", "state", "sys", "telemetry"]),
+    ("reservation", &["backoff", "error", "model", "state"]),
+    ("results", &["backoff", "cloud", "config", "error", "model", "state", "telemetry"]),
+    (
+        "jobs",
+        &[
+            "backoff",
+            "config",
+            "error",
+            "executor",
+            "failpoint",
+            "model",
+            "results",
+            "state",
+            "sys",
+            "telemetry",
+        ],
+    ),
     (
         "api",
         &[
@@ -89,6 +105,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Files without tokio, clock, randomness or I/O: time comes in as an argument.
 const PURE: &[&str] = &[
+    "backoff.rs",
     "cloud/bundle.rs",
     "coordinator/circuit.rs",
     "coordinator/circuit/expand.rs",
@@ -115,6 +132,9 @@ const PURE: &[&str] = &[
     "reservation/export.rs",
     "reservation/journal.rs",
     "reservation/ledger.rs",
+    "reservation/stream.rs",
+    "results/delivery.rs",
+    "results/delivery_queue.rs",
     "results/outcome.rs",
     "vpn/directives.rs",
     "vpn/profile.rs",

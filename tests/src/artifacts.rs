@@ -1,5 +1,6 @@
 //! Where the programs and libraries under test lie: beside the running test, in the same target directory.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// `target/release`: the test program itself lies in its `deps`.
@@ -19,6 +20,21 @@ fn built(file: &str) -> PathBuf {
 /// The binary under test.
 pub fn binary() -> PathBuf {
     built("coda-host")
+}
+
+/// What a host that is built for crash tests stops at: `<step>:<file>`.
+pub const FAILPOINT: &str = "CODA_FAILPOINT";
+
+/// The binary with failpoints.
+pub fn failpoints_binary() -> PathBuf {
+    let path = target_dir().join("coda-host-failpoints");
+    assert!(path.is_file(), "{} is missing: run `make failpoints` first", path.display());
+    path
+}
+
+/// The binary that an environment asks for: the shipped one, unless a failpoint is set.
+pub fn binary_for(env: &BTreeMap<String, String>) -> PathBuf {
+    if env.contains_key(FAILPOINT) { failpoints_binary() } else { binary() }
 }
 
 /// A plugin by its library name, such as `coda_simulator`.

@@ -48,7 +48,7 @@ impl Host {
             None => command(arguments, env, cwd),
             Some((program, before)) => {
                 let mut command = plain(program.as_ref(), env, cwd);
-                command.args(before).arg(crate::artifacts::binary()).args(arguments);
+                command.args(before).arg(crate::artifacts::binary_for(env)).args(arguments);
                 command
             }
         };
@@ -107,7 +107,7 @@ fn second(file: &File) -> Stdio {
 
 /// The binary under test with these arguments and this environment alone.
 pub fn command(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Command {
-    let mut command = plain(&crate::artifacts::binary(), env, cwd);
+    let mut command = plain(&crate::artifacts::binary_for(env), env, cwd);
     command.args(arguments);
     command
 }

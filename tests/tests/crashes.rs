@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use coda_host_tests::artifacts::{FAILPOINT, binary, failpoints_binary};
 use coda_host_tests::{Bed, Circuit, Exit, LIMIT, Plan, eventually, example, holds};
 use serde_json::json;
 
@@ -17,14 +18,25 @@ async fn killed_at(step: &str, device: &str) -> Bed {
     bed.submit("J1", &example(), 100).await;
     holds(&format!("J1 is {step}"), async || reached.exists()).await;
     bed.kill();
-    bed.unset("CODA_TEST_HOLD");
+    bed.unset(FAILPOINT);
     bed
 }
 
 fn hold(bed: &mut Bed, step: &str) -> PathBuf {
     let reached = bed.dir().join(format!("reached-{step}"));
-    bed.set("CODA_TEST_HOLD", format!("{step}:{}", reached.display()));
+    bed.set(FAILPOINT, format!("{step}:{}", reached.display()));
     reached
+}
+
+/// The variable's name is nowhere in the shipped binary, so nothing in it reads the variable.
+#[test]
+fn the_shipped_binary_has_no_failpoints() {
+    let names = |path: PathBuf| {
+        let content = std::fs::read(&path).unwrap();
+        content.windows(FAILPOINT.len()).any(|window| window == FAILPOINT.as_bytes())
+    };
+    assert!(!names(binary()));
+    assert!(names(failpoints_binary()), "the search can find it");
 }
 
 async fn once_and_at_rest(bed: &Bed, state: &str) {
@@ -97,7 +109,7 @@ async fn a_dead_letter_is_kept_once() {
     bed.send(&bed.job("", &example(), 1)).await;
     holds("the dead letter is stored", async || reached.exists()).await;
     bed.kill();
-    bed.unset("CODA_TEST_HOLD");
+    bed.unset(FAILPOINT);
     bed.start().await;
     bed.wait_nothing_pending().await;
     assert_eq!(bed.state_file().dead_letters().len(), 1);

@@ -174,7 +174,7 @@ fn message(input: &[u8]) {
     if let Ok(envelope) = envelope(&message, allowed) {
         assert!(!envelope.job_id.is_empty() && !envelope.job_id.chars().any(char::is_control));
     }
-    if let Ok(work) = work(&message, &Device::new("d", 5, [Target::Cz])) {
+    if let Ok(work) = work(&message) {
         assert!(work.shots >= 1 && work.program.num_qubits() <= 5);
     }
     assert!(serde_json::from_str::<serde_json::Value>(&message.to_json()).is_ok());
@@ -226,8 +226,8 @@ fn vpn(input: &[u8]) {
 fn state(input: &[u8]) {
     let path = Path::new("/nowhere/coda.config");
     drop(coda_host::state::credentials::parse(path, input));
-    assert!(coda_host::state::answers::parse(input).count() <= input.len());
-    drop(coda_host::state::marks::parse(input));
+    assert!(coda_host::state::answer_journal::parse(input).count() <= input.len());
+    drop(coda_host::state::run_journal::parse(input));
     drop(serde_json::from_slice::<coda_host::daemon::instance_lock::LockHolder>(input));
 }
 

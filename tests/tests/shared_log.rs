@@ -27,10 +27,10 @@ async fn of_two_writers_one_makes_a_transition() {
     for n in 0..40 {
         let id = format!("res-000000{n:02}");
         a.request(&id, "me", request(None)).await.unwrap();
-        b.tell(&id, Command::Accept { peer: "12D3KooWpeer".into(), held: false }).await.unwrap();
+        b.execute(&id, Command::Accept { peer: "12D3KooWpeer".into(), held: false }).await.unwrap();
         let (commit, cancel) = tokio::join!(
-            a.tell(&id, Command::Commit),
-            b.tell(&id, Command::Cancel { reason: "enough".into() })
+            a.execute(&id, Command::Commit),
+            b.execute(&id, Command::Cancel { reason: "enough".into() })
         );
         assert!(commit.is_ok() != cancel.is_ok(), "round {n}: exactly one of commit and cancel");
     }

@@ -24,7 +24,7 @@ use crate::model::{Secret, cut};
 use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event;
 use crate::reservation::ledger::{Command, Refused, State as Reservation};
-use crate::reservation::log::{LogError, TellError, now_micros};
+use crate::reservation::log::{AppendError, LogError, now_micros};
 
 /// The description, which the tests hold against the code.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -219,14 +219,14 @@ fn log_problem(error: &LogError) -> Problem {
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-fn tell_problem(error: TellError) -> Problem {
+fn tell_problem(error: AppendError) -> Problem {
     match error {
-        TellError::Refused(Refused::Unknown) => {
+        AppendError::Refused(Refused::Unknown) => {
             Problem::new(StatusCode::NOT_FOUND, "there is no such reservation")
         }
-        TellError::Refused(refused) => Problem::new(StatusCode::CONFLICT, refused.to_string()),
-        TellError::Job(refused) => Problem::new(StatusCode::CONFLICT, refused.to_string()),
-        TellError::Log(error) => log_problem(&error),
+        AppendError::Refused(refused) => Problem::new(StatusCode::CONFLICT, refused.to_string()),
+        AppendError::Job(refused) => Problem::new(StatusCode::CONFLICT, refused.to_string()),
+        AppendError::Log(error) => log_problem(&error),
     }
 }
 
@@ -333,7 +333,7 @@ async fn reservation(State(api): State<Api>, Path(id): Path<String>) -> Result<R
     let until = state.requested_at.saturating_add(micros(state.request.ttl_seconds));
     // Its time is over, and nobody has looked yet.
     let state = match !state.transition.is_terminal() && until <= now_micros() {
-        true => log.tell(&id, Command::Expire).await.unwrap_or(state),
+        true => log.execute(&id, Command::Expire).await.unwrap_or(state),
         false => state,
     };
     Ok(reply(StatusCode::OK, &shown(&id, &state)))
@@ -366,7 +366,7 @@ async fn cancel(
     }
     let reason = reasons.into_iter().flatten().next().unwrap_or_else(|| "cancelled by the API".into());
     let log = &api.service.walker.log;
-    let state = log.tell(&id, Command::Cancel { reason: reason.clone() }).await.map_err(tell_problem)?;
+    let state = log.execute(&id, Command::Cancel { reason: reason.clone() }).await.map_err(tell_problem)?;
     if let Some(peer) = &state.accepting_peer_id {
         api.service.walker.cancel_soon(peer, &id, &reason);
     }

@@ -14,7 +14,7 @@ use crate::daemon::instance_lock::InstanceLock;
 use crate::daemon::notify::Notifier;
 use crate::error::{Failure, exit};
 use crate::executor::ReloadReport;
-use crate::supervise::Supervisor;
+use crate::supervise::{Supervisor, TaskKind};
 use crate::sys::Dispositions;
 use crate::telemetry::Metrics;
 
@@ -48,8 +48,11 @@ pub(super) async fn host(
         lock.listens(address.to_string())?;
     }
     let (up, up_seen) = watch::channel(None);
-    let mut tasks = Supervisor::default();
-    tasks.spawn("api", api::serve(listener, up_seen, settings.api.request_timeout, CancellationToken::new()));
+    let mut tasks = Supervisor::new(stop.clone());
+    tasks.spawn(
+        TaskKind::Api,
+        api::serve(listener, up_seen, settings.api.request_timeout, CancellationToken::new()),
+    );
     let lent = peer::start(&settings.peer, &executor, &settings.dirs.state).await?;
     let metrics = Arc::new(Metrics::default());
     let (peers, view) = (PeerSources::of(&lent), executor.status());
@@ -63,7 +66,7 @@ pub(super) async fn host(
         wanted,
         report,
     };
-    tasks.spawn("reloads", serving.serve());
+    tasks.spawn(TaskKind::Reloads, serving.serve());
     up.send_replace(Some(Arc::new(Reading::PeerOnly { peers, metrics, executor: view, reloads })));
     tracing::info!("coda-host is up, without a cloud");
     let variable = |name: &str| env.environment.get(name).map(String::as_str);

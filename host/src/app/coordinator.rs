@@ -23,7 +23,7 @@ use crate::error::{Failure, exit};
 use crate::peers::identity;
 use crate::peers::swarm::Network;
 use crate::reservation::log::Log;
-use crate::supervise::Supervisor;
+use crate::supervise::{Supervisor, TaskKind};
 
 /// Fewer characters than this can be tried one by one.
 const SHORT_TOKEN: usize = 16;
@@ -89,14 +89,14 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
         tracing::warn!("CODA_API_TOKEN is short enough to be guessed: take one of `openssl rand -hex 24`");
     }
     let router = router(Api { service: service.clone(), access: Arc::new(access) });
-    let mut tasks = Supervisor::default();
+    let mut tasks = Supervisor::new(stop.clone());
     let api_stop = CancellationToken::new();
-    tasks.spawn("api", http::serve(listener, router, settings.api.request_timeout, api_stop.clone()));
-    tasks.spawn("expiry", service.clone().expire());
+    tasks.spawn(TaskKind::Api, http::serve(listener, router, settings.api.request_timeout, api_stop.clone()));
+    tasks.spawn(TaskKind::ReservationExpiry, service.clone().expire());
     tracing::info!(
         peer_id = network.peer_id(),
         http = %address,
-        store = log.place(),
+        store = log.location(),
         events,
         "the coordinator is up"
     );

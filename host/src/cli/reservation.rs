@@ -13,6 +13,7 @@ use crate::peers::wire::time;
 use crate::reservation::export::{self, Verifier};
 use crate::reservation::ledger::State;
 use crate::reservation::log::{Log, Row};
+use crate::reservation::stream::StreamId;
 
 /// Rows read at once.
 const PAGE: usize = 10_000;
@@ -80,7 +81,7 @@ pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
                 let log = open(&place, env).await?;
                 let events = log.verify().await?;
                 super::put(
-                    format!("{events} events, all as they were written ({})\n", log.place()).as_bytes(),
+                    format!("{events} events, all as they were written ({})\n", log.location()).as_bytes(),
                 )
             }
         }
@@ -117,7 +118,7 @@ async fn open(place: &Place, env: &ProcessEnv) -> Result<Log, Failure> {
 }
 
 async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
-    let mut rows = log.rows(format!("reservation/{id}")).await?;
+    let mut rows = log.rows(StreamId::reservation(id)).await?;
     if rows.is_empty() {
         // A peer's hold has a number behind the id.
         let mut from = 0;
@@ -125,14 +126,14 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
             let page = log.page(from, PAGE).await?;
             let Some(last) = page.last() else { break };
             from = last.position + 1;
-            let prefix = format!("hold/{id}/");
+            let prefix = StreamId::hold(format!("{id}/")).to_string();
             rows.extend(page.into_iter().filter(|r| r.stream.starts_with(&prefix)));
         }
     }
     if rows.is_empty() {
         return Err(Failure {
             code: "no-reservation",
-            message: format!("the log {} has no reservation {id}", log.place()),
+            message: format!("the log {} has no reservation {id}", log.location()),
             causes: Vec::new(),
             hint: Some(
                 "`coda-host reservation replay` lists those it has; --peer looks into the peer's log".into(),
@@ -143,7 +144,9 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
     let mut verifier = Verifier::default();
     let mut text = String::new();
     for row in &rows {
-        verifier.take(row).map_err(|what| damaged(log.place(), &format!("event {}", row.position), &what))?;
+        verifier
+            .take(row)
+            .map_err(|what| damaged(log.location(), &format!("event {}", row.position), &what))?;
         // Writing to a String can't fail.
         writeln!(text, "{}  {}", time(row.at), row.body).ok();
     }
@@ -185,7 +188,7 @@ async fn replay(log: &Log) -> Result<ExitCode, Failure> {
         for row in &rows {
             verifier
                 .take(row)
-                .map_err(|what| damaged(log.place(), &format!("event {}", row.position), &what))?;
+                .map_err(|what| damaged(log.location(), &format!("event {}", row.position), &what))?;
         }
     }
     super::put(states(&verifier).as_bytes())
@@ -247,16 +250,16 @@ fn verify_file(file: &Path) -> Result<ExitCode, Failure> {
     super::put(format!("{events} events, all as they were written ({})\n", file.display()).as_bytes())
 }
 
-fn damaged(place: &str, at: &str, what: &str) -> Failure {
+fn damaged(location: &str, at: &str, what: &str) -> Failure {
     let error = crate::reservation::log::LogError::Damaged {
-        place: place.into(),
+        location: location.into(),
         position: 0,
         stream: String::new(),
         what: String::new(),
     };
     Failure {
         code: error.code(),
-        message: format!("the event log {place} is damaged at {at}: {what}"),
+        message: format!("the event log {location} is damaged at {at}: {what}"),
         causes: Vec::new(),
         hint: error.hint(),
         exit: error.exit(),

@@ -12,8 +12,8 @@ use crate::cloud::jwt::{PrivateKey, Signer};
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
-use crate::results::webhook::{Delivery, WebhookSender};
-use crate::state::db::{Database, Listed};
+use crate::results::webhook::{AttemptOutcome, WebhookSender};
+use crate::state::db::{Database, KeptEntry, KeptKind};
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
@@ -64,23 +64,30 @@ pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         Command::Retry { id } => {
             let found = find(&kept, &id)?;
             let running = instance_lock::holder(&prepared.settings.dirs.state)?.is_some();
-            if found.kind != "refused" && (running || found.kind == "dead letter") {
-                return Err(wrong(match found.kind {
-                    "dead letter" => format!("'{id}' is a dead letter: there is nobody to send it to"),
-                    _ => format!("the running host is sending '{id}' by itself: see coda-host logs"),
-                }));
+            match found.kind {
+                KeptKind::DeadLetter => {
+                    return Err(wrong(format!("'{id}' is a dead letter: there is nobody to send it to")));
+                }
+                KeptKind::Undelivered if running => {
+                    return Err(wrong(format!(
+                        "the running host is sending '{id}' by itself: see coda-host logs"
+                    )));
+                }
+                KeptKind::Undelivered | KeptKind::Refused => {}
             }
             retry(&prepared, &database, found)
         }
         Command::Drop { id } => {
             let found = find(&kept, &id)?;
             database.remove(found)?;
-            super::put(format!("dropped the {} of message {}\n", found.kind, found.message_id).as_bytes())
+            super::put(
+                format!("dropped the {} of message {}\n", found.kind.name(), found.message_id).as_bytes(),
+            )
         }
     }
 }
 
-fn find<'a>(kept: &'a [Listed], id: &str) -> Result<&'a Listed, Failure> {
+fn find<'a>(kept: &'a [KeptEntry], id: &str) -> Result<&'a KeptEntry, Failure> {
     let mut found = kept.iter().filter(|l| l.message_id == id || l.job_id == id);
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
@@ -95,7 +102,7 @@ fn wrong(message: String) -> Failure {
 }
 
 /// One attempt, by the same sender as the host's own.
-fn retry(prepared: &Prepared, database: &Database, found: &Listed) -> Result<ExitCode, Failure> {
+fn retry(prepared: &Prepared, database: &Database, found: &KeptEntry) -> Result<ExitCode, Failure> {
     let settings = &prepared.settings;
     let (Some(key), Some(row)) = (&settings.credentials.jwt_private_key, database.result(found)?) else {
         return Err(wrong("there is no stored key to sign with: start coda-host first".into()));
@@ -106,18 +113,18 @@ fn retry(prepared: &Prepared, database: &Database, found: &Listed) -> Result<Exi
         WebhookSender::new(HttpClient::new(&settings.cloud)?, signer, &settings.cloud, &settings.webhook)?;
     let delivery = super::runtime()?.block_on(sender.attempt(&row.callback_url, row.body));
     let why = match delivery {
-        Delivery::Accepted => {
+        AttemptOutcome::Accepted => {
             database.remove(found)?;
             return super::put(format!("accepted: the result of job {}\n", found.job_id).as_bytes());
         }
-        Delivery::Retry { why, .. } | Delivery::Unauthorized { why } => why,
-        Delivery::Refused { status, excerpt } => format!("HTTP {status}: {excerpt}"),
-        Delivery::Forbidden(error) => error.to_string(),
+        AttemptOutcome::Retry { why, .. } | AttemptOutcome::Unauthorized { why } => why,
+        AttemptOutcome::Refused { status, excerpt } => format!("HTTP {status}: {excerpt}"),
+        AttemptOutcome::Forbidden(error) => error.to_string(),
     };
     Err(wrong(format!("the result of job {} was not accepted: {why}", found.job_id)))
 }
 
-fn table(kept: &[Listed]) -> String {
+fn table(kept: &[KeptEntry]) -> String {
     if kept.is_empty() {
         return "nothing is kept: every result was delivered\n".into();
     }
@@ -127,19 +134,22 @@ fn table(kept: &[Listed]) -> String {
         writeln!(
             text,
             "{:<20} {:<12} {job:<24} {:>3} attempt(s)  {}",
-            l.message_id, l.kind, l.attempts, l.why
+            l.message_id,
+            l.kind.name(),
+            l.attempts,
+            l.why
         )
         .ok();
     }
     text
 }
 
-fn as_json(kept: &[Listed]) -> String {
+fn as_json(kept: &[KeptEntry]) -> String {
     let rows: Vec<_> = kept
         .iter()
         .map(|l| {
             serde_json::json!({
-                "message_id": l.message_id, "job_id": l.job_id, "kind": l.kind, "attempts": l.attempts,
+                "message_id": l.message_id, "job_id": l.job_id, "kind": l.kind.name(), "attempts": l.attempts,
                 "why": l.why, "qpu_id": l.qpu_id, "callback_url": l.callback_url, "content": l.content,
             })
         })

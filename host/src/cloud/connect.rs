@@ -1,6 +1,6 @@
 //! The connect request: shows a one-time token or a signed token, brings back the bundle's bytes.
 //!
-//! Server errors and transport errors are tried again with doubling pauses up to the number of attempts; any
+//! Server errors and transport errors are tried again with growing pauses up to the number of attempts; any
 //! other refusal ends it at once. An attempt that may have reached the cloud may have used the token up, so
 //! a refusal after it is explained differently. An answer's excerpt is shown with the token blotted out.
 
@@ -11,9 +11,12 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::http::{Bearer, HttpClient, HttpError, Target, header_map};
+use crate::backoff::Backoff;
 use crate::config::settings::CloudSettings;
 use crate::error::{Explain, exit};
 
+/// No pause between attempts is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 /// How much of a refusal is shown.
 const EXCERPT: usize = 400;
 
@@ -134,7 +137,7 @@ pub async fn request(
     let extra = header_map(&cloud.connect_headers).map_err(ConnectError::Request)?;
     let attempts = cloud.connect_attempts.max(1);
     let mut maybe_used = false;
-    let mut pause = cloud.connect_backoff;
+    let mut backoff = Backoff::new(cloud.connect_backoff, LONGEST_PAUSE);
     let mut attempt = 1;
     loop {
         let sent = client.post_json(&target, bearer, &extra, body.clone(), cloud.timeout).await;
@@ -169,9 +172,9 @@ pub async fn request(
         if attempt >= attempts {
             return Err(ConnectError::Failed { attempts, last, hint, shown, maybe_used });
         }
+        let pause = backoff.after_failure(rand::random());
         tracing::warn!(attempt, attempts, retry_in = ?pause, "connecting to Coda failed: {last}");
         tokio::time::sleep(pause).await;
-        pause = pause.saturating_mul(2).min(Duration::from_secs(3600));
         attempt += 1;
     }
 }

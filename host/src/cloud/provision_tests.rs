@@ -353,7 +353,7 @@ async fn a_key_from_the_environment_connects_without_a_token() {
 #[tokio::test]
 async fn the_development_cloud_takes_a_site_from_token_to_result() {
     use crate::dev::cloud::{DevCloud, Options};
-    use crate::results::webhook::{Delivery, WebhookSender};
+    use crate::results::webhook::{AttemptOutcome, WebhookSender};
     let d = tempfile::tempdir().unwrap();
     let cloud = DevCloud::start(Options::new("q1", "redis://127.0.0.1:1")).await.unwrap();
     let url = cloud.url().to_owned();
@@ -365,7 +365,7 @@ async fn the_development_cloud_takes_a_site_from_token_to_result() {
     let webhook = settings(cloud.url(), d.path().into()).webhook;
     let sender = WebhookSender::new(client, site.signer, &site.cloud, &webhook).unwrap();
     let body = json!({"job_id": "j1", "status": "failed", "error": "x"}).to_string();
-    assert!(matches!(sender.attempt(&cloud.webhook_url(), body.into()).await, Delivery::Accepted));
+    assert!(matches!(sender.attempt(&cloud.webhook_url(), body.into()).await, AttemptOutcome::Accepted));
     let state = cloud.state();
     assert!(state.accepted("j1") && state.bad_tokens == 0);
     let kinds: Vec<_> = state.connects.iter().map(|c| (c.jwt, c.answered)).collect();

@@ -58,7 +58,7 @@ pub struct CloudSettings {
     pub timeout: Duration,
     /// Attempts in all, not retries.
     pub connect_attempts: u32,
-    /// First pause between attempts; doubles.
+    /// Longest first pause between attempts. It doubles; the pause itself is random.
     pub connect_backoff: Duration,
     /// Laid over ours, only towards the webapp's host.
     pub connect_headers: Vec<(String, Secret)>,
@@ -103,7 +103,7 @@ pub struct JobSettings {
 pub struct WebhookSettings {
     /// Of one attempt, connecting included.
     pub timeout: Duration,
-    /// First pause after a failed attempt; doubles up to `backoff_max`.
+    /// Longest first pause after a failed attempt. It doubles up to `backoff_max`; the pause itself is random.
     pub backoff: Duration,
     pub backoff_max: Duration,
     pub max_in_flight: usize,
@@ -134,7 +134,8 @@ pub struct ExecutorSettings {
     pub isolated: bool,
     /// The account that such a process runs as, when one is named.
     pub user: Option<String>,
-    /// Before a plugin's process that died twice in a row is started again; doubles from there.
+    /// Longest pause before a plugin's process that died twice in a row is started again. It doubles from there; the
+    /// pause itself is random.
     pub restart_backoff: Duration,
     pub restart_backoff_max: Duration,
     /// Longest run; `None` for no limit.

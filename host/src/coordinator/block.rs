@@ -28,7 +28,7 @@ use crate::peers::wire::{
 };
 use crate::reservation::event::{Request, Transition};
 use crate::reservation::ledger::Command;
-use crate::reservation::log::{Log, LogError, TellError, now_micros};
+use crate::reservation::log::{AppendError, Log, LogError, now_micros};
 
 /// Pause between two tries to cancel at a peer that isn't there yet.
 const RETRY_CANCEL: Duration = Duration::from_millis(500);
@@ -111,10 +111,10 @@ impl From<LogError> for Next {
     }
 }
 
-impl From<TellError> for Next {
-    fn from(error: TellError) -> Next {
+impl From<AppendError> for Next {
+    fn from(error: AppendError) -> Next {
         match error {
-            TellError::Log(error) => Next::Stop(error),
+            AppendError::Log(error) => Next::Stop(error),
             // Somebody else has ended this reservation: by the API, or because its time was over.
             other => Next::Failed(other.to_string()),
         }
@@ -222,7 +222,7 @@ impl Walker {
             Ok((transition, reason)) => {
                 let reason = reason.filter(|r| !r.is_empty());
                 let reason = reason.unwrap_or_else(|| format!("reservation {}", transition.name()));
-                self.log.tell(id, Command::Reject { reason: reason.clone() }).await?;
+                self.log.execute(id, Command::Reject { reason: reason.clone() }).await?;
                 Err(if reason.starts_with(FULL) { Next::Full(reason) } else { Next::Failed(reason) })
             }
             Err(why) => self.give_up(peer, id, format!("prepare: {why}")).await,
@@ -279,19 +279,19 @@ impl Walker {
             Ok(Ok((state, fidelity, latency))) => {
                 let latency_ms = latency.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
                 let execution_id = execution_id.clone();
-                self.log.tell(id, Command::Complete { execution_id, fidelity, latency_ms }).await?;
+                self.log.execute(id, Command::Complete { execution_id, fidelity, latency_ms }).await?;
                 Ok((state, fidelity, latency_ms))
             }
             // It has failed, and its reservation is used up.
             Ok(Err(error)) => {
-                self.log.tell(id, fail(error.clone())).await?;
+                self.log.execute(id, fail(error.clone())).await?;
                 Err(Next::Failed(error))
             }
             // It may be running still.
             Err(why) => {
                 let why = format!("dispatch: {why}");
                 self.cancel_soon(peer, id, &why);
-                self.log.tell(id, fail(why.clone())).await?;
+                self.log.execute(id, fail(why.clone())).await?;
                 Err(Next::Failed(why))
             }
         }
@@ -299,7 +299,7 @@ impl Walker {
 
     /// Records a step forward; when that isn't possible the peer must not keep a slot for nothing.
     async fn record_or_cancel(&self, peer: &str, id: &str, command: Command) -> Result<(), Next> {
-        match self.log.tell(id, command).await {
+        match self.log.execute(id, command).await {
             Ok(_) => Ok(()),
             Err(error) => {
                 self.cancel_soon(peer, id, "the coordinator could not go on");
@@ -311,7 +311,7 @@ impl Walker {
     /// Cancels at the peer and in the log.
     async fn give_up<T>(&self, peer: &str, id: &str, reason: String) -> Result<T, Next> {
         self.cancel_soon(peer, id, &reason);
-        self.log.tell(id, Command::Cancel { reason: reason.clone() }).await?;
+        self.log.execute(id, Command::Cancel { reason: reason.clone() }).await?;
         Err(Next::Failed(reason))
     }
 

@@ -12,7 +12,7 @@ use super::plan::{NoCandidate, Plan, plan};
 use crate::peers::amplitude;
 use crate::peers::wire::time;
 use crate::reservation::journal::JobFact;
-use crate::reservation::log::{Log, LogError, TellError};
+use crate::reservation::log::{AppendError, Log, LogError};
 
 /// Blocks of a stage that are walked at once.
 const SIDE_BY_SIDE: usize = 32;
@@ -28,7 +28,7 @@ pub enum JobError {
     #[error(transparent)]
     Log(#[from] LogError),
     #[error(transparent)]
-    Tell(#[from] TellError),
+    Tell(#[from] AppendError),
     #[error("a block's task ended badly: {0}")]
     Task(#[from] tokio::task::JoinError),
 }

@@ -19,7 +19,7 @@ use super::job::{self, JobView, Record};
 use crate::reservation::event::Transition;
 use crate::reservation::journal::JobFact;
 use crate::reservation::ledger::Command;
-use crate::reservation::log::{Log, LogError, TellError, now_micros};
+use crate::reservation::log::{AppendError, Log, LogError, now_micros};
 
 /// Ended jobs that are kept in memory; older ones are read from the log.
 const KEPT_VIEWS: usize = 256;
@@ -47,7 +47,7 @@ pub enum SubmitError {
     #[error("{0} jobs wait already; try again later")]
     Full(usize),
     #[error(transparent)]
-    Log(#[from] TellError),
+    Log(#[from] AppendError),
 }
 
 /// The handle.
@@ -78,12 +78,12 @@ struct Recorder {
 
 impl Record for Recorder {
     async fn record(&self, fact: JobFact) -> Result<(), LogError> {
-        match self.log.job(&self.job_id, fact.clone()).await {
+        match self.log.record_job(&self.job_id, fact.clone()).await {
             Ok(()) => {
                 self.view.send_modify(|v| v.take(now_micros(), &fact));
                 Ok(())
             }
-            Err(TellError::Log(error)) => Err(error),
+            Err(AppendError::Log(error)) => Err(error),
             Err(other) => Err(LogError::Write(other.to_string())),
         }
     }
@@ -141,9 +141,9 @@ impl Service {
                 self.close(&reservation_id, state.execution.map(|e| e.execution_id)).await?;
                 self.walker.cancel_insisting(&peer_id, &reservation_id, STOPPED, self.stop.clone());
             }
-            match log.job(&job_id, JobFact::Failed { error: STOPPED.into() }).await {
+            match log.record_job(&job_id, JobFact::Failed { error: STOPPED.into() }).await {
                 Ok(()) => jobs += 1,
-                Err(TellError::Log(error)) => return Err(error),
+                Err(AppendError::Log(error)) => return Err(error),
                 // It has an end by now.
                 Err(_) => {}
             }
@@ -164,8 +164,8 @@ impl Service {
             Some(execution_id) => Command::Fail { execution_id, error: STOPPED.into() },
             None => Command::Cancel { reason: STOPPED.into() },
         };
-        match self.walker.log.tell(id, command).await {
-            Err(TellError::Log(error)) => Err(error),
+        match self.walker.log.execute(id, command).await {
+            Err(AppendError::Log(error)) => Err(error),
             // A committed one is terminal without more.
             _ => Ok(()),
         }
@@ -177,13 +177,14 @@ impl Service {
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
-                () = self.stop.cancelled() => std::future::pending().await,
+                () = self.stop.cancelled() => return,
             }
             match self.walker.log.open_reservations().await {
                 Ok(open) => {
                     let now = now_micros();
-                    for (id, _) in open.into_iter().take_while(|(_, until)| *until <= now) {
-                        match self.walker.log.tell(&id, Command::Expire).await {
+                    for open in open.into_iter().take_while(|open| open.until <= now) {
+                        let id = open.reservation_id;
+                        match self.walker.log.execute(&id, Command::Expire).await {
                             Ok(_) => tracing::info!(
                                 reservation = id,
                                 "it was not committed in time and has expired"
@@ -217,7 +218,7 @@ impl Service {
         let job_id = format!("job-{}", uuid4());
         let coordinator = self.walker.network.peer_id();
         let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator };
-        if let Err(error) = self.walker.log.job(&job_id, fact.clone()).await {
+        if let Err(error) = self.walker.log.record_job(&job_id, fact.clone()).await {
             self.jobs().unfinished -= 1;
             return Err(error.into());
         }

@@ -29,6 +29,7 @@ use coda_plugin_abi::{Amplitude, Error, ErrorCode};
 use parking_lot::{Condvar, Mutex};
 
 use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, Common, DeviceReply, JobContext};
+use crate::backoff::BackoffRange;
 use frames::{ControlOrder, SlotAnswer, SlotRequest};
 use process::{Process, unreadable};
 
@@ -230,7 +231,10 @@ impl Remote {
             state.last.clone_from(&end);
             let wait = match state.in_a_row {
                 1 => Duration::ZERO,
-                n => this.restart.backoff.saturating_mul(1 << (n - 2).min(20)).min(this.restart.backoff_max),
+                n => {
+                    let Restart { backoff: first, backoff_max: max } = this.restart;
+                    BackoffRange { first, max }.pause(n - 1, rand::random())
+                }
             };
             let (plugin, in_a_row) = (&*this.common.plugin(), state.in_a_row);
             tracing::error!(

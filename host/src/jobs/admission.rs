@@ -4,7 +4,7 @@
 //! [`JobIds`](super::table::JobIds).
 
 use crate::model::MessageId;
-use crate::state::db::{Past, Status};
+use crate::state::db::{HistoryEntry, Status};
 
 /// What Redis records about a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub fn admit(
     id: MessageId,
     job_id: &str,
     record: &JobRecord,
-    past: Option<&Past>,
+    past: Option<&HistoryEntry>,
     deaths: u32,
     max_deaths: u32,
 ) -> Admission {
@@ -119,8 +119,13 @@ mod tests {
         JobRecord { state: Some(state.into()), message_id: Some(id.into()), cancelled: false }
     }
 
-    fn past(job: &str) -> Past {
-        Past { job_id: job.into(), status: Status::Failed, error: Some("e".into()), finished_at: "t".into() }
+    fn past(job: &str) -> HistoryEntry {
+        HistoryEntry {
+            job_id: job.into(),
+            status: Status::Failed,
+            error: Some("e".into()),
+            finished_at: "t".into(),
+        }
     }
 
     #[test]

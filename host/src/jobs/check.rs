@@ -11,7 +11,7 @@ use super::message::{self, Envelope, Message, Work};
 use super::redis::Redis;
 use super::table::{CheckOutcome, CheckRequest, Event, Subject, Ticket, Verdict};
 use crate::model::{JobId, MessageId};
-use crate::state::db::{Past, Store};
+use crate::state::db::{HistoryEntry, Store};
 
 /// Circuits larger than this are parsed on a blocking thread.
 const LARGE_IR_BYTES: usize = 32 << 10;
@@ -78,14 +78,19 @@ impl Checker {
         let jobs: Vec<JobId> = addressed.iter().map(|m| m.envelope.job_id.clone()).collect();
         let ids: Vec<MessageId> = addressed.iter().map(|m| m.message_id).collect();
         let records = self.redis.records(&jobs).await.map_err(|e| e.to_string())?;
-        let history = self.store.known(ids).await.map_err(|e| e.to_string())?;
+        let history = self.store.history_of(ids).await.map_err(|e| e.to_string())?;
         for ((message, record), past) in addressed.into_iter().zip(&records).zip(history) {
             outcomes.push((message.ticket, self.outcome(message, record, past.as_ref()).await));
         }
         Ok(outcomes)
     }
 
-    async fn outcome(&self, message: Addressed, record: &JobRecord, past: Option<&Past>) -> CheckOutcome {
+    async fn outcome(
+        &self,
+        message: Addressed,
+        record: &JobRecord,
+        past: Option<&HistoryEntry>,
+    ) -> CheckOutcome {
         let Addressed { message_id, deaths, envelope, mut subject, .. } = message;
         let verdict = match admit(message_id, &envelope.job_id, record, past, deaths, self.max_deaths) {
             Admission::Duplicate => Verdict::Duplicate,

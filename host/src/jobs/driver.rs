@@ -22,13 +22,13 @@ use super::journal::RunRecorder;
 use super::redis::Redis;
 use super::stream::Claim;
 use super::table::{
-    DeliveryEnd, Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
+    Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
 };
 use crate::config::settings::JobSettings;
 use crate::executor::{Executor, JobContext, SlotReport};
 use crate::model::{JobId, MessageId, iso_time};
-use crate::results::outbox::{Outbox, Sent};
-use crate::state::answers::Kept;
+use crate::results::dispatcher::{FinishedDelivery, Outbox};
+use crate::state::answer_journal::KeptAnswers;
 use crate::state::db::Store;
 use crate::sys::Dispositions;
 use crate::telemetry::Metrics;
@@ -80,7 +80,7 @@ pub struct DriverParts {
     pub store: Store,
     pub recorder: RunRecorder,
     /// What a former process got from the plugin and had not stored.
-    pub answered: Kept,
+    pub answered: KeptAnswers,
     pub executor: Executor,
     pub outbox: Outbox,
     pub callback: CallbackRule,
@@ -94,7 +94,7 @@ pub struct DriverParts {
     pub recovered: Vec<RecoveredResult>,
     pub claims: mpsc::Receiver<Claim>,
     pub done: mpsc::UnboundedReceiver<SlotReport>,
-    pub sent: mpsc::UnboundedReceiver<Sent>,
+    pub sent: mpsc::UnboundedReceiver<FinishedDelivery>,
     pub snapshot: watch::Sender<Snapshot>,
     pub stop: CancellationToken,
     /// How long running jobs may take after `stop`.
@@ -113,7 +113,6 @@ pub struct Driver {
     parts: DriverParts,
     table: JobTable,
     checker: Checker,
-    hold: Arc<super::hold::HoldAt>,
     started: Instant,
     /// Events of effects that are performed at once.
     immediate: VecDeque<Event>,
@@ -147,7 +146,6 @@ impl Driver {
         Driver {
             table,
             checker,
-            hold: Arc::new(super::hold::HoldAt::from_env()),
             started: Instant::now(),
             immediate,
             reports,
@@ -170,7 +168,9 @@ impl Driver {
                 // Answers before new work: what has ended makes room for it.
                 biased;
                 Some(done) = self.parts.done.recv() => self.slot_report(done),
-                Some(sent) = self.parts.sent.recv() => self.apply(delivered(&sent)),
+                Some(FinishedDelivery { message_id, outcome, .. }) = self.parts.sent.recv() => {
+                    self.apply(Event::Delivered { message_id, outcome });
+                }
                 Some(event) = self.inbox.recv() => self.apply(event),
                 Some(claim) = self.parts.claims.recv() => self.claim(claim),
                 _ = poll.tick() => self.poll(),
@@ -267,9 +267,4 @@ impl Driver {
         self.parts.recorder.forget_running(self.table.status().slots);
         Ended { executor: self.parts.executor, left }
     }
-}
-
-fn delivered(sent: &Sent) -> Event {
-    let end = if sent.accepted { DeliveryEnd::Accepted } else { DeliveryEnd::Refused };
-    Event::Delivered { message_id: sent.message_id, end }
 }

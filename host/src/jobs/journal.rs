@@ -4,26 +4,21 @@
 
 use std::sync::Arc;
 
-use super::hold::HoldAt;
 use crate::executor::{Answer, RunJob, RunObserver};
-use crate::state::answers::Answers;
-use crate::state::marks::RunMarks;
+use crate::failpoint::{Failpoint, pause_thread_at};
+use crate::state::answer_journal::AnswerJournal;
+use crate::state::run_journal::RunJournal;
 
 /// Both journals, as the observer of every run.
 #[derive(Clone)]
 pub struct RunRecorder {
-    running: Arc<RunMarks>,
-    answers: Arc<Answers>,
-    hold: Arc<HoldAt>,
+    running: Arc<RunJournal>,
+    answers: Arc<AnswerJournal>,
 }
 
 impl RunRecorder {
-    pub fn new(running: RunMarks, answers: Answers) -> RunRecorder {
-        RunRecorder {
-            running: Arc::new(running),
-            answers: Arc::new(answers),
-            hold: Arc::new(HoldAt::from_env()),
-        }
+    pub fn new(running: RunJournal, answers: AnswerJournal) -> RunRecorder {
+        RunRecorder { running: Arc::new(running), answers: Arc::new(answers) }
     }
 
     /// An orderly stop is no death of the executor.
@@ -35,7 +30,7 @@ impl RunRecorder {
 impl RunObserver for RunRecorder {
     fn run_started(&self, slot: usize, jobs: &[RunJob]) {
         self.running.begin(slot, jobs.iter().filter_map(|job| job.message_id));
-        self.hold.block_at("executing");
+        pause_thread_at(Failpoint::Executing);
     }
 
     fn run_answered(&self, job: &RunJob, answer: &Answer) {

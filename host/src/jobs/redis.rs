@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::admission::JobRecord;
 use super::message::Message;
-use super::writes::{Care, Question, Write, Writer};
+use super::writes::{Durability, Question, Write, Writer};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId, Secret, masked_url};
 
@@ -120,7 +120,7 @@ pub(super) struct Inner {
     pub(super) link: watch::Sender<Link>,
     /// The link went down on somebody's command: the reader should connect again.
     failed: Notify,
-    writes: mpsc::UnboundedSender<(Write, Care)>,
+    writes: mpsc::UnboundedSender<(Write, Durability)>,
     questions: mpsc::UnboundedSender<Question>,
 }
 
@@ -396,8 +396,8 @@ impl Redis {
     }
 
     /// Writes without being asked after; nothing happens when Redis is down.
-    pub fn write_soon(&self, write: Write) {
-        self.queue(write, Care::Once(None));
+    pub fn write_best_effort(&self, write: Write) {
+        self.queue(write, Durability::BestEffort(None));
     }
 
     /// Writes and waits for the confirmation.
@@ -406,19 +406,19 @@ impl Redis {
     /// At once when Redis is down, or when it goes down meanwhile.
     pub async fn write(&self, write: Write) -> Result<(), Down> {
         let (answer, wait) = oneshot::channel();
-        self.queue(write, Care::Once(Some(answer)));
+        self.queue(write, Durability::BestEffort(Some(answer)));
         wait.await.unwrap_or_else(|_| Err(Down("the host is stopping".into())))
     }
 
     /// Writes and waits until Redis has confirmed it, however long that takes. False when the host stops.
-    pub async fn write_surely(&self, write: Write) -> bool {
+    pub async fn write_until_confirmed(&self, write: Write) -> bool {
         let (answer, wait) = oneshot::channel();
-        self.queue(write, Care::Surely(answer));
+        self.queue(write, Durability::UntilConfirmed(answer));
         wait.await.is_ok()
     }
 
-    fn queue(&self, write: Write, care: Care) {
-        if self.inner.writes.send((write, care)).is_err() {
+    fn queue(&self, write: Write, durability: Durability) {
+        if self.inner.writes.send((write, durability)).is_err() {
             tracing::debug!("a write to Redis came after its queue had ended");
         }
     }

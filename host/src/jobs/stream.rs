@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::message::Message;
 use super::redis::{Redis, masked};
+use crate::backoff::Backoff;
 use crate::config::settings::JobSettings;
 use crate::executor::ExecutorStatus;
 use crate::model::{MessageId, Secret};
@@ -76,7 +77,7 @@ enum End {
 impl Reader {
     /// Runs until stopped.
     pub async fn run(self) {
-        let mut pause = self.settings.redis_backoff;
+        let mut backoff = Backoff::new(self.settings.redis_backoff, self.settings.redis_backoff_max);
         let mut connected_before = false;
         while !self.stop.is_cancelled() {
             let lost = match self.redis.connect().await {
@@ -91,9 +92,9 @@ impl Reader {
                         End::Stopped => return,
                         End::Lost(why) => {
                             self.redis.set_down();
-                            // A link that held is a new beginning.
-                            if since.elapsed() > pause {
-                                pause = self.settings.redis_backoff;
+                            // A link that held longer than a pause works: its loss begins a new count.
+                            if since.elapsed() > backoff.longest_next() {
+                                backoff.reset();
                             }
                             why
                         }
@@ -104,6 +105,7 @@ impl Reader {
             if self.stop.is_cancelled() {
                 return;
             }
+            let pause = backoff.after_failure(rand::random());
             tracing::warn!(
                 error = lost,
                 retry_in_ms = pause.as_millis() as u64,
@@ -112,7 +114,6 @@ impl Reader {
             if timeout(pause, self.stop.cancelled()).await.is_ok() {
                 return;
             }
-            pause = (pause * 2).min(self.settings.redis_backoff_max);
         }
     }
 

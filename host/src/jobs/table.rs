@@ -45,14 +45,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coda_plugin_abi::{Device, Error, Outcome};
+use coda_plugin_abi::Device;
 use time::OffsetDateTime;
 
 use crate::model::{JobId, MessageId};
+use crate::state::answer_journal::KeptAnswers;
 
 pub use event::{
-    CheckOutcome, CheckRequest, DeliveryEnd, Effect, Event, Fault, Notice, Now, RecoveredResult, Runnable,
-    StoredResult, Subject, Submission, TerminalStatus, Unstored, Verdict,
+    CheckOutcome, CheckRequest, Effect, Event, Fault, Notice, Now, RecoveredResult, Runnable, StoredResult,
+    Subject, Submission, TerminalStatus, Unstored, Verdict,
 };
 use hand_over::HandOver;
 use job_ids::JobIds;
@@ -76,7 +77,7 @@ pub struct TableSettings {
     /// How often the process died while it ran a message.
     pub deaths: HashMap<MessageId, u32>,
     /// Answers that a former process got from the executor and had not stored, with their job ids.
-    pub answered: HashMap<MessageId, (String, Result<Outcome, Error>)>,
+    pub answered: KeptAnswers,
 }
 
 /// How far a stop is.
@@ -146,7 +147,7 @@ pub struct JobTable {
     last_success: Option<OffsetDateTime>,
     device: Arc<Device>,
     deaths: HashMap<MessageId, u32>,
-    answered: HashMap<MessageId, (String, Result<Outcome, Error>)>,
+    answered: KeptAnswers,
     retry: Duration,
     effects: Vec<Effect>,
 }
@@ -202,7 +203,7 @@ impl JobTable {
             Event::Marked { ticket, marked } => self.marked(now, ticket, marked),
             Event::Discarded { ticket, discarded } => self.discarded(now, ticket, discarded),
             Event::Buried { ticket, buried } => self.buried(now, ticket, buried),
-            Event::Delivered { message_id, end } => self.delivered(now, message_id, end),
+            Event::Delivered { message_id, outcome } => self.delivered(now, message_id, outcome),
             Event::Acknowledged { ticket } => self.acknowledged(ticket),
             Event::DeviceChanged { device, returned } => {
                 self.device = device;

@@ -45,11 +45,11 @@ impl Write {
 }
 
 /// What happens to a write that Redis doesn't confirm.
-pub(super) enum Care {
+pub(super) enum Durability {
     /// Tried once, not asked after.
-    Once(Option<oneshot::Sender<Result<(), Down>>>),
+    BestEffort(Option<oneshot::Sender<Result<(), Down>>>),
     /// Kept until it is confirmed.
-    Surely(oneshot::Sender<()>),
+    UntilConfirmed(oneshot::Sender<()>),
 }
 
 /// Has this job a cancel key?
@@ -58,7 +58,7 @@ pub(super) type Question = (JobId, oneshot::Sender<Result<bool, Down>>);
 /// The writer's part, to be run as a task.
 pub struct Writer {
     pub(super) redis: Redis,
-    pub(super) queue: mpsc::UnboundedReceiver<(Write, Care)>,
+    pub(super) queue: mpsc::UnboundedReceiver<(Write, Durability)>,
     pub(super) questions: mpsc::UnboundedReceiver<Question>,
 }
 
@@ -98,13 +98,13 @@ async fn join_in<T>(queue: &mut mpsc::UnboundedReceiver<T>, group: &mut Vec<T>) 
 
 struct Writes {
     redis: Redis,
-    queue: mpsc::UnboundedReceiver<(Write, Care)>,
+    queue: mpsc::UnboundedReceiver<(Write, Durability)>,
 }
 
 impl Writes {
     async fn run(mut self) {
         let mut group = Vec::new();
-        let mut kept: Vec<(Write, Care)> = Vec::new();
+        let mut kept: Vec<(Write, Durability)> = Vec::new();
         loop {
             if !kept.is_empty() {
                 // What must happen waits for the link; what comes meanwhile is answered at once.
@@ -126,7 +126,7 @@ impl Writes {
     }
 
     /// Sends one group and returns what must be tried again.
-    async fn send(&self, mut group: Vec<(Write, Care)>) -> Vec<(Write, Care)> {
+    async fn send(&self, mut group: Vec<(Write, Durability)>) -> Vec<(Write, Durability)> {
         let rest = group.split_off(group.len().min(GROUP_MAX));
         let names = &self.redis.inner.names;
         let mut pipe = redis::pipe();
@@ -160,12 +160,16 @@ impl Writes {
             Err(down) => failed.fill(Some(down)),
         }
         let mut kept = Vec::new();
-        for ((write, care), failed) in group.into_iter().zip(failed) {
-            match (care, failed) {
-                (Care::Once(Some(answer)), failed) => drop(answer.send(failed.map_or(Ok(()), Err))),
-                (Care::Once(None), _) => {}
-                (Care::Surely(answer), None) => drop(answer.send(())),
-                (Care::Surely(answer), Some(_)) => kept.push((write, Care::Surely(answer))),
+        for ((write, durability), failed) in group.into_iter().zip(failed) {
+            match (durability, failed) {
+                (Durability::BestEffort(Some(answer)), failed) => {
+                    drop(answer.send(failed.map_or(Ok(()), Err)))
+                }
+                (Durability::BestEffort(None), _) => {}
+                (Durability::UntilConfirmed(answer), None) => drop(answer.send(())),
+                (Durability::UntilConfirmed(answer), Some(_)) => {
+                    kept.push((write, Durability::UntilConfirmed(answer)))
+                }
             }
         }
         kept.extend(rest);

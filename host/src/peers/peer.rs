@@ -19,7 +19,7 @@ use super::wire::{
     Advertisement, CancelRequest, CommitRequest, DispatchRequest, Heartbeat, PrepareRequest,
     SINGLE_READ_BYTES, ServiceSummary, Step, read, time, write,
 };
-use crate::reservation::event::Note;
+use crate::reservation::event::EventBatch;
 use crate::reservation::log::{Log, now_micros};
 
 /// Documents from this size on are read and written beside the network's thread.
@@ -111,7 +111,7 @@ pub struct Peer<E: FragmentExecutor> {
     inbox: mpsc::UnboundedReceiver<Report<E::Lease>>,
     ready: Vec<Ready>,
     /// Facts that the log's thread hasn't got yet, and when it is to get them.
-    unwritten: Vec<Note>,
+    unwritten: Vec<EventBatch>,
     write_at: Option<Instant>,
     trust_tier: &'static str,
     protocols: Vec<String>,
@@ -166,7 +166,7 @@ impl<E: FragmentExecutor> Peer<E> {
         self.write_at = None;
         let notes = std::mem::take(&mut self.unwritten);
         if !notes.is_empty() {
-            self.log.note(notes);
+            self.log.append_in_background(notes);
         }
     }
 

@@ -21,7 +21,7 @@ use super::wire::{
     PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
-use crate::reservation::event::{Fact, Note, Request, Transition};
+use crate::reservation::event::{EventBatch, Fact, Request, Transition};
 use crate::reservation::ledger::{self, Command, State};
 
 /// Shortest time to live.
@@ -180,7 +180,7 @@ pub struct Table<Lease> {
     kept: HashMap<String, KeptAnswers>,
     /// Owners with kept answers, the least recent first.
     owners: VecDeque<String>,
-    notes: Vec<Note>,
+    notes: Vec<EventBatch>,
     next: u64,
     /// Seconds for one amplitude and operation, as last measured.
     pace: f64,
@@ -205,7 +205,7 @@ impl<Lease> Table<Lease> {
     }
 
     /// What is to be logged, in order.
-    pub fn notes(&mut self) -> Vec<Note> {
+    pub fn notes(&mut self) -> Vec<EventBatch> {
         std::mem::take(&mut self.notes)
     }
 
@@ -252,7 +252,7 @@ impl<Lease> Table<Lease> {
             state = ledger::fold(Some(state), now.at, fact).map_err(|_| NotRecorded)?;
         }
         reservation.state = state;
-        self.notes.push(Note { hold: reservation.name.clone(), at: now.at, facts });
+        self.notes.push(EventBatch { hold: reservation.name.clone(), at: now.at, facts });
         Ok(())
     }
 
@@ -305,7 +305,7 @@ impl<Lease> Table<Lease> {
                 let answer = answer(Transition::Rejected, Some(&reason));
                 self.next += 1;
                 let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-                self.notes.push(Note { hold: name, at: now.at, facts });
+                self.notes.push(EventBatch { hold: name, at: now.at, facts });
                 return answer;
             }
         };
@@ -319,7 +319,7 @@ impl<Lease> Table<Lease> {
         };
         let accepted = answer(Transition::Accepted, None);
         self.next += 1;
-        self.notes.push(Note { hold: name.clone(), at: now.at, facts });
+        self.notes.push(EventBatch { hold: name.clone(), at: now.at, facts });
         let ends = now.elapsed.saturating_add(Duration::from_secs(request.ttl_seconds.unsigned_abs()));
         let reservation = Reservation {
             owner: owner.into(),

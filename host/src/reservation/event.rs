@@ -11,6 +11,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::stream::StreamId;
+
 /// The version that this host writes. Older ones are read for ever; newer ones are refused.
 pub const VERSION: u16 = 1;
 
@@ -161,17 +163,17 @@ impl Fact {
 
 /// Facts of one hold, and when they happened.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Note {
+pub struct EventBatch {
     /// The reservation's id and a number of the peer's.
     pub hold: String,
     pub at: i64,
     pub facts: Vec<Fact>,
 }
 
-impl Note {
+impl EventBatch {
     /// Its stream in the log.
-    pub fn stream(&self) -> String {
-        format!("hold/{}", self.hold)
+    pub fn stream(&self) -> StreamId {
+        StreamId::hold(self.hold.as_str())
     }
 }
 

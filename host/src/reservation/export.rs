@@ -11,6 +11,7 @@ use super::event::Fact;
 use super::journal::{self, JobFact};
 use super::ledger::{self, State};
 use super::log::Row;
+use super::stream::{StreamId, StreamKind, UnknownStream};
 
 /// One event as a line, without its end.
 pub fn line(row: &Row) -> String {
@@ -117,7 +118,8 @@ impl Verifier {
             true => Ok(()),
             false => Err(format!("it is number {} of its stream, number {} was before it", row.seq, before)),
         };
-        if row.stream.starts_with("job/") {
+        let stream: StreamId = row.stream.parse().map_err(|e: UnknownStream| e.to_string())?;
+        if stream.kind == StreamKind::Job {
             let (seq, facts) = self.jobs.entry(row.stream.clone()).or_default();
             follows(*seq)?;
             let fact: JobFact = row.fact()?;
@@ -127,9 +129,10 @@ impl Verifier {
         } else {
             let (seq, state) = self.reservations.entry(row.stream.clone()).or_default();
             // The beginning of an old hold may have been pruned away.
-            let pruned = *seq == 0 && row.seq > 1 && row.stream.starts_with("hold/");
+            let is_hold = stream.kind == StreamKind::Hold;
+            let pruned = *seq == 0 && row.seq > 1 && is_hold;
             let fact: Fact = row.fact()?;
-            if pruned || (row.stream.starts_with("hold/") && state.is_none() && *seq > 0) {
+            if pruned || (is_hold && state.is_none() && *seq > 0) {
                 *seq = row.seq;
             } else {
                 follows(*seq)?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::reservation::log::tests_support::rows_of_five;
+use crate::reservation::test_rows::five_rows;
 
 fn text(rows: &[Row]) -> String {
     rows.iter().map(|r| line(r) + "\n").collect()
@@ -7,14 +7,14 @@ fn text(rows: &[Row]) -> String {
 
 #[test]
 fn what_is_written_is_read_back() {
-    let rows = rows_of_five();
+    let rows = five_rows();
     let lines = read(text(&rows).as_bytes()).unwrap();
     assert_eq!((lines.rows, lines.torn), (rows, None));
 }
 
 #[test]
 fn a_torn_last_record_is_dropped_and_told() {
-    let rows = rows_of_five();
+    let rows = five_rows();
     let whole = text(&rows);
     let last = line(&rows[4]).len() + 1;
     for cut in 1..last {
@@ -29,7 +29,7 @@ fn a_torn_last_record_is_dropped_and_told() {
 
 #[test]
 fn a_flipped_byte_is_damage_by_its_line() {
-    let rows = rows_of_five();
+    let rows = five_rows();
     let whole = text(&rows);
     let start = line(&rows[0]).len() + 1;
     for at in 0..line(&rows[1]).len() {
@@ -43,10 +43,10 @@ fn a_flipped_byte_is_damage_by_its_line() {
 
 #[test]
 fn lines_in_another_order_are_damage() {
-    let mut rows = rows_of_five();
+    let mut rows = five_rows();
     rows.swap(1, 2);
     assert_eq!(read(text(&rows).as_bytes()).unwrap_err().line, 2);
-    let mut rows = rows_of_five();
+    let mut rows = five_rows();
     rows.remove(1);
     let damage = read(text(&rows).as_bytes()).unwrap_err();
     assert_eq!(damage.to_string(), "line 2: it is number 3 of its stream, number 1 was before it");

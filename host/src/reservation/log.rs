@@ -1,227 +1,61 @@
-//! The event log: facts appended in one order, read back to states.
-//!
-//! ```text
-//! reservation/<id>   a coordinator's reservations
-//! hold/<id>/<n>      a peer's; n tells a used-up id from its next use
-//! job/<id>           a coordinator's jobs
-//! ```
+//! The event log: facts appended in one order to streams (`stream`), read back to states.
 //!
 //! What may be appended is decided inside the transaction that appends it, on the facts that are there by then:
 //! two writers, in one process or in several, can't both make a transition that only one may make. An append is
 //! answered when it is on disk; one that fails is answered as failed and leaves nothing behind. Each row has a
 //! checksum over all of it, so that a damaged one is named instead of believed.
 //!
-//! A peer notes its facts behind its answers ([`Log::note`]): nothing that it holds outlives the process, so the
-//! log is a record there, not the truth. While notes can't be written [`Log::is_writable`] says so, and the peer
+//! A peer notes its facts behind its answers ([`Log::append_in_background`]): nothing that it holds outlives the process, so the
+//! log is a record there, not the truth. While batches can't be written [`Log::is_writable`] says so, and the peer
 //! takes no reservations.
 
+mod error;
 mod postgres;
+mod request;
+mod row;
 mod sqlite;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use super::event::{Fact, Note, Request, VERSION};
-use super::journal::{self, JobFact, JobRefused};
+use super::event::{EventBatch, Fact, Request};
+use super::journal::{self, JobFact};
 use super::ledger::{self, Command, Refused, State};
-use crate::error::{Explain, exit};
+use super::stream::{StreamId, StreamKind};
+use request::{Append, Appended, Decide, Decided, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
 
+pub use error::{AppendError, LogError};
+pub use row::Row;
+pub(super) use row::fact_json;
 pub use sqlite::Sqlite;
 
 /// Never: a stream that is open without a time limit.
 const NO_DEADLINE: i64 = i64::MAX;
 
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum LogError {
-    #[error("the event log {place} can't be opened: {text}")]
-    Open { place: String, text: String },
-    #[error("the event log {place} was written by a newer coda-host (schema {found})")]
-    Newer { place: String, found: i64 },
-    #[error("the event log {place} is damaged at event {position} ({stream}): {what}")]
-    Damaged { place: String, position: i64, stream: String, what: String },
-    #[error("the event log could not be written, so nothing was recorded: {0}")]
-    Write(String),
-    #[error("the event log could not be read: {0}")]
-    Read(String),
-    #[error("the event log has stopped")]
-    Stopped,
-}
-
-impl Explain for LogError {
-    fn code(&self) -> &'static str {
-        match self {
-            LogError::Open { .. } => "log-open",
-            LogError::Newer { .. } => "log-newer",
-            LogError::Damaged { .. } => "log-damaged",
-            LogError::Write(_) => "log-write",
-            LogError::Read(_) => "log-read",
-            LogError::Stopped => "log-stopped",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        Some(match self {
-            LogError::Open { .. } => "check the path or URL of --store, its permissions and free space".into(),
-            LogError::Newer { .. } => "use the newer coda-host, or another --store".into(),
-            LogError::Damaged { .. } => {
-                "see `coda-host reservation verify`; restore the file from a backup, or move it away to begin \
-                 a new log"
-                    .into()
-            }
-            LogError::Write(_) => "free space on the disk of the log".into(),
-            LogError::Read(_) => "check the disk or the database server of the log".into(),
-            LogError::Stopped => "report this as a bug of coda-host".into(),
-        })
-    }
-
-    fn exit(&self) -> u8 {
-        match self {
-            LogError::Open { .. } | LogError::Newer { .. } => exit::CONFIG,
-            _ => exit::FAILURE,
-        }
-    }
-}
-
-/// Why nothing was appended.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum TellError {
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    #[error(transparent)]
-    Job(#[from] JobRefused),
-    #[error(transparent)]
-    Log(#[from] LogError),
-}
-
-/// One row, as it lies in the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
-    pub position: i64,
-    pub stream: String,
-    pub seq: i64,
-    /// Microseconds since 1970.
-    pub at: i64,
-    pub version: i64,
-    /// The fact's JSON.
-    pub body: String,
-    pub sum: String,
-}
-
-impl Row {
-    fn new(position: i64, stream: &str, seq: i64, at: i64, body: String) -> Row {
-        let version = i64::from(VERSION);
-        let sum = checksum(position, stream, seq, at, version, &body);
-        Row { position, stream: stream.into(), seq, at, version, body, sum }
-    }
-
-    /// Reads its fact, when it is whole and not newer than this host.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn fact<T: DeserializeOwned>(&self) -> Result<T, String> {
-        self.check()?;
-        serde_json::from_str(&self.body).map_err(|e| format!("its fact can't be read: {e}"))
-    }
-
-    /// Whether it is as it was written.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn check(&self) -> Result<(), String> {
-        let sum = checksum(self.position, &self.stream, self.seq, self.at, self.version, &self.body);
-        if sum != self.sum {
-            return Err(format!("its checksum is {}, its content has {sum}", self.sum));
-        }
-        if self.version > i64::from(VERSION) {
-            return Err(format!("it has version {}, known is {VERSION}", self.version));
-        }
-        Ok(())
-    }
-}
-
-fn checksum(position: i64, stream: &str, seq: i64, at: i64, version: i64, body: &str) -> String {
-    let mut hash = Sha256::new();
-    hash.update(format!("{position}|{stream}|{seq}|{at}|{version}|"));
-    hash.update(body);
-    hex::encode(&hash.finalize()[..8])
-}
-
-/// What a decision appends.
-struct Decided {
-    bodies: Vec<String>,
-    /// The stream's deadline when it is open afterwards; none when it has ended.
-    open_until: Option<i64>,
-}
-
-/// Looks at what is there and the time, and says what follows.
-type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decided, TellError> + Send>;
-
-/// One append.
-struct Append {
-    stream: String,
-    /// Caller and key: used before, the stream of then is the answer and nothing is appended.
-    key: Option<(String, String)>,
-    /// What of the stream is looked at.
-    looks_at: LooksAt,
-    decide: Decide,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LooksAt {
-    All,
-    /// A job's facts are many, its plan is large, and what may follow depends on the newest.
-    Last,
-}
-
-/// An append's outcome: the rows that were looked at with the new ones of the stream, and whether it was this one.
-struct Appended {
-    stream: String,
-    rows: Vec<Row>,
-    fresh: bool,
-}
-
-/// What a store is asked.
-enum Ask {
-    Append(Append, oneshot::Sender<Result<Appended, TellError>>),
-    /// To be written soon.
-    Note(Vec<Note>),
-    Rows {
-        stream: String,
-        answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
-    },
-    /// Rows from a position on, at most so many.
-    Page {
-        from: i64,
-        limit: usize,
-        answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
-    },
-    /// Open streams with this prefix and their deadlines.
-    Open {
-        prefix: &'static str,
-        answer: oneshot::Sender<Result<Vec<(String, i64)>, LogError>>,
-    },
-    Flush(oneshot::Sender<()>),
-    Stop,
-}
-
 /// The handle; clones share the one writer.
 #[derive(Clone)]
 pub struct Log {
-    store: Store,
-    place: Arc<str>,
+    store: LogStore,
+    location: Arc<str>,
     writable: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
-enum Store {
+enum LogStore {
     Sqlite(Sqlite),
     Postgres(postgres::Postgres),
+}
+
+/// A reservation that is requested or accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenReservation {
+    pub reservation_id: String,
+    /// When its time is over, in microseconds since 1970.
+    pub until: i64,
 }
 
 /// A reservation and whether this request made it.
@@ -241,9 +75,9 @@ impl Log {
             return Log::sqlite(&cwd.join(store));
         }
         let writable = Arc::new(AtomicBool::new(true));
-        let place = crate::model::masked_url(store);
-        let postgres = postgres::Postgres::connect(store, &place, writable.clone()).await?;
-        Ok(Log { store: Store::Postgres(postgres), place: place.into(), writable })
+        let location = crate::model::masked_url(store);
+        let postgres = postgres::Postgres::connect(store, &location, writable.clone()).await?;
+        Ok(Log { store: LogStore::Postgres(postgres), location: location.into(), writable })
     }
 
     /// Opens or makes a log in a file.
@@ -253,17 +87,17 @@ impl Log {
     pub fn sqlite(path: &Path) -> Result<Log, LogError> {
         let writable = Arc::new(AtomicBool::new(true));
         let store = Sqlite::open(path, writable.clone())?;
-        Ok(Log { store: Store::Sqlite(store), place: path.display().to_string().into(), writable })
+        Ok(Log { store: LogStore::Sqlite(store), location: path.display().to_string().into(), writable })
     }
 
-    /// The default place of a log.
+    /// The default location of a log.
     pub fn default_path(state_dir: &Path) -> PathBuf {
         state_dir.join("reservations.db")
     }
 
     /// Where it is, for messages.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn location(&self) -> &str {
+        &self.location
     }
 
     /// Whether the last write went well.
@@ -271,22 +105,22 @@ impl Log {
         self.writable.load(Ordering::Acquire)
     }
 
-    fn ask(&self, ask: Ask) -> Result<(), LogError> {
+    fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
         match &self.store {
-            Store::Sqlite(s) => s.ask(ask),
-            Store::Postgres(s) => s.ask(ask),
+            LogStore::Sqlite(s) => s.submit(request),
+            LogStore::Postgres(s) => s.submit(request),
         }
     }
 
-    async fn append(&self, append: Append) -> Result<Appended, TellError> {
+    async fn append(&self, append: Append) -> Result<Appended, AppendError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Append(append, answer))?;
+        self.submit(StoreRequest::Append(append, answer))?;
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
     fn damaged(&self, row: &Row, what: String) -> LogError {
-        let (place, stream) = (self.place.to_string(), row.stream.clone());
-        LogError::Damaged { place, position: row.position, stream, what }
+        let (location, stream) = (self.location.to_string(), row.stream.clone());
+        LogError::Damaged { location, position: row.position, stream, what }
     }
 
     /// Records a request under its id, or finds the one that the same caller made with the same key.
@@ -298,24 +132,24 @@ impl Log {
         reservation_id: &str,
         caller: &str,
         request: Request,
-    ) -> Result<Requested, TellError> {
-        let key = request.idempotency_key.clone().map(|key| (caller.to_string(), key));
-        let decide = reservation_decision(self.place.clone(), Command::Request(request));
-        let stream = format!("reservation/{reservation_id}");
-        let appended = self.append(Append { stream, key, looks_at: LooksAt::All, decide }).await?;
-        let id = appended.stream.trim_start_matches("reservation/").to_string();
+    ) -> Result<Requested, AppendError> {
+        let key = request.idempotency_key.clone();
+        let key = key.map(|key| IdempotencyKey { caller: caller.to_string(), key });
+        let decide = reservation_decision(self.location.clone(), Command::Request(request));
+        let stream = StreamId::reservation(reservation_id);
+        let appended = self.append(Append { stream, key, reads: ReadRows::All, decide }).await?;
         let state = self.folded(&appended.rows)?.ok_or(Refused::Unknown)?;
-        Ok(Requested { reservation_id: id, state, created: appended.fresh })
+        Ok(Requested { reservation_id: appended.stream.id, state, created: appended.is_new })
     }
 
     /// Records what happened to a reservation; on disk when it returns.
     ///
     /// # Errors
     /// When it may not happen to it, or the log can't be written.
-    pub async fn tell(&self, reservation_id: &str, command: Command) -> Result<State, TellError> {
-        let stream = format!("reservation/{reservation_id}");
-        let decide = reservation_decision(self.place.clone(), command);
-        let appended = self.append(Append { stream, key: None, looks_at: LooksAt::All, decide }).await?;
+    pub async fn execute(&self, reservation_id: &str, command: Command) -> Result<State, AppendError> {
+        let stream = StreamId::reservation(reservation_id);
+        let decide = reservation_decision(self.location.clone(), command);
+        let appended = self.append(Append { stream, key: None, reads: ReadRows::All, decide }).await?;
         Ok(self.folded(&appended.rows)?.ok_or(Refused::Unknown)?)
     }
 
@@ -324,7 +158,7 @@ impl Log {
     /// # Errors
     /// When the log can't be read.
     pub async fn state(&self, reservation_id: &str) -> Result<Option<State>, LogError> {
-        let rows = self.rows(format!("reservation/{reservation_id}")).await?;
+        let rows = self.rows(StreamId::reservation(reservation_id)).await?;
         self.folded(&rows)
     }
 
@@ -332,9 +166,9 @@ impl Log {
     ///
     /// # Errors
     /// When the log can't be read.
-    pub async fn rows(&self, stream: String) -> Result<Vec<Row>, LogError> {
+    pub async fn rows(&self, stream: StreamId) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Rows { stream, answer })?;
+        self.submit(StoreRequest::Rows { stream, answer })?;
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
@@ -344,16 +178,18 @@ impl Log {
     /// When the log can't be read.
     pub async fn page(&self, from: i64, limit: usize) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Page { from, limit, answer })?;
+        self.submit(StoreRequest::Page { from, limit, answer })?;
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
-    /// Reservations that are requested or accepted, and when their time is over (microseconds since 1970).
+    /// Reservations that are requested or accepted.
     ///
     /// # Errors
     /// When the log can't be read.
-    pub async fn open_reservations(&self) -> Result<Vec<(String, i64)>, LogError> {
-        self.open_streams("reservation/").await
+    pub async fn open_reservations(&self) -> Result<Vec<OpenReservation>, LogError> {
+        let open = self.open_streams(StreamKind::Reservation).await?;
+        let reservation = |o: OpenStream| OpenReservation { reservation_id: o.stream.id, until: o.until };
+        Ok(open.into_iter().map(reservation).collect())
     }
 
     /// Jobs that have no end.
@@ -361,32 +197,31 @@ impl Log {
     /// # Errors
     /// When the log can't be read.
     pub async fn open_jobs(&self) -> Result<Vec<String>, LogError> {
-        Ok(self.open_streams("job/").await?.into_iter().map(|(id, _)| id).collect())
+        Ok(self.open_streams(StreamKind::Job).await?.into_iter().map(|open| open.stream.id).collect())
     }
 
-    async fn open_streams(&self, prefix: &'static str) -> Result<Vec<(String, i64)>, LogError> {
+    async fn open_streams(&self, kind: StreamKind) -> Result<Vec<OpenStream>, LogError> {
         let (answer, wait) = oneshot::channel();
-        self.ask(Ask::Open { prefix, answer })?;
-        let open = wait.await.map_err(|_| LogError::Stopped)??;
-        Ok(open.into_iter().map(|(s, until)| (s.trim_start_matches(prefix).to_string(), until)).collect())
+        self.submit(StoreRequest::Open { kind, answer })?;
+        wait.await.map_err(|_| LogError::Stopped)?
     }
 
     /// Records what happened to a job; on disk when it returns.
     ///
     /// # Errors
     /// When it has ended, or the log can't be written.
-    pub async fn job(&self, job_id: &str, fact: JobFact) -> Result<(), TellError> {
-        let place = self.place.clone();
+    pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<(), AppendError> {
+        let location = self.location.clone();
         let decide = move |rows: &[Row], _now: i64| {
-            let before = facts::<JobFact>(&place, rows)?;
+            let before = facts::<JobFact>(&location, rows)?;
             journal::may_follow(before.iter(), &fact)?;
             let ends = matches!(fact, JobFact::Completed { .. } | JobFact::Failed { .. });
             let open_until = (!ends).then_some(NO_DEADLINE);
-            Ok(Decided { bodies: vec![text(&fact)], open_until })
+            Ok(Decided { bodies: vec![fact_json(&fact)], open_until })
         };
-        let stream = format!("job/{job_id}");
-        let looks_at = LooksAt::Last;
-        self.append(Append { stream, key: None, looks_at, decide: Box::new(decide) }).await.map(|_| ())
+        let stream = StreamId::job(job_id);
+        let append = Append { stream, key: None, reads: ReadRows::Last, decide: Box::new(decide) };
+        self.append(append).await.map(|_| ())
     }
 
     /// A job's facts with their times.
@@ -394,22 +229,22 @@ impl Log {
     /// # Errors
     /// When the log can't be read.
     pub async fn job_facts(&self, job_id: &str) -> Result<Vec<(i64, JobFact)>, LogError> {
-        let rows = self.rows(format!("job/{job_id}")).await?;
-        let facts = facts::<JobFact>(&self.place, &rows)?;
+        let rows = self.rows(StreamId::job(job_id)).await?;
+        let facts = facts::<JobFact>(&self.location, &rows)?;
         Ok(rows.iter().map(|r| r.at).zip(facts).collect())
     }
 
     /// Writes a peer's facts soon, without being waited for; many in one go, since each time wakes the writer.
-    pub fn note(&self, notes: Vec<Note>) {
-        if self.ask(Ask::Note(notes)).is_err() {
-            tracing::debug!("a note came after the event log had closed");
+    pub fn append_in_background(&self, batches: Vec<EventBatch>) {
+        if self.submit(StoreRequest::Batches(batches)).is_err() {
+            tracing::debug!("an event batch came after the event log had closed");
         }
     }
 
-    /// Returns when everything noted so far is written.
+    /// Returns when everything recorded so far is written.
     pub async fn flush(&self) {
         let (answer, wait) = oneshot::channel();
-        if self.ask(Ask::Flush(answer)).is_ok() && wait.await.is_err() {
+        if self.submit(StoreRequest::Flush(answer)).is_ok() && wait.await.is_err() {
             tracing::debug!("the event log closed while it was flushed");
         }
     }
@@ -417,16 +252,14 @@ impl Log {
     /// Writes what waits and closes.
     pub async fn close(&self) {
         self.flush().await;
-        if self.ask(Ask::Stop).is_err() {
-            tracing::debug!("the event log had stopped before");
-        }
-        if let Store::Sqlite(store) = &self.store {
-            store.join();
+        match &self.store {
+            LogStore::Sqlite(store) => store.close(),
+            LogStore::Postgres(store) => store.close().await,
         }
     }
 
     fn folded(&self, rows: &[Row]) -> Result<Option<State>, LogError> {
-        let facts = facts::<Fact>(&self.place, rows)?;
+        let facts = facts::<Fact>(&self.location, rows)?;
         let replayed = ledger::replay(rows.iter().map(|r| r.at).zip(&facts));
         replayed.map_err(|(n, e)| self.damaged(&rows[n], e.to_string()))
     }
@@ -449,16 +282,11 @@ impl Log {
     }
 }
 
-/// Facts are plain data, whose JSON can't fail.
-fn text<T: Serialize>(fact: &T) -> String {
-    serde_json::to_string(fact).unwrap_or_default()
-}
-
-fn facts<T: DeserializeOwned>(place: &str, rows: &[Row]) -> Result<Vec<T>, LogError> {
+fn facts<T: DeserializeOwned>(location: &str, rows: &[Row]) -> Result<Vec<T>, LogError> {
     rows.iter()
         .map(|row| {
             row.fact().map_err(|what| LogError::Damaged {
-                place: place.to_string(),
+                location: location.to_string(),
                 position: row.position,
                 stream: row.stream.clone(),
                 what,
@@ -467,12 +295,12 @@ fn facts<T: DeserializeOwned>(place: &str, rows: &[Row]) -> Result<Vec<T>, LogEr
         .collect()
 }
 
-fn reservation_decision(place: Arc<str>, command: Command) -> Decide {
+fn reservation_decision(location: Arc<str>, command: Command) -> Decide {
     Box::new(move |rows, now| {
-        let before = facts::<Fact>(&place, rows)?;
+        let before = facts::<Fact>(&location, rows)?;
         let state = ledger::replay(rows.iter().map(|r| r.at).zip(&before));
         let state = state.map_err(|(n, e)| LogError::Damaged {
-            place: place.to_string(),
+            location: location.to_string(),
             position: rows[n].position,
             stream: rows[n].stream.clone(),
             what: e.to_string(),
@@ -485,7 +313,7 @@ fn reservation_decision(place: Arc<str>, command: Command) -> Decide {
         }
         let open = after.filter(|s| !s.transition.is_terminal());
         let until = |s: State| s.requested_at.saturating_add(micros(s.request.ttl_seconds));
-        Ok(Decided { bodies: new.iter().map(text).collect(), open_until: open.map(until) })
+        Ok(Decided { bodies: new.iter().map(fact_json).collect(), open_until: open.map(until) })
     })
 }
 
@@ -502,29 +330,3 @@ pub fn now_micros() -> i64 {
 #[cfg(test)]
 #[path = "log_tests.rs"]
 mod tests;
-
-/// Rows for the tests beside this file.
-#[cfg(test)]
-pub mod tests_support {
-    use super::*;
-
-    pub fn rows_of_five() -> Vec<Row> {
-        let request = Request {
-            workflow_run_id: "workflow-1".into(),
-            fragment_id: "frag-0001".into(),
-            service_id: "hadamard".into(),
-            requesting_peer_id: "12D3KooWcoordinator".into(),
-            ttl_seconds: 60,
-            idempotency_key: None,
-        };
-        let accepted = Fact::Accepted { accepting_peer_id: "12D3KooWpeer".into(), held: false };
-        let done = Fact::Completed { execution_id: "exec-1".into(), fidelity: None, latency_ms: 1.0 };
-        let dispatched = Fact::Dispatched { execution_id: "exec-1".into() };
-        let facts = [Fact::Requested(request), accepted, Fact::Committed, dispatched, done];
-        let row = |(n, f): (usize, &Fact)| {
-            let n = n as i64 + 1;
-            Row::new(n, "reservation/res-00000001", n, 1_000 * n, text(f))
-        };
-        facts.iter().enumerate().map(row).collect()
-    }
-}

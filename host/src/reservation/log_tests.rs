@@ -2,6 +2,7 @@ use std::sync::Barrier;
 
 use super::*;
 use crate::reservation::event::Transition;
+use crate::reservation::journal::JobRefused;
 
 fn request(key: Option<&str>) -> Request {
     Request {
@@ -37,12 +38,12 @@ fn five_events_survive_and_a_torn_tail_does_not_spoil_what_is_before_it() {
     run(async {
         let log = Log::sqlite(&path).unwrap();
         log.request("res-00000001", "me", request(None)).await.unwrap();
-        log.tell("res-00000001", accept()).await.unwrap();
-        log.tell("res-00000001", Command::Commit).await.unwrap();
+        log.execute("res-00000001", accept()).await.unwrap();
+        log.execute("res-00000001", Command::Commit).await.unwrap();
         log.request("res-00000002", "me", request(None)).await.unwrap();
         // What a power cut leaves: main file and write-ahead log as they are, then the last frame cut.
         let torn = dir.path().join("torn.db");
-        log.tell("res-00000002", cancel()).await.unwrap();
+        log.execute("res-00000002", cancel()).await.unwrap();
         std::fs::copy(&path, &torn).unwrap();
         let wal = std::fs::read(dir.path().join("reservations.db-wal")).unwrap();
         std::fs::write(dir.path().join("torn.db-wal"), &wal[..wal.len() - 100]).unwrap();
@@ -57,7 +58,7 @@ fn five_events_survive_and_a_torn_tail_does_not_spoil_what_is_before_it() {
         assert_eq!(log.state("res-00000003").await.unwrap().unwrap().transition, Transition::Requested);
         assert_eq!(log.state("res-00000002").await.unwrap().unwrap().transition, Transition::Requested);
         let open: Vec<String> =
-            log.open_reservations().await.unwrap().into_iter().map(|(id, _)| id).collect();
+            log.open_reservations().await.unwrap().into_iter().map(|open| open.reservation_id).collect();
         assert_eq!(open, ["res-00000002", "res-00000003"]);
     });
 }
@@ -69,7 +70,7 @@ fn a_flipped_byte_is_named_by_its_event() {
     run(async {
         let log = Log::sqlite(&path).unwrap();
         log.request("res-00000001", "me", request(None)).await.unwrap();
-        log.tell("res-00000001", accept()).await.unwrap();
+        log.execute("res-00000001", accept()).await.unwrap();
         log.close().await;
         let bytes = std::fs::read(&path).unwrap();
         let at = bytes.windows(12).position(|w| w == b"12D3KooWpeer").unwrap();
@@ -79,7 +80,7 @@ fn a_flipped_byte_is_named_by_its_event() {
         let log = Log::sqlite(&path).unwrap();
         let error = log.verify().await.unwrap_err().to_string();
         assert!(error.contains("damaged at event 2 (reservation/res-00000001)"), "{error}");
-        let error = log.tell("res-00000001", Command::Commit).await.unwrap_err().to_string();
+        let error = log.execute("res-00000001", Command::Commit).await.unwrap_err().to_string();
         assert!(error.contains("damaged at event 2"), "nothing is built on it: {error}");
     });
 }
@@ -97,7 +98,7 @@ fn a_key_belongs_to_its_caller() {
         assert_eq!(other.reservation_id, "res-00000003");
         assert!(log.state("res-00000002").await.unwrap().is_none());
         let exists = log.request("res-00000001", "c", request(None)).await.map(|_| ()).unwrap_err();
-        assert!(matches!(exists, TellError::Refused(Refused::Exists)), "{exists}");
+        assert!(matches!(exists, AppendError::Refused(Refused::Exists)), "{exists}");
     });
 }
 
@@ -111,7 +112,7 @@ fn of_two_writers_one_makes_a_transition() {
     run(async {
         for n in 0..rounds {
             logs[0].request(&format!("res-000000{n:02}"), "me", request(None)).await.unwrap();
-            logs[1].tell(&format!("res-000000{n:02}"), accept()).await.unwrap();
+            logs[1].execute(&format!("res-000000{n:02}"), accept()).await.unwrap();
         }
     });
     let barrier = Barrier::new(2);
@@ -123,7 +124,7 @@ fn of_two_writers_one_makes_a_transition() {
                     let mut wins = Vec::new();
                     for n in 0..rounds {
                         barrier.wait();
-                        wins.push(log.tell(&format!("res-000000{n:02}"), command.clone()).await.is_ok());
+                        wins.push(log.execute(&format!("res-000000{n:02}"), command.clone()).await.is_ok());
                     }
                     wins
                 })
@@ -151,7 +152,7 @@ fn a_log_that_can_not_be_written_leaves_nothing_behind() {
         let error =
             log.request("res-00000002", "me", request(Some("key-0002"))).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("nothing was recorded") && !log.is_writable(), "{error}");
-        log.note(vec![Note {
+        log.append_in_background(vec![EventBatch {
             hold: "res-hold/1".into(),
             at: 1,
             facts: vec![Fact::Requested(request(None))],
@@ -170,12 +171,38 @@ fn jobs_are_open_until_they_end() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
         let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
-        log.job("job-1", submitted()).await.unwrap();
-        log.job("job-2", submitted()).await.unwrap();
-        log.job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
+        log.record_job("job-1", submitted()).await.unwrap();
+        log.record_job("job-2", submitted()).await.unwrap();
+        log.record_job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
         assert_eq!(log.open_jobs().await.unwrap(), ["job-2"]);
-        let late = log.job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
-        assert!(matches!(late, TellError::Job(JobRefused::Ended("failed"))), "{late}");
+        let late = log.record_job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
+        assert!(matches!(late, AppendError::Job(JobRefused::Ended("failed"))), "{late}");
         assert_eq!(log.job_facts("job-1").await.unwrap().len(), 2);
+    });
+}
+
+/// Defect G of the review: the prefix was taken off as often as it was there.
+#[test]
+fn an_id_that_begins_like_a_prefix_is_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        let made = log.request("reservation/x", "me", request(None)).await.unwrap();
+        assert_eq!(made.reservation_id, "reservation/x");
+        let open = log.open_reservations().await.unwrap();
+        assert_eq!(open[0].reservation_id, "reservation/x");
+        assert!(log.state("reservation/x").await.unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_closed_log_says_that_it_has_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        log.close().await;
+        assert!(matches!(log.state("res-00000001").await, Err(LogError::Stopped)));
+        let error = log.execute("res-00000001", Command::Commit).await.unwrap_err();
+        assert!(matches!(error, AppendError::Log(LogError::Stopped)), "{error}");
     });
 }

@@ -24,7 +24,7 @@ const EXCERPT: usize = 400;
 
 /// What came of an attempt.
 #[derive(Debug, Clone)]
-pub enum Delivery {
+pub enum AttemptOutcome {
     /// 2xx: the receiver has it.
     Accepted,
     /// Not now. `after`: what the receiver asked for.
@@ -120,13 +120,14 @@ impl WebhookSender {
     }
 
     /// One attempt, a second request with a fresh token included, within the settings' timeout.
-    pub async fn attempt(&self, url: &str, body: Bytes) -> Delivery {
+    pub async fn attempt(&self, url: &str, body: Bytes) -> AttemptOutcome {
         let target = match self.target(url) {
             Ok(target) => target,
-            Err(error) => return Delivery::Forbidden(error),
+            Err(error) => return AttemptOutcome::Forbidden(error),
         };
         let deadline = Instant::now() + self.timeout;
-        let unsigned = |e| Delivery::Retry { after: None, why: format!("no token could be signed: {e}") };
+        let unsigned =
+            |e| AttemptOutcome::Retry { after: None, why: format!("no token could be signed: {e}") };
         let bearer = match self.signer.bearer() {
             Ok(bearer) => bearer,
             Err(error) => return unsigned(error),
@@ -158,13 +159,13 @@ impl WebhookSender {
     }
 }
 
-fn outcome(sent: Result<Response, HttpError>, bearer: &Bearer) -> Delivery {
+fn outcome(sent: Result<Response, HttpError>, bearer: &Bearer) -> AttemptOutcome {
     match sent {
         Ok(answer) => {
             let excerpt = || answer.excerpt(bearer, EXCERPT);
             classify(answer.status, &answer.headers, excerpt, SystemTime::now())
         }
-        Err(error) => Delivery::Retry { after: None, why: error.line() },
+        Err(error) => AttemptOutcome::Retry { after: None, why: error.line() },
     }
 }
 
@@ -175,19 +176,19 @@ pub fn classify(
     headers: &HeaderMap,
     excerpt: impl FnOnce() -> String,
     now: SystemTime,
-) -> Delivery {
+) -> AttemptOutcome {
     match status.as_u16() {
-        200..=299 => Delivery::Accepted,
-        401 => Delivery::Unauthorized { why: told(status, &excerpt()) },
+        200..=299 => AttemptOutcome::Accepted,
+        401 => AttemptOutcome::Unauthorized { why: status_line(status, &excerpt()) },
         408 | 425 | 429 => {
-            Delivery::Retry { after: retry_after(headers, now), why: told(status, &excerpt()) }
+            AttemptOutcome::Retry { after: retry_after(headers, now), why: status_line(status, &excerpt()) }
         }
-        code @ 400..=499 => Delivery::Refused { status: code, excerpt: excerpt() },
-        _ => Delivery::Retry { after: retry_after(headers, now), why: told(status, &excerpt()) },
+        code @ 400..=499 => AttemptOutcome::Refused { status: code, excerpt: excerpt() },
+        _ => AttemptOutcome::Retry { after: retry_after(headers, now), why: status_line(status, &excerpt()) },
     }
 }
 
-fn told(status: StatusCode, excerpt: &str) -> String {
+fn status_line(status: StatusCode, excerpt: &str) -> String {
     match excerpt {
         "" => format!("HTTP {status}"),
         text => format!("HTTP {status}: {text}"),
@@ -310,7 +311,7 @@ mod tests {
         CallbackPolicy::Hosts(hosts.iter().map(|h| (*h).to_string()).collect())
     }
 
-    async fn deliver(replies: Vec<Reply>) -> (Scripted, Delivery) {
+    async fn deliver(replies: Vec<Reply>) -> (Scripted, AttemptOutcome) {
         let server = scripted(replies, None).await;
         let sender = sender(&server.url, list(&[]), Duration::from_secs(20));
         let url = format!("{}/cb", server.url.replace("localhost", "127.0.0.1"));
@@ -321,7 +322,7 @@ mod tests {
     #[tokio::test]
     async fn a_result_is_sent_as_it_is_with_a_token() {
         let (mut server, delivery) = deliver(vec![answer("202 Accepted", "<not json>")]).await;
-        assert!(matches!(delivery, Delivery::Accepted), "{delivery:?}");
+        assert!(matches!(delivery, AttemptOutcome::Accepted), "{delivery:?}");
         let (_, request) = server.seen.recv().await.unwrap();
         assert!(request.starts_with("POST /cb HTTP/1.1\r\n") && request.ends_with("\r\n\r\n{\"n\":1}"));
         assert!(request.contains("authorization: Bearer ey"), "{request}");
@@ -331,20 +332,20 @@ mod tests {
     #[tokio::test]
     async fn a_2xx_counts_although_its_body_breaks_off() {
         let cut = Reply::Close("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab".into());
-        assert!(matches!(deliver(vec![cut]).await.1, Delivery::Accepted));
+        assert!(matches!(deliver(vec![cut]).await.1, AttemptOutcome::Accepted));
     }
 
     #[tokio::test]
     async fn a_refused_token_is_replaced_once() {
         let refused = answer("401 Unauthorized", "expired");
         let (mut server, delivery) = deliver(vec![refused.clone(), answer("200 OK", "")]).await;
-        assert!(matches!(delivery, Delivery::Accepted), "{delivery:?}");
+        assert!(matches!(delivery, AttemptOutcome::Accepted), "{delivery:?}");
         let body = |request: String| request.split_once("\r\n\r\n").unwrap().1.to_owned();
         let first = body(server.seen.recv().await.unwrap().1);
         assert_eq!(body(server.seen.recv().await.unwrap().1), first);
 
         let (mut server, delivery) = deliver(vec![refused]).await;
-        assert!(matches!(&delivery, Delivery::Unauthorized { why } if why.ends_with(": expired")));
+        assert!(matches!(&delivery, AttemptOutcome::Unauthorized { why } if why.ends_with(": expired")));
         let (_, request) = server.seen.recv().await.unwrap();
         server.seen.recv().await.unwrap();
         assert!(server.seen.try_recv().is_err(), "two requests, not more: {request}");
@@ -353,13 +354,13 @@ mod tests {
     #[tokio::test]
     async fn transport_errors_are_for_later() {
         let (_, delivery) = deliver(vec![Reply::Close(String::new())]).await;
-        let Delivery::Retry { after: None, why } = delivery else { panic!("{delivery:?}") };
+        let AttemptOutcome::Retry { after: None, why } = delivery else { panic!("{delivery:?}") };
         assert!(why.contains("closed before the answer was complete"), "{why}");
 
         let server = scripted(vec![Reply::Hang], None).await;
         let short = sender(&server.url, list(&[]), Duration::from_millis(400));
         let delivery = short.attempt(&server.url, Bytes::new()).await;
-        let Delivery::Retry { after: None, why } = delivery else { panic!("{delivery:?}") };
+        let AttemptOutcome::Retry { after: None, why } = delivery else { panic!("{delivery:?}") };
         assert!(why.contains("did not answer within"), "{why}");
     }
 
@@ -367,7 +368,7 @@ mod tests {
     async fn other_hosts_get_no_additional_headers() {
         let mut server = scripted(vec![answer("200 OK", "")], None).await;
         let sender = sender("https://coda.example", CallbackPolicy::Any, Duration::from_secs(20));
-        assert!(matches!(sender.attempt(&server.url, Bytes::new()).await, Delivery::Accepted));
+        assert!(matches!(sender.attempt(&server.url, Bytes::new()).await, AttemptOutcome::Accepted));
         let (_, request) = server.seen.recv().await.unwrap();
         assert!(request.contains("authorization: Bearer") && !request.contains("x-bypass"), "{request}");
     }
@@ -377,7 +378,7 @@ mod tests {
         let mut server = scripted(vec![answer("200 OK", "")], None).await;
         let sender = sender("https://coda.example", list(&[]), Duration::from_secs(20));
         let delivery = sender.attempt(&server.url, Bytes::new()).await;
-        assert!(matches!(delivery, Delivery::Forbidden(PolicyError::Host { .. })), "{delivery:?}");
+        assert!(matches!(delivery, AttemptOutcome::Forbidden(PolicyError::Host { .. })), "{delivery:?}");
         assert!(server.seen.try_recv().is_err());
     }
 
@@ -392,21 +393,21 @@ mod tests {
             classify(StatusCode::from_u16(code).unwrap(), &headers, || "text".into(), now)
         };
         for code in [200, 201, 202, 204, 299] {
-            assert!(matches!(kind(code, None), Delivery::Accepted), "{code}");
+            assert!(matches!(kind(code, None), AttemptOutcome::Accepted), "{code}");
         }
         for code in [300, 301, 302, 303, 307, 308, 408, 425, 429, 500, 502, 503, 504, 599] {
-            assert!(matches!(kind(code, None), Delivery::Retry { after: None, .. }), "{code}");
+            assert!(matches!(kind(code, None), AttemptOutcome::Retry { after: None, .. }), "{code}");
             assert!(
-                matches!(kind(code, Some(" 7 ")), Delivery::Retry { after: Some(d), .. } if d.as_secs() == 7)
+                matches!(kind(code, Some(" 7 ")), AttemptOutcome::Retry { after: Some(d), .. } if d.as_secs() == 7)
             );
         }
         for code in [400, 402, 403, 404, 405, 409, 410, 413, 422, 451, 499] {
-            let Delivery::Refused { status, excerpt } = kind(code, Some("7")) else { panic!("{code}") };
+            let AttemptOutcome::Refused { status, excerpt } = kind(code, Some("7")) else { panic!("{code}") };
             assert_eq!((status, &*excerpt), (code, "text"));
         }
-        assert!(matches!(kind(401, None), Delivery::Unauthorized { .. }));
+        assert!(matches!(kind(401, None), AttemptOutcome::Unauthorized { .. }));
         let after = |text| match kind(429, Some(text)) {
-            Delivery::Retry { after, why } => {
+            AttemptOutcome::Retry { after, why } => {
                 assert_eq!(why, "HTTP 429 Too Many Requests: text");
                 after.map(|d| d.as_secs())
             }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 
-fn open(dir: &tempfile::TempDir, qpu: &str) -> Result<(Store, Opened), StoreError> {
+fn open(dir: &tempfile::TempDir, qpu: &str) -> Result<(Store, StoreContents), StoreError> {
     Database::open(dir.path())?.start(qpu)
 }
 
@@ -32,21 +32,21 @@ async fn results_survive_and_end_in_history() {
     for n in 1..=4 {
         store.insert(row(n)).await.unwrap();
     }
-    store.announce(id(2)).await.unwrap();
-    store.delivered(id(3)).await.unwrap();
-    store.refuse(id(4), "HTTP 404".into()).await.unwrap();
-    store.attempted(id(2), 3, "refused".into());
+    store.mark_announced(id(2)).await.unwrap();
+    store.record_delivered(id(3)).await.unwrap();
+    store.record_refused(id(4), "HTTP 404".into()).await.unwrap();
+    store.record_attempt(id(2), 3, "refused".into());
     store.close();
     let (store, opened) = open(&dir, "q1").unwrap();
     let phases: Vec<_> = opened.rows.iter().map(|r| (r.row.message_id.ms, r.phase, r.attempts)).collect();
     assert_eq!(phases, [(1, Phase::Stored, 0), (2, Phase::Announced, 3), (4, Phase::Refused, 0)]);
     assert_eq!(opened.rows[0].row.body, "{}");
-    let known = store.known(vec![id(1), id(3), id(4), id(9)]).await.unwrap();
+    let known = store.history_of(vec![id(1), id(3), id(4), id(9)]).await.unwrap();
     let known: Vec<_> = known.iter().map(|k| k.as_ref().map(|p| p.job_id.to_string())).collect();
     assert_eq!(known, [None, Some("job-3".into()), Some("job-4".into()), None]);
     store.discard(id(1)).await.unwrap();
-    assert!(store.load(id(1)).await.unwrap().is_none());
-    assert_eq!(&*store.load(id(2)).await.unwrap().unwrap().job_id, "job-2");
+    assert!(store.load_result(id(1)).await.unwrap().is_none());
+    assert_eq!(&*store.load_result(id(2)).await.unwrap().unwrap().job_id, "job-2");
     store.close();
     let (_, other) = open(&dir, "q2").unwrap();
     assert_eq!((other.rows.len(), other.foreign), (0, 2));
@@ -73,10 +73,10 @@ async fn writes_that_come_together_share_transactions() {
 async fn deaths_are_counted_until_the_job_ends() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(&dir, "q").unwrap();
-    store.death(id(1)).await.unwrap();
-    store.death(id(1)).await.unwrap();
-    store.death(id(2)).await.unwrap();
-    store.alive(id(2));
+    store.record_death(id(1)).await.unwrap();
+    store.record_death(id(1)).await.unwrap();
+    store.record_death(id(2)).await.unwrap();
+    store.clear_deaths(id(2));
     store.close();
     assert_eq!(open(&dir, "q").unwrap().1.deaths, [(id(1), 2)]);
 }
@@ -94,4 +94,117 @@ fn files_of_a_newer_version_and_damaged_ones_are_refused() {
     // Gone already when the last connection was closed in order.
     std::fs::remove_file(path.with_extension("db-wal")).ok();
     assert!(matches!(open(&dir, "q"), Err(StoreError::Open { .. })));
+}
+
+/// Defect C of the review: a read that failed was told as a write, with the hint to free space.
+#[tokio::test]
+async fn a_read_that_fails_is_told_as_a_read() {
+    use crate::error::Explain as _;
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q").unwrap();
+    store.insert(row(1)).await.unwrap();
+    store.record_delivered(id(1)).await.unwrap();
+    let other = Connection::open(dir.path().join(FILE)).unwrap();
+    other.execute_batch("DROP TABLE results; DROP TABLE history;").unwrap();
+    for error in [
+        store.load_result(id(1)).await.map(|_| ()).unwrap_err(),
+        store.history_of(vec![id(1)]).await.map(|_| ()).unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::Read(_)), "{error:?}");
+        assert_eq!(error.code(), "store-read");
+        assert!(error.to_string().contains("could not be read"), "{error}");
+        assert!(!error.hint().unwrap().contains("free space"), "{:?}", error.hint());
+    }
+    let error = store.insert(row(2)).await.unwrap_err();
+    assert!(
+        matches!(error, StoreError::Write(_)) && error.hint().unwrap().contains("free space"),
+        "{error:?}"
+    );
+    let database = Database::open(dir.path()).unwrap();
+    assert!(matches!(database.list(), Err(StoreError::Read(_))));
+    store.close();
+}
+
+#[tokio::test]
+async fn a_write_that_fails_fails_alone_in_its_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q").unwrap();
+    let other = Connection::open(dir.path().join(FILE)).unwrap();
+    let refuse = "CREATE TRIGGER odd BEFORE INSERT ON results WHEN NEW.job_id = 'job-2'
+                  BEGIN SELECT RAISE(FAIL, 'refused'); END";
+    other.execute_batch(refuse).unwrap();
+    let (one, two, three) = tokio::join!(store.insert(row(1)), store.insert(row(2)), store.insert(row(3)));
+    assert!(one.is_ok() && two.is_err() && three.is_ok(), "{one:?} {two:?} {three:?}");
+    store.close();
+    assert_eq!(open(&dir, "q").unwrap().1.rows.len(), 2);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_by_its_cause_and_passes() {
+    use crate::state::sqlite_actor::SqliteCause;
+    let dir = tempfile::tempdir().unwrap();
+    let database = Database::open(dir.path()).unwrap();
+    let pages: i64 = database.conn.pragma_query_value(None, "page_count", |r| r.get(0)).unwrap();
+    database.conn.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+    let (store, _) = database.start("q").unwrap();
+    let large = ResultRow { body: vec![b'x'; 100_000].into(), ..row(1) };
+    let error = store.insert(large).await.unwrap_err();
+    let StoreError::Write(failure) = &error else { panic!("{error:?}") };
+    assert_eq!(failure.cause, SqliteCause::DiskFull);
+    store.close();
+}
+
+#[tokio::test]
+async fn after_its_end_the_store_says_that_it_has_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q").unwrap();
+    store.close();
+    assert!(matches!(store.insert(row(1)).await, Err(StoreError::Stopped)));
+    assert!(matches!(store.load_result(id(1)).await, Err(StoreError::Stopped)));
+    // Both are lost, as a crash would lose them.
+    store.record_attempt(id(1), 1, "late".into());
+    store.clear_deaths(id(1));
+}
+
+#[tokio::test]
+async fn what_is_kept_is_listed_by_kind_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q").unwrap();
+    store.insert(row(1)).await.unwrap();
+    store.insert(row(2)).await.unwrap();
+    store.record_refused(id(2), "HTTP 404".into()).await.unwrap();
+    let letter = DeadLetter { message_id: id(3), reason: "no job id".into(), fields: "{}".into() };
+    store.store_dead_letter(letter).await.unwrap();
+    store.close();
+    let database = Database::open(dir.path()).unwrap();
+    let kept = database.list().unwrap();
+    let kinds: Vec<_> = kept.iter().map(|k| (&*k.message_id, k.kind, &*k.why)).collect();
+    let expected = [
+        ("1-0", KeptKind::Undelivered, ""),
+        ("2-0", KeptKind::Refused, "HTTP 404"),
+        ("3-0", KeptKind::DeadLetter, "no job id"),
+    ];
+    assert_eq!(kinds, expected);
+    assert_eq!(&*database.result(&kept[1]).unwrap().unwrap().job_id, "job-2");
+    assert!(database.result(&kept[2]).unwrap().is_none(), "a dead letter is no result");
+    kept.iter().for_each(|k| database.remove(k).unwrap());
+    assert!(database.list().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn history_is_exact_for_messages_of_one_millisecond() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q").unwrap();
+    let of_one_ms = |seq| ResultRow { message_id: MessageId { ms: 5, seq }, ..row(5) };
+    for seq in [2, 10] {
+        store.insert(of_one_ms(seq)).await.unwrap();
+        store.record_delivered(MessageId { ms: 5, seq }).await.unwrap();
+    }
+    store.close();
+    let (store, _) = open(&dir, "q").unwrap();
+    let ids = [2, 3, 10, 11].map(|seq| MessageId { ms: 5, seq });
+    let found: Vec<bool> =
+        store.history_of(ids.to_vec()).await.unwrap().iter().map(Option::is_some).collect();
+    assert_eq!(found, [true, false, true, false]);
+    store.close();
 }

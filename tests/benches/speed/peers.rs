@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coda_host::peers::swarm::Network;
 use coda_host::peers::wire::{self, CancelRequest, CommitRequest, PrepareRequest, Step};
-use coda_host::reservation::event::{Fact, Note, Request};
+use coda_host::reservation::event::{EventBatch, Fact, Request};
 use coda_host::reservation::ledger::Command;
 use coda_host::reservation::log::Log;
 use coda_host_tests::artifacts::project_file;
@@ -235,8 +235,8 @@ async fn events(log: Log, writers: usize, seconds: f64) -> f64 {
                     let id = format!("res-{writers}-{n}-{count}");
                     let accept = Command::Accept { peer: "12D3KooWpeer".into(), held: false };
                     log.request(&id, "bench", request()).await.map(drop).expect("appended");
-                    log.tell(&id, accept).await.expect("appended");
-                    log.tell(&id, Command::Commit).await.expect("appended");
+                    log.execute(&id, accept).await.expect("appended");
+                    log.execute(&id, Command::Commit).await.expect("appended");
                     count += 3;
                 }
                 count
@@ -262,8 +262,8 @@ async fn notes() -> f64 {
     ];
     let start = Instant::now();
     let holds = 20_000;
-    let note = |n: usize| Note { hold: format!("res-{n}/1"), at: 0, facts: facts.to_vec() };
-    (0..holds).for_each(|n| log.note(vec![note(n)]));
+    let note = |n: usize| EventBatch { hold: format!("res-{n}/1"), at: 0, facts: facts.to_vec() };
+    (0..holds).for_each(|n| log.append_in_background(vec![note(n)]));
     log.flush().await;
     let rate = (holds * facts.len()) as f64 / start.elapsed().as_secs_f64();
     log.close().await;

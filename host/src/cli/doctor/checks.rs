@@ -17,7 +17,7 @@ use crate::executor::elf;
 use crate::executor::locate::Located;
 use crate::jobs::redis::{Names, Redis};
 use crate::state::credentials;
-use crate::state::db::Database;
+use crate::state::db::{Database, KeptKind};
 use crate::sys::{self, Dispositions};
 use crate::vpn::command::Programs;
 use crate::vpn::interface;
@@ -151,12 +151,12 @@ fn results(state: &Path) -> Finding {
     match Database::open(state).and_then(|d| d.list()) {
         Ok(kept) if kept.is_empty() => Finding::pass("results", "every result was delivered"),
         Ok(kept) => {
-            let count = |kind: &str| kept.iter().filter(|l| l.kind == kind).count();
+            let count = |kind: KeptKind| kept.iter().filter(|l| l.kind == kind).count();
             let found = format!(
                 "{} undelivered, {} refused, {} dead letter(s)",
-                count("undelivered"),
-                count("refused"),
-                count("dead letter")
+                count(KeptKind::Undelivered),
+                count(KeptKind::Refused),
+                count(KeptKind::DeadLetter)
             );
             Finding::warn("results", found, "coda-host results list")
         }

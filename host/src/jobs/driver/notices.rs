@@ -60,12 +60,12 @@ impl Driver {
                 metrics.queue_wait_seconds.observe(waited.as_secs_f64());
                 tracing::debug!(job_id = &*job_id, slot, shots, "running");
             }
-            Notice::Ended { job_id, status, end } => {
+            Notice::Ended { job_id, status, outcome } => {
                 metrics.job(match status {
                     Status::Completed => JobOutcome::Completed,
                     Status::Failed => JobOutcome::Failed,
                 });
-                tracing::debug!(job_id = &*job_id, status = status.name(), ?end, "delivery finished");
+                tracing::debug!(job_id = &*job_id, status = status.name(), ?outcome, "delivery finished");
             }
             Notice::ChecksFail { messages, error } => {
                 tracing::warn!(messages, error, "claimed messages can't be checked now; they stay pending")

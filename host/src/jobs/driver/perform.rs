@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use time::OffsetDateTime;
 
-use super::super::hold::HoldAt;
 use super::super::status;
 use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
 use super::super::writes::Write;
 use super::Driver;
 use crate::executor::RunJob;
+use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
-use crate::results::outbox::Parcel;
+use crate::results::dispatcher::PendingDelivery;
 use crate::results::outcome::{conclude, fail, judge};
 use crate::state::db::{ResultRow, Store, StoreError};
 
@@ -19,13 +19,12 @@ impl Driver {
     pub(super) fn perform(&mut self, effect: Effect) {
         let redis = self.parts.redis.clone();
         let store = self.parts.store.clone();
-        let hold = self.hold.clone();
         match effect {
             Effect::ReturnPermits(permits) => self.parts.prefetch.add_permits(permits),
             Effect::Check(requests) => {
                 let (checker, reports) = (self.checker.clone(), self.reports.clone());
                 self.tasks.spawn(async move {
-                    hold.at("claimed").await;
+                    pause_at(Failpoint::Claimed).await;
                     for event in checker.check(requests).await {
                         // Nobody listens any more once the driver has ended.
                         reports.send(event).ok();
@@ -62,36 +61,36 @@ impl Driver {
             Effect::ReadCancelKey { ticket, job_id } => self.report(async move {
                 let cancelled = redis.is_cancelled(&job_id).await.map_err(|e| e.to_string());
                 if !matches!(cancelled, Ok(true)) {
-                    hold.at("decided").await;
+                    pause_at(Failpoint::Decided).await;
                 }
                 Event::CancelKeyRead { ticket, cancelled }
             }),
             Effect::WriteExecuting { message_id, job_id } => {
                 let fields = status::executing(message_id, &redis.names().qpu_id, timestamp());
-                redis.write_soon(Write::status(&job_id, fields));
+                redis.write_best_effort(Write::status(&job_id, fields));
             }
             Effect::WriteStatus { ticket, message_id, job_id, end } => self.report(async move {
                 let fields = status::terminal(message_id, &redis.names().qpu_id, TerminalStatus::Ended(end));
                 let written = redis.write(Write::status(&job_id, fields)).await.is_ok();
                 if written {
-                    hold.at("announced").await;
+                    pause_at(Failpoint::Announced).await;
                 }
                 Event::StatusWritten { ticket, written }
             }),
             Effect::Store { ticket, message_id, result, at } => {
                 let reports = self.reports.clone();
                 self.tasks.spawn(async move {
-                    hold.at("returned").await;
+                    pause_at(Failpoint::Returned).await;
                     let result = row_of(message_id, result, at);
-                    if let Some(event) = stored(&store, &hold, ticket, result).await {
+                    if let Some(event) = stored(&store, ticket, result).await {
                         reports.send(event).ok();
                     }
                 });
             }
             Effect::MarkAnnounced { ticket, message_id } => self.on_disk(async move {
-                let marked = store.announce(message_id).await;
+                let marked = store.mark_announced(message_id).await;
                 if marked.is_ok() {
-                    hold.at("announced").await;
+                    pause_at(Failpoint::Announced).await;
                 }
                 (marked, move |marked| Event::Marked { ticket, marked })
             }),
@@ -99,13 +98,13 @@ impl Driver {
                 (store.discard(message_id).await, move |discarded| Event::Discarded { ticket, discarded })
             }),
             Effect::Bury { ticket, letter } => self.on_disk(async move {
-                (store.dead_letter(letter).await, move |buried| Event::Buried { ticket, buried })
+                (store.store_dead_letter(letter).await, move |buried| Event::Buried { ticket, buried })
             }),
-            Effect::Deliver(result) => self.parts.outbox.send(parcel(result)),
+            Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
             Effect::Acknowledge { ticket, message_id, status } => {
                 let reports = self.reports.clone();
                 self.tasks.spawn(async move {
-                    hold.at("delivered").await;
+                    pause_at(Failpoint::Delivered).await;
                     let write = match status {
                         Some((job_id, end)) => {
                             let fields = status::terminal(message_id, &redis.names().qpu_id, end);
@@ -114,12 +113,12 @@ impl Driver {
                         None => Write::ack(message_id),
                     };
                     // Without a confirmation the host is stopping, and the message stays pending.
-                    if redis.write_surely(write).await {
+                    if redis.write_until_confirmed(write).await {
                         reports.send(Event::Acknowledged { ticket }).ok();
                     }
                 });
             }
-            Effect::ForgetDeaths(message_id) => store.alive(message_id),
+            Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),
             Effect::AwaitFirstAttempts => {
                 let outbox = self.parts.outbox.clone();
                 self.report(async move {
@@ -170,10 +169,10 @@ impl Driver {
     }
 }
 
-async fn stored(store: &Store, hold: &HoldAt, ticket: super::Ticket, result: StoredResult) -> Option<Event> {
+async fn stored(store: &Store, ticket: super::Ticket, result: StoredResult) -> Option<Event> {
     match store.insert(result.row.clone()).await {
         Ok(()) => {
-            hold.at("stored").await;
+            pause_at(Failpoint::Stored).await;
             Some(Event::Stored { ticket, result })
         }
         Err(StoreError::Stopped) => None,
@@ -210,9 +209,9 @@ fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> Store
     StoredResult { row, origin: envelope.origin, attempts: 0 }
 }
 
-fn parcel(result: StoredResult) -> Parcel {
+fn pending_delivery(result: StoredResult) -> PendingDelivery {
     let StoredResult { row, origin, attempts } = result;
-    Parcel {
+    PendingDelivery {
         message_id: row.message_id,
         job_id: row.job_id,
         callback_url: row.callback_url,

@@ -9,13 +9,12 @@
 //! is sent all the same: the decision is noted on disk instead of in the status hash, and the terminal state goes
 //! with the acknowledgement.
 
-use super::event::{
-    DeliveryEnd, Effect, Notice, Now, RecoveredResult, StoredResult, TerminalStatus, Unstored,
-};
+use super::event::{Effect, Notice, Now, RecoveredResult, StoredResult, TerminalStatus, Unstored};
 use super::state::{CancelProgress, Claim, Job, JobState, Retry};
 use super::{Fault, JobTable, Ticket};
 use crate::jobs::admission::{Decision, JobRecord, PastEnd};
 use crate::model::{JobId, MessageId, iso_time};
+use crate::results::delivery::DeliveryOutcome;
 use crate::state::db::Status;
 
 impl JobTable {
@@ -153,7 +152,7 @@ impl JobTable {
         }
     }
 
-    pub(super) fn delivered(&mut self, now: Now, message_id: MessageId, end: DeliveryEnd) {
+    pub(super) fn delivered(&mut self, now: Now, message_id: MessageId, outcome: DeliveryOutcome) {
         let Some(&ticket) = self.by_message.get(&message_id) else {
             let job = format!("of message {message_id}");
             return self.fault(Fault { job, state: "unknown", event: "delivered" });
@@ -161,10 +160,10 @@ impl JobTable {
         let Some(Job { claim, state }) = self.take(ticket, "delivered") else { return };
         match state {
             JobState::Delivering { job_id, status, unwritten } => {
-                if end == DeliveryEnd::Accepted && status == Status::Completed {
+                if outcome == DeliveryOutcome::Accepted && status == Status::Completed {
                     self.last_success = Some(now.at);
                 }
-                self.notify(Notice::Ended { job_id: job_id.clone(), status, end });
+                self.notify(Notice::Ended { job_id: job_id.clone(), status, outcome });
                 self.acknowledge(ticket, claim, job_id, unwritten.map(TerminalStatus::Ended));
             }
             state => self.impossible(ticket, claim, state, "delivered"),

@@ -14,6 +14,7 @@ use super::Ticket;
 use crate::jobs::admission::{JobRecord, PastEnd};
 use crate::jobs::message::{Envelope, Message, Work};
 use crate::model::{JobId, MessageId};
+use crate::results::delivery::DeliveryOutcome;
 use crate::state::db::{DeadLetter, ResultRow, Status};
 
 /// When something happens.
@@ -104,16 +105,6 @@ pub enum Unstored {
     Row(StoredResult),
 }
 
-/// How a delivery ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeliveryEnd {
-    Accepted,
-    /// Refused for good; kept for the operator.
-    Refused,
-    /// Dropped by the operator.
-    Dropped,
-}
-
 /// A terminal state for the status hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TerminalStatus {
@@ -196,7 +187,7 @@ pub enum Event {
     /// The dispatcher is done with a result; its end is recorded on disk.
     Delivered {
         message_id: MessageId,
-        end: DeliveryEnd,
+        outcome: DeliveryOutcome,
     },
     Acknowledged {
         ticket: Ticket,
@@ -320,7 +311,7 @@ pub enum Notice {
     Ended {
         job_id: JobId,
         status: Status,
-        end: DeliveryEnd,
+        outcome: DeliveryOutcome,
     },
     ChecksFail {
         messages: usize,

@@ -7,6 +7,7 @@ use super::state::{Claim, Job, JobState};
 use super::{Drain, JobTable, Ticket};
 use crate::jobs::message::{self, Envelope, Message, Work};
 use crate::model::{JobId, MessageId, iso_time};
+use crate::state::answer_journal::KeptAnswer;
 use crate::state::db::DeadLetter;
 
 impl JobTable {
@@ -128,8 +129,8 @@ impl JobTable {
 
     fn admit(&mut self, now: Now, ticket: Ticket, mut claim: Claim, envelope: Envelope, work: Work) {
         let message_id = claim.message_id;
-        let answered = self.answered.remove(&message_id).filter(|(id, _)| **id == *envelope.job_id);
-        if let Some((_, answer)) = answered {
+        let answered = self.answered.remove(&message_id).filter(|kept| *kept.job_id == *envelope.job_id);
+        if let Some(KeptAnswer { answer, .. }) = answered {
             // A former process died between the answer and the result on disk: the job is not run again.
             self.notify(Notice::AnsweredBefore { job_id: envelope.job_id.clone() });
             self.return_permit(&mut claim);

@@ -32,7 +32,9 @@ use super::*;
 use crate::jobs::admission::{Admission, JobRecord, admit, died_error};
 use crate::jobs::message::{Envelope, Message, Work};
 use crate::model::JobId;
-use crate::state::db::{Past, Phase, ResultRow, Status};
+use crate::results::delivery::DeliveryOutcome;
+use crate::state::answer_journal::{KeptAnswer, KeptAnswers};
+use crate::state::db::{HistoryEntry, Phase, ResultRow, Status};
 
 const SLOTS: usize = 2;
 const BATCH_MAX: usize = 2;
@@ -92,10 +94,10 @@ struct Durable {
     cancel_keys: HashSet<JobId>,
     // disk
     rows: BTreeMap<MessageId, Row>,
-    history: BTreeMap<MessageId, Past>,
+    history: BTreeMap<MessageId, HistoryEntry>,
     dead_letters: BTreeSet<MessageId>,
     deaths: HashMap<MessageId, u32>,
-    answers: HashMap<MessageId, (String, Result<Outcome, Error>)>,
+    answers: KeptAnswers,
 }
 
 /// What the test knows of a message beyond what the host knows.
@@ -120,7 +122,7 @@ enum Delivery {
     Fresh,
     Tried,
     /// The cloud has answered; the note on disk is missing.
-    Answered(DeliveryEnd),
+    Answered(DeliveryOutcome),
 }
 
 /// What a crash takes away.
@@ -371,7 +373,7 @@ impl World {
                 false => Ok(Outcome::from_counts([("0".to_string(), 1)])),
             };
             let job_id = job.job.envelope.job_id.to_string();
-            self.durable.answers.insert(job.message_id, (job_id, answer.clone()));
+            self.durable.answers.insert(job.message_id, KeptAnswer { job_id, answer: answer.clone() });
             let times = if self.is(Defect::ReportsAnAnswerTwice) && self.chance(20) { 2 } else { 1 };
             for _ in 0..times {
                 let (ticket, answer) = (job.ticket, answer.clone());
@@ -701,12 +703,12 @@ impl World {
         match delivery {
             Delivery::Fresh | Delivery::Tried => {
                 let next = match self.random.random_range(0..10) {
-                    0..5 => Delivery::Answered(DeliveryEnd::Accepted),
-                    5 => Delivery::Answered(DeliveryEnd::Refused),
-                    6 => Delivery::Answered(DeliveryEnd::Dropped),
+                    0..5 => Delivery::Answered(DeliveryOutcome::Accepted),
+                    5 => Delivery::Answered(DeliveryOutcome::Refused),
+                    6 => Delivery::Answered(DeliveryOutcome::Dropped),
                     _ => Delivery::Tried,
                 };
-                if next == Delivery::Answered(DeliveryEnd::Accepted) {
+                if next == Delivery::Answered(DeliveryOutcome::Accepted) {
                     let seen = self.observed(id);
                     seen.accepted += 1;
                     if seen.accepted > 1 + seen.cut_deliveries {
@@ -720,21 +722,21 @@ impl World {
             Delivery::Answered(end) => {
                 self.memory.deliveries.remove(&id);
                 let row = match end {
-                    DeliveryEnd::Refused => {
+                    DeliveryOutcome::Refused => {
                         let row = self.durable.rows.get_mut(&id);
                         row.map(|row| {
                             row.phase = Phase::Refused;
                             row.row.clone()
                         })
                     }
-                    DeliveryEnd::Accepted | DeliveryEnd::Dropped => {
+                    DeliveryOutcome::Accepted | DeliveryOutcome::Dropped => {
                         self.durable.rows.remove(&id).map(|row| row.row)
                     }
                 };
                 let Some(row) = row else {
                     return Err(format!("one_delivery_unless_cut_off: {id} was delivered from no row"));
                 };
-                let past = Past {
+                let past = HistoryEntry {
                     job_id: row.job_id,
                     status: row.status,
                     error: row.error,
@@ -745,7 +747,7 @@ impl World {
                     self.memory.deliveries.insert(id, Delivery::Tried);
                     return Ok(());
                 }
-                self.apply(Event::Delivered { message_id: id, end })
+                self.apply(Event::Delivered { message_id: id, outcome: end })
             }
         }
     }
@@ -764,7 +766,7 @@ impl World {
             }
         }
         for (id, delivery) in std::mem::take(&mut self.memory.deliveries) {
-            if delivery == Delivery::Answered(DeliveryEnd::Accepted) {
+            if delivery == Delivery::Answered(DeliveryOutcome::Accepted) {
                 self.observed(id).cut_deliveries += 1;
             }
         }
@@ -941,11 +943,7 @@ impl World {
 }
 
 impl Memory {
-    fn new(
-        deaths: HashMap<MessageId, u32>,
-        answered: HashMap<MessageId, (String, Result<Outcome, Error>)>,
-        qubits: u16,
-    ) -> Memory {
+    fn new(deaths: HashMap<MessageId, u32>, answered: KeptAnswers, qubits: u16) -> Memory {
         let settings = TableSettings {
             slots: SLOTS,
             max_parked: MAX_PARKED,

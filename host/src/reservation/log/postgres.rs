@@ -1,19 +1,26 @@
 //! The log in PostgreSQL, for coordinators that share one: a few connections, each append a transaction of its own.
 //!
 //! A transaction first takes an advisory lock on its stream (and before that on its idempotency key), so that what it
-//! decides on can't change under it, whoever else writes. A lost connection is made anew for the next question; the
-//! one that was under way is answered as failed, and its transaction is rolled back by the server.
+//! decides on can't change under it, whoever else writes. A lost connection is replaced for the next request, with
+//! growing pauses while that fails; the request that was under way is answered as failed, and its transaction is rolled
+//! back by the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc};
+use tokio::time::Instant;
 use tokio_postgres::{Client, NoTls, Transaction};
+use tokio_util::task::TaskTracker;
 
-use crate::reservation::event::Note;
-
-use super::{Append, Appended, Ask, LogError, LooksAt, Row, TellError, now_micros, text};
+use super::error::{AppendError, LogError};
+use super::now_micros;
+use super::request::{Append, Appended, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use super::row::{Row, fact_json};
+use crate::backoff::Backoff;
+use crate::reservation::event::EventBatch;
+use crate::reservation::stream::{StreamId, UnknownStream};
 
 const SCHEMA_VERSION: i64 = 1;
 const SCHEMA: &str = "
@@ -43,52 +50,85 @@ const SCHEMA_LOCK: i64 = 0x636f_6461_686f_7374;
 /// Questions under way at once.
 const CONNECTIONS: usize = 4;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long connections may take to end.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// Pauses between tries to replace a lost connection; a request that comes in a pause fails at once.
+const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_secs(2);
 const COLUMNS: &str = "position, stream, seq, at, version, body, sum";
 
+/// The handle; clones share the workers.
 #[derive(Clone)]
 pub struct Postgres {
-    asks: mpsc::UnboundedSender<Ask>,
+    messages: mpsc::UnboundedSender<Message>,
+    /// The workers and the tasks of their connections.
+    tasks: TaskTracker,
+}
+
+enum Message {
+    Request(StoreRequest),
+    Stop,
 }
 
 impl Postgres {
     pub(super) async fn connect(
         url: &str,
-        place: &str,
+        location: &str,
         writable: Arc<AtomicBool>,
     ) -> Result<Postgres, LogError> {
-        let fail = |text: String| LogError::Open { place: place.into(), text };
-        let mut first = open(url).await.map_err(fail)?;
-        prepare(&mut first, place).await?;
-        let (asks, inbox) = mpsc::unbounded_channel();
+        let fail = |text: String| LogError::Open { location: location.into(), text };
+        let tasks = TaskTracker::new();
+        let mut first = open(url, &tasks).await.map_err(fail)?;
+        prepare(&mut first, location).await?;
+        let (messages, inbox) = mpsc::unbounded_channel();
         let inbox = Arc::new(Mutex::new(inbox));
         let mut first = Some(first);
         for _ in 0..CONNECTIONS {
-            let worker = Worker { url: url.into(), client: first.take(), writable: writable.clone() };
-            tokio::spawn(worker.run(inbox.clone()));
+            let worker = Worker {
+                url: url.into(),
+                client: first.take(),
+                backoff: Backoff::new(RECONNECT_FIRST, RECONNECT_MAX),
+                failed: None,
+                writable: writable.clone(),
+                tasks: tasks.clone(),
+            };
+            tasks.spawn(worker.run(inbox.clone()));
         }
-        Ok(Postgres { asks })
+        Ok(Postgres { messages, tasks })
     }
 
-    pub(super) fn ask(&self, ask: Ask) -> Result<(), LogError> {
-        self.asks.send(ask).map_err(|_| LogError::Stopped)
+    pub(super) fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
+        self.messages.send(Message::Request(request)).map_err(|_| LogError::Stopped)
+    }
+
+    /// Has everything answered that was asked so far, and waits for the workers and connections to end.
+    pub(super) async fn close(&self) {
+        if self.messages.send(Message::Stop).is_err() {
+            tracing::debug!("the event log had stopped before");
+        }
+        self.tasks.close();
+        if tokio::time::timeout(CLOSE_LIMIT, self.tasks.wait()).await.is_err() {
+            tracing::warn!("the connections to the event log did not end within {CLOSE_LIMIT:?}");
+        }
     }
 }
 
-async fn open(url: &str) -> Result<Client, String> {
+async fn open(url: &str, tasks: &TaskTracker) -> Result<Client, String> {
     let connecting = tokio_postgres::connect(url, NoTls);
     let connected = tokio::time::timeout(CONNECT_LIMIT, connecting).await;
-    let (client, connection) =
-        connected.map_err(|_| format!("no answer within {CONNECT_LIMIT:?}"))?.map_err(|e| words(&e))?;
-    tokio::spawn(async move {
+    let (client, connection) = connected
+        .map_err(|_| format!("no answer within {CONNECT_LIMIT:?}"))?
+        .map_err(|e| server_message(&e))?;
+    tasks.spawn(async move {
         if let Err(error) = connection.await {
-            tracing::warn!(error = words(&error), "a connection to the event log was lost");
+            tracing::warn!(error = server_message(&error), "a connection to the event log was lost");
         }
     });
     Ok(client)
 }
 
 /// The server's own words, which the error's text leaves out.
-fn words(error: &tokio_postgres::Error) -> String {
+fn server_message(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), std::error::Error::source(error)) {
         (Some(db), _) => db.message().to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
@@ -96,8 +136,9 @@ fn words(error: &tokio_postgres::Error) -> String {
     }
 }
 
-async fn prepare(client: &mut Client, place: &str) -> Result<(), LogError> {
-    let fail = |e: tokio_postgres::Error| LogError::Open { place: place.into(), text: words(&e) };
+async fn prepare(client: &mut Client, location: &str) -> Result<(), LogError> {
+    let fail =
+        |e: tokio_postgres::Error| LogError::Open { location: location.into(), text: server_message(&e) };
     let tx = client.transaction().await.map_err(fail)?;
     tx.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await.map_err(fail)?;
     tx.batch_execute(SCHEMA).await.map_err(fail)?;
@@ -105,62 +146,88 @@ async fn prepare(client: &mut Client, place: &str) -> Result<(), LogError> {
     tx.commit().await.map_err(fail)?;
     match found {
         SCHEMA_VERSION => Ok(()),
-        found => Err(LogError::Newer { place: place.into(), found }),
+        found => Err(LogError::Newer { location: location.into(), found }),
     }
 }
 
 struct Worker {
     url: String,
     client: Option<Client>,
+    backoff: Backoff,
+    failed: Option<FailedConnect>,
     writable: Arc<AtomicBool>,
+    tasks: TaskTracker,
+}
+
+/// A connection that could not be made.
+struct FailedConnect {
+    why: String,
+    /// Until then requests fail at once.
+    retry_at: Instant,
 }
 
 impl Worker {
-    async fn run(mut self, inbox: Arc<Mutex<mpsc::UnboundedReceiver<Ask>>>) {
+    async fn run(mut self, inbox: Arc<Mutex<mpsc::UnboundedReceiver<Message>>>) {
         loop {
-            let ask = inbox.lock().await.recv().await;
-            match ask {
+            let message = inbox.lock().await.recv().await;
+            match message {
                 None => return,
-                Some(Ask::Stop) => {
-                    // For the others too.
+                Some(Message::Stop) => {
+                    // The other workers find it closed once they have answered what is left in it.
                     inbox.lock().await.close();
                     return;
                 }
-                Some(ask) => self.answer(ask).await,
+                Some(Message::Request(request)) => self.answer(request).await,
             }
         }
     }
 
     async fn client(&mut self) -> Result<&mut Client, String> {
         if self.client.as_ref().is_none_or(Client::is_closed) {
-            self.client = Some(open(&self.url).await?);
+            if let Some(failed) = &self.failed
+                && Instant::now() < failed.retry_at
+            {
+                return Err(failed.why.clone());
+            }
+            match open(&self.url, &self.tasks).await {
+                Ok(client) => {
+                    self.backoff.reset();
+                    self.failed = None;
+                    self.client = Some(client);
+                }
+                Err(why) => {
+                    let pause = self.backoff.after_failure(rand::random());
+                    self.failed = Some(FailedConnect { why: why.clone(), retry_at: Instant::now() + pause });
+                    return Err(why);
+                }
+            }
         }
         self.client.as_mut().ok_or_else(|| "no connection".into())
     }
 
-    async fn answer(&mut self, ask: Ask) {
-        match ask {
-            Ask::Append(append, answer) => {
+    async fn answer(&mut self, request: StoreRequest) {
+        match request {
+            StoreRequest::Append(append, answer) => {
                 let appended = self.append(append).await;
-                let failed = matches!(appended, Err(TellError::Log(LogError::Write(_))));
+                let failed = matches!(appended, Err(AppendError::Log(LogError::Write(_))));
                 self.writable.store(!failed, Ordering::Release);
                 drop(answer.send(appended));
             }
-            Ask::Note(notes) => {
+            StoreRequest::Batches(batches) => {
                 // A peer's log is a file of its own; here for completeness, each at once.
-                for note in notes {
-                    if let Err(error) = self.note(&note).await {
+                for batch in batches {
+                    if let Err(error) = self.append_batch(&batch).await {
                         self.writable.store(false, Ordering::Release);
-                        tracing::error!(error, hold = note.hold, "events could not be recorded");
+                        tracing::error!(error, hold = batch.hold, "events could not be recorded");
                     }
                 }
             }
-            Ask::Rows { stream, answer } => {
+            StoreRequest::Rows { stream, answer } => {
                 let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY seq");
-                let rows = self.query(&sql, &[&stream]).await;
+                let rows = self.query(&sql, &[&stream.to_string()]).await;
                 drop(answer.send(rows.map(|rows| rows.iter().map(row).collect())));
             }
-            Ask::Page { from, limit, answer } => {
+            StoreRequest::Page { from, limit, answer } => {
                 let limit = i64::try_from(limit).unwrap_or(i64::MAX);
                 let sql = format!(
                     "SELECT {COLUMNS} FROM coda_events WHERE position >= $1 ORDER BY position LIMIT $2"
@@ -168,15 +235,20 @@ impl Worker {
                 let rows = self.query(&sql, &[&from, &limit]).await;
                 drop(answer.send(rows.map(|rows| rows.iter().map(row).collect())));
             }
-            Ask::Open { prefix, answer } => {
+            StoreRequest::Open { kind, answer } => {
                 let sql = "SELECT stream, until FROM coda_open WHERE starts_with(stream, $1) ORDER BY until, stream";
-                let rows = self.query(sql, &[&prefix]).await;
-                drop(answer.send(rows.map(|rows| rows.iter().map(|r| (r.get(0), r.get(1))).collect())));
+                let rows = self.query(sql, &[&kind.prefix()]).await;
+                let open = |r: &tokio_postgres::Row| {
+                    let stream = stream_named(r.get(0)).map_err(LogError::Read)?;
+                    Ok(OpenStream { stream, until: r.get(1) })
+                };
+                drop(answer.send(rows.and_then(|rows| rows.iter().map(open).collect())));
             }
-            Ask::Flush(answer) => {
-                answer.send(()).ok();
+            StoreRequest::Flush(answer) => {
+                if answer.send(()).is_err() {
+                    tracing::debug!("the event log was flushed for a caller that has gone");
+                }
             }
-            Ask::Stop => {}
         }
     }
 
@@ -186,24 +258,25 @@ impl Worker {
         values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, LogError> {
         let client = self.client().await.map_err(LogError::Read)?;
-        client.query(sql, values).await.map_err(|e| LogError::Read(words(&e)))
+        client.query(sql, values).await.map_err(|e| LogError::Read(server_message(&e)))
     }
 
-    async fn append(&mut self, append: Append) -> Result<Appended, TellError> {
-        let write = |e: tokio_postgres::Error| LogError::Write(words(&e));
+    async fn append(&mut self, append: Append) -> Result<Appended, AppendError> {
+        let write = |e: tokio_postgres::Error| LogError::Write(server_message(&e));
         let client = self.client().await.map_err(LogError::Write)?;
         let tx = client.transaction().await.map_err(write)?;
-        if let Some((caller, key)) = &append.key {
+        if let Some(IdempotencyKey { caller, key }) = &append.key {
             lock(&tx, &format!("key|{caller}|{key}")).await.map_err(write)?;
             let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
             if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
-                let stream: String = known.get(0);
-                let rows = rows_of(&tx, &stream, LooksAt::All).await.map_err(write)?;
-                return Ok(Appended { stream, rows, fresh: false });
+                let stream = stream_named(known.get(0)).map_err(LogError::Read)?;
+                let rows = rows_of(&tx, &stream, ReadRows::All).await.map_err(write)?;
+                return Ok(Appended { stream, rows, is_new: false });
             }
         }
-        lock(&tx, &append.stream).await.map_err(write)?;
-        let mut rows = rows_of(&tx, &append.stream, append.looks_at).await.map_err(write)?;
+        let name = append.stream.to_string();
+        lock(&tx, &name).await.map_err(write)?;
+        let mut rows = rows_of(&tx, &append.stream, append.reads).await.map_err(write)?;
         let now = now_micros();
         // A refusal drops the transaction, which rolls it back.
         let decided = (append.decide)(&rows, now)?;
@@ -216,32 +289,40 @@ impl Worker {
             Some(until) => {
                 let sql = "INSERT INTO coda_open (stream, until) VALUES ($1, $2)
                            ON CONFLICT (stream) DO UPDATE SET until = $2";
-                tx.execute(sql, &[&append.stream, &until]).await
+                tx.execute(sql, &[&name, &until]).await
             }
-            None => tx.execute("DELETE FROM coda_open WHERE stream = $1", &[&append.stream]).await,
+            None => tx.execute("DELETE FROM coda_open WHERE stream = $1", &[&name]).await,
         };
         open.map_err(write)?;
-        if let Some((caller, key)) = &append.key {
+        if let Some(IdempotencyKey { caller, key }) = &append.key {
             let sql = "INSERT INTO coda_keys (caller, key, stream) VALUES ($1, $2, $3)";
-            tx.execute(sql, &[caller, key, &append.stream]).await.map_err(write)?;
+            tx.execute(sql, &[caller, key, &name]).await.map_err(write)?;
         }
         tx.commit().await.map_err(write)?;
-        Ok(Appended { stream: append.stream, rows, fresh: true })
+        Ok(Appended { stream: append.stream, rows, is_new: true })
     }
 
-    async fn note(&mut self, note: &Note) -> Result<(), String> {
-        let stream = note.stream();
+    async fn append_batch(&mut self, batch: &EventBatch) -> Result<(), String> {
+        let stream = batch.stream();
         let client = self.client().await?;
-        let tx = client.transaction().await.map_err(|e| words(&e))?;
-        lock(&tx, &stream).await.map_err(|e| words(&e))?;
-        let mut seq =
-            rows_of(&tx, &stream, LooksAt::Last).await.map_err(|e| words(&e))?.last().map_or(0, |r| r.seq);
-        for fact in &note.facts {
+        let tx = client.transaction().await.map_err(|e| server_message(&e))?;
+        lock(&tx, &stream.to_string()).await.map_err(|e| server_message(&e))?;
+        let mut seq = rows_of(&tx, &stream, ReadRows::Last)
+            .await
+            .map_err(|e| server_message(&e))?
+            .last()
+            .map_or(0, |r| r.seq);
+        for fact in &batch.facts {
             seq += 1;
-            insert(&tx, &stream, seq, note.at, text(fact)).await.map_err(|e| words(&e))?;
+            insert(&tx, &stream, seq, batch.at, fact_json(fact)).await.map_err(|e| server_message(&e))?;
         }
-        tx.commit().await.map_err(|e| words(&e))
+        tx.commit().await.map_err(|e| server_message(&e))
     }
+}
+
+/// A stream's name as it is read from the database.
+fn stream_named(name: &str) -> Result<StreamId, String> {
+    name.parse().map_err(|e: UnknownStream| e.to_string())
 }
 
 async fn lock(tx: &Transaction<'_>, name: &str) -> Result<u64, tokio_postgres::Error> {
@@ -250,20 +331,20 @@ async fn lock(tx: &Transaction<'_>, name: &str) -> Result<u64, tokio_postgres::E
 
 async fn rows_of(
     tx: &Transaction<'_>,
-    stream: &str,
-    looks_at: LooksAt,
+    stream: &StreamId,
+    reads: ReadRows,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let order = match looks_at {
-        LooksAt::All => "seq",
-        LooksAt::Last => "seq DESC LIMIT 1",
+    let order = match reads {
+        ReadRows::All => "seq",
+        ReadRows::Last => "seq DESC LIMIT 1",
     };
     let sql = format!("SELECT {COLUMNS} FROM coda_events WHERE stream = $1 ORDER BY {order}");
-    Ok(tx.query(&sql, &[&stream]).await?.iter().map(row).collect())
+    Ok(tx.query(&sql, &[&stream.to_string()]).await?.iter().map(row).collect())
 }
 
 async fn insert(
     tx: &Transaction<'_>,
-    stream: &str,
+    stream: &StreamId,
     seq: i64,
     at: i64,
     body: String,

@@ -1,22 +1,23 @@
-//! The log in a SQLite file: one thread owns the connection, appends that arrive together share a transaction
-//! and its fsync. The write lock is taken before anything is read, so writers of other processes wait.
+//! The log in a SQLite file: appends that arrive together share a transaction and its fsync. The write lock is taken
+//! before anything is read, so writers of other processes wait.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
-use crate::reservation::event::Note;
+use super::error::{AppendError, LogError};
+use super::now_micros;
+use super::request::{Append, Appended, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use super::row::{Row, fact_json};
+use crate::reservation::event::EventBatch;
+use crate::reservation::stream::{StreamId, StreamKind, UnknownStream};
+use crate::state::sqlite_actor::{self, GroupCommit, OpenError, Schema, SqliteActor, SqliteWorker, Taken};
 
-use super::{Append, Appended, Ask, LogError, LooksAt, Row, TellError, now_micros, text};
-use crate::state::files;
-
-const SCHEMA_VERSION: i64 = 1;
-const SCHEMA: &str = "
+const TABLES: &str = "
     CREATE TABLE events (
         position INTEGER PRIMARY KEY,
         stream TEXT NOT NULL,
@@ -36,183 +37,133 @@ const SCHEMA: &str = "
     -- Streams without an end, found again at a start; follows from the events.
     CREATE TABLE open (stream TEXT PRIMARY KEY, until INTEGER NOT NULL) WITHOUT ROWID;
 ";
-/// Most requests of one transaction.
-const GROUP_MAX: usize = 1024;
-/// How long notes wait for company: each transaction writes every page it touches, and holds lie all over the index.
-const NOTE_WAIT: Duration = Duration::from_millis(200);
-/// Pages of the log before they are moved to the file, in which the same page is moved once.
-const CHECKPOINT_PAGES: i64 = 4096;
-/// KiB of pages kept in memory, so that a peer's record of an hour is written without reading.
-const CACHE_KIB: i64 = 8192;
+const SCHEMA: Schema = Schema {
+    sql: TABLES,
+    version: 1,
+    // A peer's record of an hour is written without reading.
+    cache_kib: Some(8192),
+};
+/// How appends share transactions. Batches wait for company: each transaction writes every page it touches, and holds
+/// lie all over the index.
+const GROUPS: GroupCommit =
+    GroupCommit { most: 1024, deferred_wait: Duration::from_millis(200), gather: None };
+/// Batches kept while the disk refuses; more than these are lost, as a peer's log is a record and not the truth.
+const MAX_KEPT_BATCHES: usize = 8 * GROUPS.most;
 /// A peer's record is kept up to so many events; a coordinator's is never shortened.
 const HOLD_ROWS: i64 = 1_000_000;
 const PRUNE_EVERY: u64 = 1_000;
-/// How long another process may hold the write lock.
-const BUSY: Duration = Duration::from_secs(5);
 
+/// The handle; clones share the one thread.
 #[derive(Clone)]
 pub struct Sqlite {
-    asks: Sender<Ask>,
-    thread: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
+    actor: SqliteActor<StoreRequest>,
 }
 
 impl Sqlite {
     pub(super) fn open(path: &Path, writable: Arc<AtomicBool>) -> Result<Sqlite, LogError> {
-        let place = path.display().to_string();
-        let fail = |e: &dyn std::fmt::Display| LogError::Open { place: place.clone(), text: e.to_string() };
-        if let Some(dir) = path.parent() {
-            files::ensure_dir(dir).map_err(|e| fail(&e))?;
-        }
-        files::private(path).map_err(|e| fail(&e))?;
-        let conn = Connection::open(path).map_err(|e| fail(&e))?;
-        prepare(&conn, &place)?;
-        let (asks, inbox) = channel();
-        let writer =
-            Writer { conn, path: path.into(), writable, transactions: 0, notes: Vec::new(), noted: None };
-        let thread = std::thread::Builder::new()
-            .name("event-log".into())
-            .spawn(move || writer.run(&inbox))
-            .map_err(|e| fail(&e))?;
-        Ok(Sqlite { asks, thread: Arc::new(Mutex::new(Some(thread))) })
+        let location = path.display().to_string();
+        let conn = match sqlite_actor::open(path, &SCHEMA) {
+            Ok(conn) => conn,
+            Err(OpenError::Unusable(text)) => return Err(LogError::Open { location, text }),
+            Err(OpenError::Newer { found }) => return Err(LogError::Newer { location, found }),
+        };
+        let writer = Writer {
+            conn,
+            path: path.into(),
+            writable,
+            transactions: 0,
+            appends: Vec::new(),
+            batches: Vec::new(),
+        };
+        let actor = SqliteActor::start("event-log", GROUPS, writer)
+            .map_err(|e| LogError::Open { location, text: e.to_string() })?;
+        Ok(Sqlite { actor })
     }
 
-    pub(super) fn ask(&self, ask: Ask) -> Result<(), LogError> {
-        self.asks.send(ask).map_err(|_| LogError::Stopped)
+    pub(super) fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
+        self.actor.send(request).map_err(|_| LogError::Stopped)
     }
 
-    pub(super) fn join(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|t| t.join().is_err()) {
-            tracing::error!("the event log's thread ended badly; please report this as a bug");
-        }
+    pub(super) fn close(&self) {
+        self.actor.close();
     }
 }
 
-fn prepare(conn: &Connection, place: &str) -> Result<(), LogError> {
-    let fail = |e: rusqlite::Error| LogError::Open { place: place.into(), text: e.to_string() };
-    conn.busy_timeout(BUSY).map_err(fail)?;
-    conn.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
-    conn.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
-    conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(fail)?;
-    conn.pragma_update(None, "cache_size", -CACHE_KIB).map_err(fail)?;
-    conn.set_prepared_statement_cache_capacity(32);
-    let version = || conn.pragma_query_value(None, "user_version", |r| r.get::<_, i64>(0));
-    if version().map_err(fail)? == 0 {
-        // Two processes may come at once: who gets the lock second finds it made.
-        conn.execute_batch("BEGIN IMMEDIATE").map_err(fail)?;
-        if version().map_err(fail)? == 0 {
-            let make = format!("{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};");
-            conn.execute_batch(&make).map_err(fail)?;
-        }
-        conn.execute_batch("COMMIT").map_err(fail)?;
-    }
-    match version().map_err(fail)? {
-        SCHEMA_VERSION => Ok(()),
-        found => Err(LogError::Newer { place: place.into(), found }),
-    }
-}
+type Reply = oneshot::Sender<Result<Appended, AppendError>>;
 
 struct Writer {
     conn: Connection,
     path: PathBuf,
     writable: Arc<AtomicBool>,
     transactions: u64,
-    notes: Vec<Note>,
-    /// When the oldest note came.
-    noted: Option<Instant>,
+    appends: Vec<(Append, Reply)>,
+    batches: Vec<EventBatch>,
 }
 
-type Answer = oneshot::Sender<Result<Appended, TellError>>;
+impl SqliteWorker for Writer {
+    type Request = StoreRequest;
 
-impl Writer {
-    fn run(mut self, inbox: &Receiver<Ask>) {
-        let mut group: Vec<(Append, Answer)> = Vec::new();
-        loop {
-            let next = match self.noted {
-                Some(since) => inbox.recv_timeout(NOTE_WAIT.saturating_sub(since.elapsed())),
-                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            let mut now = false;
-            let mut stop = false;
-            match next {
-                Ok(ask) => self.take(ask, &mut group, &mut now, &mut stop),
-                Err(RecvTimeoutError::Timeout) => now = true,
-                Err(RecvTimeoutError::Disconnected) => stop = true,
+    fn take(&mut self, request: StoreRequest) -> Taken {
+        match request {
+            StoreRequest::Append(append, reply) => {
+                self.appends.push((append, reply));
+                return Taken::Urgent;
             }
-            while now && !stop && group.len() < GROUP_MAX {
-                let Ok(ask) = inbox.try_recv() else { break };
-                self.take(ask, &mut group, &mut now, &mut stop);
+            StoreRequest::Batches(batches) => {
+                self.batches.extend(batches);
+                return Taken::Deferred;
             }
-            if now || stop || self.notes.len() >= GROUP_MAX {
-                self.commit(std::mem::take(&mut group));
-            }
-            if stop {
-                return;
-            }
-        }
-    }
-
-    fn take(&mut self, ask: Ask, group: &mut Vec<(Append, Answer)>, now: &mut bool, stop: &mut bool) {
-        match ask {
-            Ask::Append(append, answer) => {
-                group.push((append, answer));
-                *now = true;
-            }
-            Ask::Note(notes) => {
-                self.notes.extend(notes);
-                self.noted.get_or_insert_with(Instant::now);
-            }
-            Ask::Rows { stream, answer } => {
-                self.commit(std::mem::take(group));
+            // A reader finds what was written before it asked.
+            StoreRequest::Rows { stream, answer } => {
+                self.commit();
                 drop(answer.send(rows_of(&self.conn, &stream).map_err(read_failed)));
             }
-            Ask::Page { from, limit, answer } => {
-                self.commit(std::mem::take(group));
+            StoreRequest::Page { from, limit, answer } => {
+                self.commit();
                 drop(answer.send(page(&self.conn, from, limit).map_err(read_failed)));
             }
-            Ask::Open { prefix, answer } => {
-                self.commit(std::mem::take(group));
-                drop(answer.send(open_streams(&self.conn, prefix).map_err(read_failed)));
+            StoreRequest::Open { kind, answer } => {
+                self.commit();
+                drop(answer.send(open_streams(&self.conn, kind).map_err(read_failed)));
             }
-            Ask::Flush(answer) => {
-                self.commit(std::mem::take(group));
-                answer.send(()).ok();
+            StoreRequest::Flush(answer) => {
+                self.commit();
+                if answer.send(()).is_err() {
+                    tracing::debug!("the event log was flushed for a caller that has gone");
+                }
             }
-            Ask::Stop => *stop = true,
         }
+        Taken::Answered
     }
 
-    fn commit(&mut self, group: Vec<(Append, Answer)>) {
-        if group.is_empty() && self.notes.is_empty() {
+    fn waiting(&self) -> usize {
+        self.appends.len() + self.batches.len()
+    }
+
+    fn commit(&mut self) {
+        if self.waiting() == 0 {
             return;
         }
-        self.noted = None;
-        let notes = std::mem::take(&mut self.notes);
-        let mut answers = Vec::with_capacity(group.len());
-        let mut appends = Vec::with_capacity(group.len());
-        for (append, answer) in group {
-            appends.push(append);
-            answers.push(answer);
-        }
-        let outcome = self.transaction(appends, &notes);
-        match outcome {
+        let batches = std::mem::take(&mut self.batches);
+        let (appends, replies): (Vec<Append>, Vec<Reply>) =
+            std::mem::take(&mut self.appends).into_iter().unzip();
+        match self.transaction(appends, &batches) {
             Ok(each) => {
                 self.writable.store(true, Ordering::Release);
-                for (answer, result) in answers.into_iter().zip(each) {
-                    drop(answer.send(result));
+                for (reply, result) in replies.into_iter().zip(each) {
+                    drop(reply.send(result));
                 }
             }
             Err(error) => {
                 let error = LogError::Write(error.to_string());
                 self.writable.store(false, Ordering::Release);
                 tracing::error!(%error, path = %self.path.display(), "events could not be recorded");
-                for answer in answers {
-                    drop(answer.send(Err(error.clone().into())));
+                for reply in replies {
+                    drop(reply.send(Err(error.clone().into())));
                 }
                 // Kept, within bounds, for when the disk has room again.
-                if notes.len() < 8 * GROUP_MAX {
-                    self.notes = notes;
-                    self.noted = Some(Instant::now());
+                if batches.len() < MAX_KEPT_BATCHES {
+                    self.batches = batches;
                 }
             }
         }
@@ -223,22 +174,24 @@ impl Writer {
             tracing::warn!(%error, "old events could not be removed");
         }
     }
+}
 
+impl Writer {
     fn transaction(
         &mut self,
         appends: Vec<Append>,
-        notes: &[Note],
-    ) -> rusqlite::Result<Vec<Result<Appended, TellError>>> {
+        batches: &[EventBatch],
+    ) -> rusqlite::Result<Vec<Result<Appended, AppendError>>> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut position: i64 =
             tx.query_row("SELECT coalesce(max(position), 0) FROM events", [], |r| r.get(0))?;
-        for note in notes {
-            let stream = note.stream();
+        for batch in batches {
+            let stream = batch.stream();
             let mut seq = last_seq(&tx, &stream)?;
-            for fact in &note.facts {
+            for fact in &batch.facts {
                 position += 1;
                 seq += 1;
-                insert(&tx, &Row::new(position, &stream, seq, note.at, text(fact)))?;
+                insert(&tx, &Row::new(position, &stream, seq, batch.at, fact_json(fact)))?;
             }
         }
         let mut each = Vec::with_capacity(appends.len());
@@ -255,20 +208,21 @@ fn apply(
     tx: &Transaction<'_>,
     position: &mut i64,
     append: Append,
-) -> rusqlite::Result<Result<Appended, TellError>> {
-    if let Some((caller, key)) = &append.key {
+) -> rusqlite::Result<Result<Appended, AppendError>> {
+    if let Some(IdempotencyKey { caller, key }) = &append.key {
         let known: Option<String> = tx
             .prepare_cached("SELECT stream FROM keys WHERE caller = ?1 AND key = ?2")?
             .query_row([caller, key], |r| r.get(0))
             .optional()?;
-        if let Some(stream) = known {
+        if let Some(name) = known {
+            let stream = stream_named(&name)?;
             let rows = rows_of(tx, &stream)?;
-            return Ok(Ok(Appended { stream, rows, fresh: false }));
+            return Ok(Ok(Appended { stream, rows, is_new: false }));
         }
     }
-    let mut rows = match append.looks_at {
-        LooksAt::All => rows_of(tx, &append.stream)?,
-        LooksAt::Last => last_of(tx, &append.stream)?,
+    let mut rows = match append.reads {
+        ReadRows::All => rows_of(tx, &append.stream)?,
+        ReadRows::Last => last_of(tx, &append.stream)?,
     };
     let now = now_micros();
     let decided = match (append.decide)(&rows, now) {
@@ -283,20 +237,26 @@ fn apply(
         insert(tx, &row)?;
         rows.push(row);
     }
+    let stream = append.stream.to_string();
     match decided.open_until {
         Some(until) => tx
             .prepare_cached("INSERT OR REPLACE INTO open (stream, until) VALUES (?1, ?2)")?
-            .execute(params![append.stream, until])?,
-        None => tx.prepare_cached("DELETE FROM open WHERE stream = ?1")?.execute(params![append.stream])?,
+            .execute(params![stream, until])?,
+        None => tx.prepare_cached("DELETE FROM open WHERE stream = ?1")?.execute([&stream])?,
     };
-    if let Some((caller, key)) = append.key {
-        tx.prepare_cached("INSERT INTO keys (caller, key, stream) VALUES (?1, ?2, ?3)")?.execute(params![
-            caller,
-            key,
-            append.stream
-        ])?;
+    if let Some(IdempotencyKey { caller, key }) = append.key {
+        tx.prepare_cached("INSERT INTO keys (caller, key, stream) VALUES (?1, ?2, ?3)")?
+            .execute(params![caller, key, stream])?;
     }
-    Ok(Ok(Appended { stream: append.stream, rows, fresh: true }))
+    Ok(Ok(Appended { stream: append.stream, rows, is_new: true }))
+}
+
+/// A stream's name as it is read from the file; one that is none is damage of that row.
+fn stream_named(name: &str) -> rusqlite::Result<StreamId> {
+    let damaged = |e: UnknownStream| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
+    };
+    name.parse().map_err(damaged)
 }
 
 fn insert(conn: &Connection, row: &Row) -> rusqlite::Result<usize> {
@@ -306,9 +266,9 @@ fn insert(conn: &Connection, row: &Row) -> rusqlite::Result<usize> {
     .execute(params![row.position, row.stream, row.seq, row.at, row.version, row.body, row.sum])
 }
 
-fn last_seq(conn: &Connection, stream: &str) -> rusqlite::Result<i64> {
+fn last_seq(conn: &Connection, stream: &StreamId) -> rusqlite::Result<i64> {
     conn.prepare_cached("SELECT coalesce(max(seq), 0) FROM events WHERE stream = ?1")?
-        .query_row([stream], |r| r.get(0))
+        .query_row([stream.to_string()], |r| r.get(0))
 }
 
 fn row(r: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
@@ -323,20 +283,20 @@ fn row(r: &rusqlite::Row<'_>) -> rusqlite::Result<Row> {
     })
 }
 
-fn rows_of(conn: &Connection, stream: &str) -> rusqlite::Result<Vec<Row>> {
+fn rows_of(conn: &Connection, stream: &StreamId) -> rusqlite::Result<Vec<Row>> {
     let mut query = conn.prepare_cached(
         "SELECT position, stream, seq, at, version, body, sum FROM events WHERE stream = ?1 ORDER BY seq",
     )?;
-    let rows = query.query_map([stream], row)?;
+    let rows = query.query_map([stream.to_string()], row)?;
     rows.collect()
 }
 
-fn last_of(conn: &Connection, stream: &str) -> rusqlite::Result<Vec<Row>> {
+fn last_of(conn: &Connection, stream: &StreamId) -> rusqlite::Result<Vec<Row>> {
     let mut query = conn.prepare_cached(
         "SELECT position, stream, seq, at, version, body, sum FROM events WHERE stream = ?1
          ORDER BY seq DESC LIMIT 1",
     )?;
-    let rows = query.query_map([stream], row)?;
+    let rows = query.query_map([stream.to_string()], row)?;
     rows.collect()
 }
 
@@ -350,12 +310,14 @@ fn page(conn: &Connection, from: i64, limit: usize) -> rusqlite::Result<Vec<Row>
     rows.collect()
 }
 
-fn open_streams(conn: &Connection, prefix: &str) -> rusqlite::Result<Vec<(String, i64)>> {
+fn open_streams(conn: &Connection, kind: StreamKind) -> rusqlite::Result<Vec<OpenStream>> {
     let mut query = conn.prepare_cached(
         "SELECT stream, until FROM open WHERE substr(stream, 1, length(?1)) = ?1 ORDER BY until, stream",
     )?;
-    let rows = query.query_map([prefix], |r| Ok((r.get(0)?, r.get(1)?)))?;
-    rows.collect()
+    let open = query.query_map([kind.prefix()], |r| {
+        Ok(OpenStream { stream: stream_named(&r.get::<_, String>(0)?)?, until: r.get(1)? })
+    })?;
+    open.collect()
 }
 
 fn prune(conn: &Connection) -> rusqlite::Result<()> {

@@ -81,7 +81,7 @@ pub struct StoredRow {
 
 /// What history knows of a message.
 #[derive(Debug, Clone)]
-pub struct Past {
+pub struct HistoryEntry {
     pub job_id: JobId,
     pub status: Status,
     pub error: Option<String>,
@@ -99,7 +99,7 @@ pub struct DeadLetter {
 
 /// What was found at the start.
 #[derive(Debug, Default)]
-pub struct Opened {
+pub struct StoreContents {
     pub rows: Vec<StoredRow>,
     /// How often the process died while running a message.
     pub deaths: Vec<(MessageId, u32)>,

@@ -1,17 +1,16 @@
 //! The schema and every statement of the database.
 
-use std::path::Path;
-use std::time::Duration;
-
 use rusqlite::{Connection, params};
 
-use super::StoreError;
-use super::rows::{DeadLetter, Opened, Phase, ResultRow, Status, StoredRow};
+use super::rows::{DeadLetter, Phase, ResultRow, Status, StoreContents, StoredRow};
 use crate::model::MessageId;
+use crate::state::sqlite_actor::Schema;
 
 pub(super) const SCHEMA_VERSION: i64 = 1;
 
-const SCHEMA: &str = "
+pub(super) const SCHEMA: Schema = Schema { sql: TABLES, version: SCHEMA_VERSION, cache_kib: None };
+
+const TABLES: &str = "
     CREATE TABLE results (
         qpu_id TEXT NOT NULL,
         message_id TEXT NOT NULL,
@@ -51,26 +50,7 @@ const SCHEMA: &str = "
     ) WITHOUT ROWID;
 ";
 
-pub(super) fn prepare(conn: &Connection, path: &Path) -> Result<(), StoreError> {
-    let fail = |e: rusqlite::Error| StoreError::Open { path: path.to_path_buf(), text: e.to_string() };
-    conn.busy_timeout(Duration::from_secs(5)).map_err(fail)?;
-    conn.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
-    conn.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
-    // Moving the log into the file costs two fsyncs; 16 MiB of log is read in no time at the next start.
-    conn.pragma_update(None, "wal_autocheckpoint", 4096).map_err(fail)?;
-    conn.set_prepared_statement_cache_capacity(32);
-    let found: i64 = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(fail)?;
-    match found {
-        0 => {
-            let make = format!("BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;");
-            conn.execute_batch(&make).map_err(fail)
-        }
-        SCHEMA_VERSION => Ok(()),
-        found => Err(StoreError::Newer { path: path.to_path_buf(), found }),
-    }
-}
-
-pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Opened> {
+pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<StoreContents> {
     let mut query = conn.prepare(
         "SELECT message_id, job_id, callback_url, status, error, finished_at, body, phase, attempts,
                 last_error FROM results WHERE qpu_id = ?1",
@@ -94,7 +74,7 @@ pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Open
     let deaths = deaths.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, u32>(1)?)))?;
     let deaths = deaths.collect::<rusqlite::Result<Vec<_>>>()?;
     let count = |sql: &str| conn.query_row(sql, [qpu_id], |r| r.get::<_, i64>(0)).map(|n| n.unsigned_abs());
-    Ok(Opened {
+    Ok(StoreContents {
         rows: found,
         deaths: deaths.into_iter().filter_map(|(id, n)| Some((id.parse().ok()?, n))).collect(),
         foreign: count("SELECT count(*) FROM results WHERE qpu_id <> ?1")?,

@@ -14,18 +14,18 @@ const FILE: &str = "running";
 /// One slot's record: a batch of 10 ids of at most 41 bytes, and room for larger batches.
 const RECORD_BYTES: usize = 4096;
 
-/// The marks file, held open.
-pub struct RunMarks {
+/// The journal file, held open.
+pub struct RunJournal {
     file: File,
     path: PathBuf,
 }
 
-impl RunMarks {
+impl RunJournal {
     /// Opens the file and returns what a former process left running in it.
     ///
     /// # Errors
     /// When the file can't be opened or read; the message names it.
-    pub fn open(dir: &Path) -> std::io::Result<(RunMarks, Vec<MessageId>)> {
+    pub fn open(dir: &Path) -> std::io::Result<(RunJournal, Vec<MessageId>)> {
         let path = dir.join(FILE);
         let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{}: {e}", path.display()));
         let file = OpenOptions::new()
@@ -43,7 +43,7 @@ impl RunMarks {
         let content = std::fs::read(&path).map_err(named)?;
         let left = content.chunks(RECORD_BYTES).flat_map(parse).collect();
         file.set_len(0).map_err(named)?;
-        Ok((RunMarks { file, path }, left))
+        Ok((RunJournal { file, path }, left))
     }
 
     /// Notes that `slot` is about to run these messages.
@@ -88,17 +88,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let id = |ms| MessageId { ms, seq: 0 };
         {
-            let (marks, left) = RunMarks::open(dir.path()).unwrap();
+            let (journal, left) = RunJournal::open(dir.path()).unwrap();
             assert!(left.is_empty());
-            marks.begin(0, [id(1), id(2)].into_iter());
-            marks.begin(1, [id(3)].into_iter());
-            marks.begin(0, [id(4)].into_iter());
+            journal.begin(0, [id(1), id(2)].into_iter());
+            journal.begin(1, [id(3)].into_iter());
+            journal.begin(0, [id(4)].into_iter());
         }
-        let (marks, left) = RunMarks::open(dir.path()).unwrap();
+        let (journal, left) = RunJournal::open(dir.path()).unwrap();
         assert_eq!(left, [id(4), id(3)]);
-        marks.begin(2, [id(5), id(6)].into_iter());
-        marks.end(2);
-        drop(marks);
-        assert!(RunMarks::open(dir.path()).unwrap().1.is_empty());
+        journal.begin(2, [id(5), id(6)].into_iter());
+        journal.end(2);
+        drop(journal);
+        assert!(RunJournal::open(dir.path()).unwrap().1.is_empty());
     }
 }

@@ -29,13 +29,20 @@ const MAX_COUNTS: usize = 4096;
 pub type Answer = Result<Outcome, Error>;
 
 /// The answers file, open for adding.
-pub struct Answers {
+pub struct AnswerJournal {
     file: Mutex<(File, u64)>,
     dir: PathBuf,
 }
 
-/// What a former process kept: message, its job id, and the answer.
-pub type Kept = HashMap<MessageId, (String, Answer)>;
+/// An answer that a former process got from the plugin and had not stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeptAnswer {
+    pub job_id: String,
+    pub answer: Answer,
+}
+
+/// The kept answers, by the message that each one answers.
+pub type KeptAnswers = HashMap<MessageId, KeptAnswer>;
 
 #[derive(Serialize, Deserialize)]
 struct Line {
@@ -52,13 +59,13 @@ enum Stored {
     Failed { error: String, code: u32, stage: u32, retryable: bool },
 }
 
-impl Answers {
+impl AnswerJournal {
     /// Opens the file and reads what is in it.
     ///
     /// # Errors
     /// When it can't be opened or read.
-    pub fn open(dir: &Path) -> io::Result<(Answers, Kept)> {
-        let mut kept = Kept::new();
+    pub fn open(dir: &Path) -> io::Result<(AnswerJournal, KeptAnswers)> {
+        let mut kept = KeptAnswers::new();
         for name in [OLD_FILE, FILE] {
             match std::fs::read(dir.join(name)) {
                 Ok(bytes) => kept.extend(parse(&bytes)),
@@ -68,7 +75,7 @@ impl Answers {
         }
         let file = create(dir)?;
         let size = file.metadata()?.len();
-        Ok((Answers { file: Mutex::new((file, size)), dir: dir.to_path_buf() }, kept))
+        Ok((AnswerJournal { file: Mutex::new((file, size)), dir: dir.to_path_buf() }, kept))
     }
 
     /// Adds an answer. For the slot's thread, first thing after the run.
@@ -121,7 +128,7 @@ fn create(dir: &Path) -> io::Result<File> {
 }
 
 /// The complete lines; the last one may be torn.
-pub fn parse(bytes: &[u8]) -> impl Iterator<Item = (MessageId, (String, Answer))> + '_ {
+pub fn parse(bytes: &[u8]) -> impl Iterator<Item = (MessageId, KeptAnswer)> + '_ {
     bytes.split(|b| *b == b'\n').filter_map(|line| {
         let line: Line = serde_json::from_slice(line).ok()?;
         let answer = match line.answer {
@@ -135,7 +142,7 @@ pub fn parse(bytes: &[u8]) -> impl Iterator<Item = (MessageId, (String, Answer))
                 text: error,
             }),
         };
-        Some((line.id.parse().ok()?, (line.job, answer)))
+        Some((line.id.parse().ok()?, KeptAnswer { job_id: line.job, answer }))
     })
 }
 
@@ -153,7 +160,7 @@ mod tests {
         let good: Answer = Ok(Outcome::from_counts([("01".to_string(), 7)]).with_time_ms(1.5));
         let bad: Answer = Err(Error::new(ErrorCode::Hardware, "cold").at(Stage::Run).retryable());
         {
-            let (answers, kept) = Answers::open(dir.path()).unwrap();
+            let (answers, kept) = AnswerJournal::open(dir.path()).unwrap();
             assert!(kept.is_empty());
             answers.keep(id(1), "J1", &good);
             answers.keep(id(2), "J2", &bad);
@@ -167,16 +174,16 @@ mod tests {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes.extend_from_slice(br#"{"id":"4-0","job":"J4","cou"#);
         std::fs::write(&path, bytes).unwrap();
-        let (_, kept) = Answers::open(dir.path()).unwrap();
+        let (_, kept) = AnswerJournal::open(dir.path()).unwrap();
         assert_eq!(kept.len(), 2);
-        assert_eq!(kept[&id(1)], ("J1".into(), good));
-        assert_eq!(kept[&id(2)], ("J2".into(), bad));
+        assert_eq!(kept[&id(1)], KeptAnswer { job_id: "J1".into(), answer: good });
+        assert_eq!(kept[&id(2)], KeptAnswer { job_id: "J2".into(), answer: bad });
     }
 
     #[test]
     fn the_file_stays_small_and_the_last_answers_are_there() {
         let dir = tempfile::tempdir().unwrap();
-        let (answers, _) = Answers::open(dir.path()).unwrap();
+        let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
         let answer: Answer = Ok(Outcome::from_counts([("0".repeat(50), 7)]));
         for n in 0..10_000 {
             answers.keep(id(n), "J", &answer);
@@ -184,7 +191,7 @@ mod tests {
         for name in [FILE, OLD_FILE] {
             assert!(std::fs::metadata(dir.path().join(name)).unwrap().len() < MAX_BYTES + 1000);
         }
-        let (_, kept) = Answers::open(dir.path()).unwrap();
+        let (_, kept) = AnswerJournal::open(dir.path()).unwrap();
         assert!(kept.contains_key(&id(9_999)) && kept.contains_key(&id(9_000)) && !kept.contains_key(&id(0)));
     }
 }

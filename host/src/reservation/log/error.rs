@@ -1,0 +1,67 @@
+//! Why the event log can't be used, or refused to append, and what to do about it.
+
+use crate::error::{Explain, exit};
+use crate::reservation::journal::JobRefused;
+use crate::reservation::ledger::Refused;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum LogError {
+    #[error("the event log {location} can't be opened: {text}")]
+    Open { location: String, text: String },
+    #[error("the event log {location} was written by a newer coda-host (schema {found})")]
+    Newer { location: String, found: i64 },
+    #[error("the event log {location} is damaged at event {position} ({stream}): {what}")]
+    Damaged { location: String, position: i64, stream: String, what: String },
+    #[error("the event log could not be written, so nothing was recorded: {0}")]
+    Write(String),
+    #[error("the event log could not be read: {0}")]
+    Read(String),
+    #[error("the event log has stopped")]
+    Stopped,
+}
+
+impl Explain for LogError {
+    fn code(&self) -> &'static str {
+        match self {
+            LogError::Open { .. } => "log-open",
+            LogError::Newer { .. } => "log-newer",
+            LogError::Damaged { .. } => "log-damaged",
+            LogError::Write(_) => "log-write",
+            LogError::Read(_) => "log-read",
+            LogError::Stopped => "log-stopped",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            LogError::Open { .. } => "check the path or URL of --store, its permissions and free space".into(),
+            LogError::Newer { .. } => "use the newer coda-host, or another --store".into(),
+            LogError::Damaged { .. } => {
+                "see `coda-host reservation verify`; restore the file from a backup, or move it away to begin \
+                 a new log"
+                    .into()
+            }
+            LogError::Write(_) => "free space on the disk of the log".into(),
+            LogError::Read(_) => "check the disk or the database server of the log".into(),
+            LogError::Stopped => "report this as a bug of coda-host".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            LogError::Open { .. } | LogError::Newer { .. } => exit::CONFIG,
+            _ => exit::FAILURE,
+        }
+    }
+}
+
+/// Why nothing was appended.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum AppendError {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Job(#[from] JobRefused),
+    #[error(transparent)]
+    Log(#[from] LogError),
+}

@@ -1,0 +1,82 @@
+//! What a store of the event log is asked for, and what it answers.
+
+use tokio::sync::oneshot;
+
+use super::error::{AppendError, LogError};
+use super::row::Row;
+use crate::reservation::event::EventBatch;
+use crate::reservation::stream::{StreamId, StreamKind};
+
+/// What a decision appends.
+pub struct Decided {
+    pub bodies: Vec<String>,
+    /// The stream's deadline when it is open afterwards; none when it has ended.
+    pub open_until: Option<i64>,
+}
+
+/// Looks at what is there and the time, and says what follows.
+pub type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decided, AppendError> + Send>;
+
+/// One append.
+pub struct Append {
+    pub stream: StreamId,
+    pub key: Option<IdempotencyKey>,
+    pub reads: ReadRows,
+    pub decide: Decide,
+}
+
+/// What a caller names its request by: when it was used before, the stream of that time is the answer and nothing is
+/// appended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdempotencyKey {
+    pub caller: String,
+    pub key: String,
+}
+
+/// Which rows of its stream a decision reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadRows {
+    All,
+    /// A job's facts are many, its plan is large, and what may follow depends on the newest.
+    Last,
+}
+
+/// The outcome of an append.
+pub struct Appended {
+    pub stream: StreamId,
+    /// The rows that were read, with the new ones.
+    pub rows: Vec<Row>,
+    /// Whether this request appended them, not an earlier one with the same key.
+    pub is_new: bool,
+}
+
+/// A stream that has no end yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenStream {
+    pub stream: StreamId,
+    /// Its deadline, in microseconds since 1970.
+    pub until: i64,
+}
+
+/// What a store is asked for.
+pub enum StoreRequest {
+    Append(Append, oneshot::Sender<Result<Appended, AppendError>>),
+    /// To be written soon.
+    Batches(Vec<EventBatch>),
+    Rows {
+        stream: StreamId,
+        answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
+    },
+    /// Rows from a position on, at most so many.
+    Page {
+        from: i64,
+        limit: usize,
+        answer: oneshot::Sender<Result<Vec<Row>, LogError>>,
+    },
+    /// Open streams of this kind.
+    Open {
+        kind: StreamKind,
+        answer: oneshot::Sender<Result<Vec<OpenStream>, LogError>>,
+    },
+    Flush(oneshot::Sender<()>),
+}

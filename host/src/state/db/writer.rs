@@ -1,0 +1,180 @@
+//! The thread behind [`Store`](super::Store): writes in groups, reads at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::{Connection, OptionalExtension as _, params};
+use tokio::sync::oneshot;
+
+use super::rows::{HistoryEntry, ResultRow, Status};
+use super::sql::{Op, apply, result_row};
+use super::{NewestInHistory, StoreError};
+use crate::model::MessageId;
+use crate::state::sqlite_actor::{Gather, GroupCommit, SqliteFailure, SqliteWorker, Taken};
+
+/// How writes share transactions.
+pub(super) const GROUPS: GroupCommit = GroupCommit {
+    most: 256,
+    deferred_wait: Duration::from_millis(100),
+    gather: Some(Gather { pause: Duration::from_millis(1), from: 4 }),
+};
+/// History kept: the younger of a number of rows and an age.
+const HISTORY_ROWS: i64 = 1_000_000;
+const HISTORY_SECONDS: i64 = 30 * 86_400;
+/// Old history is looked for once in so many transactions.
+const PRUNE_EVERY: u64 = 10_000;
+
+/// Gets the answer to a request; nobody waits for it when the host stops.
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// What the handle asks for.
+pub(super) enum Request {
+    /// To be on disk before it is answered.
+    Write(Op, Reply<()>),
+    /// May be lost in a crash.
+    Lazy(Op),
+    History(Vec<MessageId>, Reply<Vec<Option<HistoryEntry>>>),
+    LoadResult(MessageId, Reply<Option<ResultRow>>),
+}
+
+/// A write that waits for the next transaction; lazy ones have nobody to answer.
+struct WaitingWrite {
+    op: Op,
+    reply: Option<Reply<()>>,
+}
+
+pub(super) struct Writer {
+    conn: Connection,
+    qpu_id: String,
+    newest: Arc<NewestInHistory>,
+    waiting: Vec<WaitingWrite>,
+    transactions: u64,
+}
+
+impl SqliteWorker for Writer {
+    type Request = Request;
+
+    fn take(&mut self, request: Request) -> Taken {
+        match request {
+            Request::Write(op, reply) => {
+                self.waiting.push(WaitingWrite { op, reply: Some(reply) });
+                Taken::Urgent
+            }
+            Request::Lazy(op) => {
+                self.waiting.push(WaitingWrite { op, reply: None });
+                Taken::Deferred
+            }
+            Request::History(ids, reply) => {
+                drop(reply.send(self.history_of(&ids).map_err(read_failed)));
+                Taken::Answered
+            }
+            Request::LoadResult(id, reply) => {
+                drop(reply.send(self.load_result(id).map_err(read_failed)));
+                Taken::Answered
+            }
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// One transaction for all; each write stands for itself, so that a bad one fails alone.
+    fn commit(&mut self) {
+        let group = std::mem::take(&mut self.waiting);
+        if group.is_empty() {
+            return;
+        }
+        let results = match self.transaction(&group) {
+            Ok(each) => each,
+            Err(error) => vec![Err(error); group.len()],
+        };
+        for (write, result) in group.into_iter().zip(results) {
+            if let (Op::Delivered(id) | Op::Refuse(id, _), Ok(())) = (&write.op, &result) {
+                self.newest.raise(*id);
+            }
+            match write.reply {
+                Some(reply) => drop(reply.send(result)),
+                None => {
+                    if let Err(error) = result {
+                        tracing::warn!(%error, "a lazy write to the state database failed");
+                    }
+                }
+            }
+        }
+        self.transactions += 1;
+        if self.transactions % PRUNE_EVERY == 1
+            && let Err(error) = self.prune()
+        {
+            tracing::warn!(%error, "old history could not be removed");
+        }
+    }
+}
+
+impl Writer {
+    pub(super) fn new(conn: Connection, qpu_id: &str, newest: Arc<NewestInHistory>) -> Writer {
+        Writer { conn, qpu_id: qpu_id.to_string(), newest, waiting: Vec::new(), transactions: 0 }
+    }
+
+    /// What became of each write, once their transaction is on disk.
+    fn transaction(&mut self, group: &[WaitingWrite]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+        let tx = self.conn.transaction().map_err(write_failed)?;
+        let now = time::OffsetDateTime::now_utc().unix_timestamp();
+        let write = |w: &WaitingWrite| apply(&tx, &self.qpu_id, now, &w.op).map_err(write_failed);
+        let each: Vec<Result<(), StoreError>> = group.iter().map(write).collect();
+        // After some errors, such as a full disk, SQLite has rolled back by itself. The commit would then fail for the
+        // lack of a transaction, which hides the cause.
+        if tx.is_autocommit()
+            && let Some(error) = each.iter().find_map(|result| result.as_ref().err())
+        {
+            return Err(error.clone());
+        }
+        tx.commit().map_err(write_failed)?;
+        Ok(each)
+    }
+
+    fn history_of(&self, ids: &[MessageId]) -> rusqlite::Result<Vec<Option<HistoryEntry>>> {
+        let mut query = self.conn.prepare_cached(
+            "SELECT job_id, status, error, finished_at FROM history
+             WHERE qpu_id = ?1 AND message_id = ?2",
+        )?;
+        let mut entry_of = |id: &MessageId| {
+            let row = query.query_row(params![self.qpu_id, id.to_string()], |r| {
+                Ok(HistoryEntry {
+                    job_id: r.get::<_, String>(0)?.into(),
+                    status: Status::from_name(&r.get::<_, String>(1)?),
+                    error: r.get(2)?,
+                    finished_at: r.get(3)?,
+                })
+            });
+            row.optional()
+        };
+        ids.iter().map(&mut entry_of).collect()
+    }
+
+    fn load_result(&self, id: MessageId) -> rusqlite::Result<Option<ResultRow>> {
+        let mut query = self.conn.prepare_cached(
+            "SELECT message_id, job_id, callback_url, status, error, finished_at, body FROM results
+             WHERE qpu_id = ?1 AND message_id = ?2",
+        )?;
+        query.query_row(params![self.qpu_id, id.to_string()], |r| result_row(r, id)).optional()
+    }
+
+    fn prune(&self) -> rusqlite::Result<()> {
+        let old = time::OffsetDateTime::now_utc().unix_timestamp() - HISTORY_SECONDS;
+        self.conn.execute("DELETE FROM history WHERE at < ?1", [old])?;
+        self.conn.execute(
+            "DELETE FROM history WHERE at < (SELECT at FROM history ORDER BY at DESC LIMIT 1 OFFSET ?1)",
+            [HISTORY_ROWS],
+        )?;
+        Ok(())
+    }
+}
+
+pub(super) fn read_failed(error: rusqlite::Error) -> StoreError {
+    StoreError::Read(SqliteFailure::from(error))
+}
+
+pub(super) fn write_failed(error: rusqlite::Error) -> StoreError {
+    StoreError::Write(SqliteFailure::from(error))
+}
