@@ -313,7 +313,7 @@ mod tests {
     fn a_token_is_reused_until_its_time_is_up() {
         let key = PrivateKey::parse(&secret(testing::private_pem())).unwrap();
         let signer = Signer::new(key.clone(), "q1", None, Duration::from_secs(60));
-        let minted = |s: &Signer| s.shared.current.lock().unwrap().as_ref().unwrap().at;
+        let minted = |s: &Signer| s.shared.current.lock().as_ref().unwrap().at;
         signer.bearer().unwrap();
         let first = minted(&signer);
         signer.clone().bearer().unwrap();
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(minted(&signer), second, "the fresh one serves on");
 
         // The clock was set back by an hour after the token had been signed.
-        signer.shared.current.lock().unwrap().as_mut().unwrap().issued += 3600;
+        signer.shared.current.lock().as_mut().unwrap().issued += 3600;
         signer.bearer().unwrap();
         assert!(minted(&signer) > second);
 
