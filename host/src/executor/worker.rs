@@ -43,12 +43,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// When a process that died is started again.
 #[derive(Debug, Clone, Copy)]
 pub struct Restart {
-    /// Before the second start in a row; the first is at once. Doubles from there.
+    /// The pause before the second start in a row, doubled for each further one; the first start is at once.
     pub backoff: Duration,
+    /// The longest pause.
     pub backoff_max: Duration,
 }
 
-/// Shown in `/ready`.
+/// What `/ready` shows of a plugin's process that dies.
 #[derive(Debug, Clone)]
 pub struct Trouble {
     /// Deaths since the plugin last answered anything.
@@ -346,7 +347,8 @@ impl Remote {
         match &answer {
             Ok(_) => self.answered.store(true, Ordering::Release),
             // Whoever asks next must find it down.
-            Err(_) => self.wait_for_keeper(&process),
+            Err(_) if process.end().is_some() => self.wait_for_keeper(&process),
+            Err(_) => {}
         }
         answer
     }

@@ -29,13 +29,16 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 /// How long the news of a death may take after the sockets have told of it.
 const NEWS_LIMIT: Duration = Duration::from_secs(5);
 
-/// Told of a job's progress.
+/// Called with a job's id, the work done and the total.
 pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
 
+/// A process of a plugin.
 pub struct Process {
-    held: Option<sys::ProcessHandle>,
+    /// `None` when the process was gone before it could be opened.
+    handle: Option<sys::ProcessHandle>,
     control: Mutex<UnixStream>,
     slots: Vec<Mutex<UnixStream>>,
+    /// A copy of each socket, shut down when the process has ended.
     ends: Vec<UnixStream>,
     end: Mutex<End>,
     ended: Condvar,
@@ -79,7 +82,7 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = sys::spawn_worker(command, theirs)?;
-        let held = sys::ProcessHandle::open(child.id()).ok().flatten();
+        let handle = sys::ProcessHandle::open(child.id()).ok().flatten();
         let ends = ours.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
         let mut ours = ours.into_iter();
         let missing = || io::Error::other("a socket is missing");
@@ -94,7 +97,7 @@ impl Process {
         }
         thread("exec-events".into(), move || listen(events, &common, &*progress))?;
         let process = Arc::new(Process {
-            held,
+            handle,
             control: Mutex::new(control),
             slots: ours.map(Mutex::new).collect(),
             ends,
@@ -229,7 +232,7 @@ impl Process {
         }
         end.killed.get_or_insert_with(|| why.to_string());
         drop(end);
-        if let Some(Err(error)) = self.held.as_ref().map(|p| p.signal(libc::SIGKILL)) {
+        if let Some(Err(error)) = self.handle.as_ref().map(|p| p.signal(libc::SIGKILL)) {
             tracing::error!(%error, "the plugin's process can't be killed");
         }
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::super::ffi::{DeviceReply, OpenError};
 use crate::sys::Account;
 
-/// What the child needs to make the executor.
+/// What the process needs to create the executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerSpec {
     /// The file to open.
@@ -20,7 +20,7 @@ pub struct WorkerSpec {
     /// The account whose rights the process takes on.
     #[serde(skip)]
     pub account: Option<Account>,
-    /// Through the C binding.
+    /// The library has the C binding, otherwise the Rust binding.
     pub c_binding: bool,
     pub api_minor: u16,
     pub plugin: String,
