@@ -60,7 +60,7 @@ pub enum Reading {
     Host(Box<Sources>),
     /// A host without a cloud.
     PeerOnly {
-        peers: PeerSources,
+        peers: Option<PeerSources>,
         metrics: Arc<Metrics>,
         executor: ExecutorStatus,
         reloads: watch::Receiver<ReloadReport>,
@@ -139,7 +139,7 @@ async fn ready(State(up): State<Up>) -> Response {
             let body = json!({
                 "ready": reasons.is_empty(), "vpn_state": null, "redis_healthy": null, "current_job": null,
                 "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.reserved,
-                "plugin": about(&executor.active_plugin().info), "reloads": reload(reloads), "peer": peers.json(),
+                "plugin": about(&executor.active_plugin().info), "reloads": reload(reloads), "peer": peers.as_ref().map(PeerSources::json),
                 "version": env!("CARGO_PKG_VERSION"),
             });
             (reasons.is_empty(), body)

@@ -15,21 +15,22 @@ use crate::error::Failure;
 use crate::executor::{ExecutorReloader, Reload, ReloadReport};
 use crate::sys::Dispositions;
 
+/// Serves requests to reload.
 pub struct Reloads {
     pub settings: Arc<Settings>,
     pub cwd: PathBuf,
     pub reloader: ExecutorReloader,
     pub dispositions: Arc<Dispositions>,
-    pub wanted: mpsc::UnboundedReceiver<()>,
+    pub requests: mpsc::UnboundedReceiver<()>,
     pub report: watch::Sender<ReloadReport>,
 }
 
 impl Reloads {
-    /// Serves one wish after the other.
+    /// Serves one request after the other.
     pub async fn serve(mut self) {
-        while let Some(()) = self.wanted.recv().await {
-            // What came meanwhile is served by the same.
-            while self.wanted.try_recv().is_ok() {}
+        while let Some(()) = self.requests.recv().await {
+            // Requests that came meanwhile are served by the same reload.
+            while self.requests.try_recv().is_ok() {}
             tracing::info!("reloading the device config and the plugin");
             let (settings, cwd) = (self.settings.clone(), self.cwd.clone());
             let (reloader, dispositions) = (self.reloader.clone(), self.dispositions.clone());

@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use super::check::Checker;
 use super::journal::RunRecorder;
 use super::redis::Redis;
-use super::stream::Claim;
+use super::stream::{Claim, ClaimGate};
 use super::table::{
     Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
 };
@@ -93,9 +93,10 @@ pub struct DriverParts {
     /// Results that were on disk at the start.
     pub recovered: Vec<RecoveredResult>,
     pub claims: mpsc::Receiver<Claim>,
-    pub done: mpsc::UnboundedReceiver<SlotReport>,
-    pub sent: mpsc::UnboundedReceiver<FinishedDelivery>,
+    pub slot_reports: mpsc::UnboundedReceiver<SlotReport>,
+    pub finished: mpsc::UnboundedReceiver<FinishedDelivery>,
     pub snapshot: watch::Sender<Snapshot>,
+    pub gate: Arc<ClaimGate>,
     pub stop: CancellationToken,
     /// How long running jobs may take after `stop`.
     pub drain_limit: Duration,
@@ -167,8 +168,8 @@ impl Driver {
             tokio::select! {
                 // Answers before new work: what has ended makes room for it.
                 biased;
-                Some(done) = self.parts.done.recv() => self.slot_report(done),
-                Some(FinishedDelivery { message_id, outcome, .. }) = self.parts.sent.recv() => {
+                Some(report) = self.parts.slot_reports.recv() => self.slot_report(report),
+                Some(FinishedDelivery { message_id, outcome, .. }) = self.parts.finished.recv() => {
                     self.apply(Event::Delivered { message_id, outcome });
                 }
                 Some(event) = self.inbox.recv() => self.apply(event),
@@ -216,8 +217,8 @@ impl Driver {
         }
     }
 
-    fn slot_report(&mut self, done: SlotReport) {
-        match done {
+    fn slot_report(&mut self, report: SlotReport) {
+        match report {
             SlotReport::Started { slot, tickets } => self.apply(Event::Started { slot, tickets }),
             SlotReport::Answered { slot, ticket, answer, run_time } => {
                 self.parts.metrics.run_seconds.observe(run_time.as_secs_f64());
@@ -241,6 +242,7 @@ impl Driver {
     fn publish(&self) {
         let TableStatus { current, slots, slots_busy, waiting, store_error, faults, last_success, .. } =
             self.table.status();
+        self.parts.gate.set_store_failing(store_error.is_some());
         self.parts.metrics.slots_busy.set(slots_busy as i64);
         self.parts.metrics.waiting.set(waiting as i64);
         let run = |(ticket, _): &(Ticket, JobId)| self.parts.executor.context_of(*ticket);
