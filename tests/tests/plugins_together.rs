@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coda_host::error::Explain as _;
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use coda_host::executor::{
     EvolveJob, Executor, JobContext, LeaseRefusal, RunJob, RunLimits, SlotLoad, SlotReport, StartError,
     StartRequest, WhenStuck,
@@ -29,7 +29,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
     let located = Located {
         path: path.to_path_buf(),
         entry: DEFAULT_ENTRY.into(),
-        source: Source::Environment,
+        source: FactorySource::Environment,
         pinned: None,
     };
     let request = StartRequest {

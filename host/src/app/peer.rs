@@ -20,7 +20,7 @@ use crate::error::Failure;
 use crate::executor::{EvolveJob, EvolveOutcome, Executor, JobContext, LeaseRefusal, SlotLease, SlotLender};
 use crate::peers::identity;
 use crate::peers::peer::{FragmentExecutor, FragmentResult, FragmentWork, Peer, PeerView};
-use crate::peers::protocol::{Allow, NoSlot, PeerLimits, Slots, Table};
+use crate::peers::protocol::{Allow, NoSlot, PeerLimits, ReservationTable, Slots};
 use crate::peers::swarm::{Network, NetworkSettings, NetworkView, peer_of};
 use crate::reservation::log::{Log, now_micros};
 
@@ -80,7 +80,7 @@ pub async fn start(
         max_seconds: settings.max_execution.as_secs_f64(),
     };
     // Larger than in any former run: microseconds go faster than reservations.
-    let table = Table::new(limits, now_micros().unsigned_abs());
+    let table = ReservationTable::new(limits, now_micros().unsigned_abs());
     let (viewed, view) = watch::channel(PeerView::default());
     let network = {
         let (lent, log, namespace) = (lent.clone(), log.clone(), settings.network.namespace.clone());

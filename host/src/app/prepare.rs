@@ -79,7 +79,7 @@ pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> 
     let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
     let config = (!device.path.as_os_str().is_empty())
         .then_some((device.path.as_path(), device.executor_factory.as_deref()));
-    let request = locate::Request {
+    let request = locate::LocateRequest {
         environment: settings.executor.factory.as_deref(),
         device_config: config,
         dirs: &dirs,

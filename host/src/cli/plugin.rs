@@ -17,7 +17,7 @@ use super::way::Out;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
-use crate::executor::locate::{DEFAULT_ENTRY, Located, Source};
+use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use crate::executor::{Executor, elf, loader};
 use crate::sys::Dispositions;
 
@@ -178,7 +178,7 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
     let usual = |e: &&String| e.as_str() == DEFAULT_ENTRY;
     let entry = found.descriptor.entries.iter().find(usual).or(found.descriptor.entries.first());
     let entry = entry.cloned().unwrap_or_else(|| DEFAULT_ENTRY.into());
-    let located = Located { path, entry: entry.clone(), source: Source::Environment, pinned: None };
+    let located = Located { path, entry: entry.clone(), source: FactorySource::Environment, pinned: None };
     let library = loader::load(&located, scratch.path())?.library;
     let none = |message: String| Failure {
         code: "plugin-schema",

@@ -67,7 +67,7 @@ impl ConsumerLock {
     /// Acquires the lock.
     ///
     /// # Errors
-    /// When another process has it.
+    /// When another process has the lock.
     pub fn acquire(redis_url: &Secret, qpu_id: &str, consumer: &str) -> Result<Option<Self>, ConflictError> {
         let mut key = Sha256::new();
         for part in [server(redis_url).as_str(), qpu_id, consumer] {
@@ -99,7 +99,7 @@ fn server(url: &Secret) -> String {
 /// Looks for a coda-node that uses `dir`, or serves `qpu_id` from another directory.
 ///
 /// # Errors
-/// When there is one.
+/// When there is such a process.
 pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), ConflictError> {
     let own = std::process::id();
     let Ok(processes) = std::fs::read_dir("/proc") else { return Ok(()) };

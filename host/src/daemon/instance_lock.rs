@@ -2,7 +2,7 @@
 //!
 //! The running host holds a lock on `coda-host.lock` until its process ends, however it ends, and describes itself
 //! in that file. A process is signalled only when the lock is held and the description still fits the process: its pid and
-//! its start time. So a stale file, a reused pid or a number like 0 or -1 can hurt nobody.
+//! its start time. So a stale file, a reused pid or a number like 0 or -1 can do no harm.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -147,7 +147,7 @@ impl Drop for InstanceLock {
 /// The host that holds the lock now.
 ///
 /// # Errors
-/// When the directory can't be read, or is held by somebody who can't be told.
+/// When the directory can't be read, or the lock is held by a process that its description does not fit.
 pub fn holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
     let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
     let file = match open_existing(dir) {

@@ -7,7 +7,7 @@ use coda_plugin_abi::{Device, Hooks};
 
 use super::ffi::DeviceReply;
 use super::loader::PreparedLibrary;
-use super::locate::Source;
+use super::locate::FactorySource;
 
 /// Most slots of a device. Each slot is a thread, and a socket where the plugin has a process of its own; more slots
 /// than this are a mistake of the plugin.
@@ -32,7 +32,7 @@ pub struct PluginInfo {
     pub api: (u16, u16),
     pub path: PathBuf,
     pub sha256: String,
-    pub source: Source,
+    pub source: FactorySource,
 }
 
 impl PluginInfo {

@@ -44,7 +44,7 @@ pub(super) struct ControlThread {
 }
 
 impl ControlThread {
-    /// Serves requests until a shutdown, or until nobody can ask any more.
+    /// Serves requests until a shutdown, or until every sender of requests is gone.
     pub fn serve(&self, requests: &Receiver<ControlRequest>) {
         while let Ok(request) = requests.recv() {
             match request {

@@ -42,7 +42,7 @@ impl SlotLender {
 
     /// What a call shares with the plugin.
     pub fn context(&self, job_id: JobId) -> JobContext {
-        JobContext::of(self.common.clone(), job_id)
+        JobContext::in_executor(self.common.clone(), job_id)
     }
 
     /// Has a leased slot evolve a state. The lease comes back with the outcome.

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::elf::{self, ElfError};
 use super::ffi::{Library, OpenError};
-use super::locate::{Located, Source};
+use super::locate::{FactorySource, Located};
 use crate::error::{Explain, exit};
 
 /// A library that is open and speaks our interface.
@@ -22,6 +22,7 @@ pub struct Loaded {
     pub descriptor: Descriptor,
 }
 
+/// Why a library can't be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error(transparent)]
@@ -120,7 +121,7 @@ pub struct PreparedLibrary {
     /// Libraries beside the plugin that it needs.
     pub companions: Vec<PathBuf>,
     pub entry: String,
-    pub source: Source,
+    pub source: FactorySource,
     /// Of the file's content.
     pub sha256: String,
 }
@@ -128,7 +129,8 @@ pub struct PreparedLibrary {
 /// Checks the library's file and makes the copy. Nothing of it has run then.
 ///
 /// # Errors
-/// The first thing that speaks against opening it in this process, or in one of its own when `isolated`.
+/// When the file is no plugin, others may write to it, it is not the pinned one, it can't be copied, or it must not be
+/// opened in this process while it is not `isolated`.
 pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<PreparedLibrary, LoadError> {
     let path = &located.path;
     let inspection = elf::inspect(path)?;
@@ -204,7 +206,10 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     Ok(Loaded { library: prepared.open()?, descriptor: prepared.descriptor })
 }
 
-/// Refuses, for root, a file that somebody else could replace with code of their own.
+/// Refuses, for root, a file that another user could replace with code of their own.
+///
+/// # Errors
+/// When the file belongs to another user, or others may write to it.
 pub fn trusted(path: &Path) -> Result<(), LoadError> {
     let root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
     if !root {
@@ -214,12 +219,12 @@ pub fn trusted(path: &Path) -> Result<(), LoadError> {
     match fs::metadata(path) {
         Ok(m) if m.uid() != 0 => refuse(format!("owned by user {}", m.uid())),
         Ok(m) if m.mode() & 0o022 != 0 => refuse(format!("mode {:04o}", m.mode() & 0o7777)),
-        // Unreadable files are refused by whoever reads them.
+        // A file that can't be read is refused where it is read.
         _ => Ok(()),
     }
 }
 
-/// For everybody who is handed the file; nobody else gets past its directory.
+/// Mode of the private copy. Its directory keeps others out; a plugin's process is handed the open file.
 const COPY_MODE: u32 = 0o555;
 
 fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf, LoadError> {

@@ -130,7 +130,7 @@ impl Executor {
 
     /// What a job's run shares with the plugin.
     pub fn context(&self, job_id: JobId) -> JobContext {
-        JobContext::of(self.common.clone(), job_id)
+        JobContext::in_executor(self.common.clone(), job_id)
     }
 
     /// A view for everyone who may look at the executor but not change it.
@@ -143,7 +143,7 @@ impl Executor {
         self.reloader.clone()
     }
 
-    /// The part of the executor that is lent to others beside the jobs.
+    /// The part of the executor that the peer network may use.
     pub fn slot_lender(&self) -> SlotLender {
         SlotLender {
             queue: self.threads.shared.queue.clone(),
@@ -237,7 +237,7 @@ impl ExecutorThreads {
         Ok(described)
     }
 
-    /// Starts the slots beside slot 0.
+    /// Starts the slots other than slot 0.
     fn start_slots(&mut self, slots: usize) -> Result<(), StartError> {
         for index in 1..slots {
             let (plugin, common) = (self.plugin.clone(), self.common.clone());

@@ -16,7 +16,7 @@ use super::job::{EvolveJob, EvolveOutcome, RunJob, stopped};
 use super::lease::{LeaseOwner, LeasePurpose, LeaseRefusal, SlotLease, SlotLoad};
 
 /// What a slot thread does next, with the lease of the slot in which it does so.
-pub(super) enum Call {
+pub(super) enum SlotCall {
     Jobs(SlotLease, Vec<RunJob>),
     Evolve(SlotLease, Box<EvolveJob>),
 }
@@ -180,7 +180,7 @@ impl Queue {
     }
 
     /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.
-    pub fn take(self: &Arc<Self>, announce: impl FnOnce(&Call)) -> Option<(Call, CallGuard)> {
+    pub fn take(self: &Arc<Self>, announce: impl FnOnce(&SlotCall)) -> Option<(SlotCall, CallGuard)> {
         let mut state = self.state.lock();
         let call = loop {
             if state.stopping {
@@ -200,18 +200,18 @@ impl Queue {
         Some((call, CallGuard(self.clone())))
     }
 
-    fn next(self: &Arc<Self>, state: &mut State) -> Option<Call> {
+    fn next(self: &Arc<Self>, state: &mut State) -> Option<SlotCall> {
         if state.paused {
             return None;
         }
         if let Some((lease, job)) = state.leased_calls.pop_front() {
-            return Some(Call::Evolve(lease, job));
+            return Some(SlotCall::Evolve(lease, job));
         }
         if state.waiting.is_empty() || !state.has_free_slot() {
             return None;
         }
         let jobs = state.next_jobs();
-        Some(Call::Jobs(self.lease(state, LeasePurpose::Jobs), jobs))
+        Some(SlotCall::Jobs(self.lease(state, LeasePurpose::Jobs), jobs))
     }
 
     /// Takes nothing more and waits until no call is in the plugin; false when one still is after `limit`.

@@ -36,10 +36,10 @@ fn evolution(answer: impl FnOnce(EvolveOutcome) + Send + 'static) -> Box<EvolveJ
     })
 }
 
-fn tickets(call: &Call) -> Vec<u64> {
+fn tickets(call: &SlotCall) -> Vec<u64> {
     match call {
-        Call::Jobs(_, jobs) => jobs.iter().map(|j| j.ticket).collect(),
-        Call::Evolve(_, job) => vec![job.ticket],
+        SlotCall::Jobs(_, jobs) => jobs.iter().map(|j| j.ticket).collect(),
+        SlotCall::Evolve(_, job) => vec![job.ticket],
     }
 }
 
@@ -185,7 +185,7 @@ fn busy_and_reserved_together_never_exceed_the_slots() {
             threads.spawn(move || {
                 let _thread = queue.register_thread();
                 while let Some((call, guard)) = queue.take(|_| {}) {
-                    if let Call::Evolve(lease, job) = call {
+                    if let SlotCall::Evolve(lease, job) = call {
                         let outcome =
                             EvolveOutcome { answer: Ok(Vec::new()), run_time: Duration::ZERO, lease };
                         (job.answer)(outcome);

@@ -13,7 +13,7 @@ use super::ffi::{CallEvolve, CallJob, Common};
 use super::in_flight::InFlightCall;
 use super::job::{Answer, EvolveJob, EvolveOutcome, RunJob, SlotReport, cancelled};
 use super::plugin::Plugin;
-use super::queue::Call;
+use super::queue::SlotCall;
 use super::shared::Shared;
 use super::signals;
 
@@ -32,14 +32,14 @@ impl Slot {
             && let Some((call, guard)) = self.shared.queue.take(|call| self.announce(call))
         {
             match call {
-                Call::Jobs(lease, jobs) => {
+                SlotCall::Jobs(lease, jobs) => {
                     let observer = self.shared.observer.get();
                     observer.inspect(|o| o.run_started(self.index, &jobs));
                     self.run_jobs(&jobs);
                     observer.inspect(|o| o.run_finished(self.index));
                     drop(lease);
                 }
-                Call::Evolve(lease, job) => {
+                SlotCall::Evolve(lease, job) => {
                     let (answer, run_time) = self.evolve(&job);
                     // The lease goes with the answer: its receiver decides when the slot is free.
                     (job.answer)(EvolveOutcome { answer, run_time, lease });
@@ -51,11 +51,11 @@ impl Slot {
     }
 
     /// Makes a call known to the control thread and the watchdog, and reports the start of jobs.
-    fn announce(&self, call: &Call) {
+    fn announce(&self, call: &SlotCall) {
         let in_flight = &self.shared.in_flight;
         match call {
-            Call::Evolve(_, job) => in_flight.insert(job.ticket, job.job_id.clone(), job.context.clone()),
-            Call::Jobs(_, jobs) => {
+            SlotCall::Evolve(_, job) => in_flight.insert(job.ticket, job.job_id.clone(), job.context.clone()),
+            SlotCall::Jobs(_, jobs) => {
                 for job in jobs {
                     in_flight.insert(job.ticket, job.job_id.clone(), job.context.clone());
                 }

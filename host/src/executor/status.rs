@@ -38,7 +38,7 @@ impl ExecutorStatus {
 
     /// Gauges of the plugin's own, by name.
     pub fn gauges(&self) -> Vec<(String, f64)> {
-        self.common.gauges.all()
+        self.common.gauges.values()
     }
 
     /// How the slots are used now.

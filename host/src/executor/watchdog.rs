@@ -97,7 +97,7 @@ fn report_stuck_run(shared: &Shared, stuck: Option<StuckRun>, when_stuck: WhenSt
         return;
     }
     published.clone_from(&stuck);
-    // Whoever asks for the status need not wait for the log.
+    // Dropped early: a request for the status must not wait for the log.
     drop(published);
     let Some(run) = stuck else {
         tracing::info!("the stuck run has come back");

@@ -12,7 +12,7 @@
 //! them another executor may work on, so that a swap keeps the device idle for no longer than its control stack needs.
 //!
 //! The child dies with this process; its output goes to the log line by line. A call whose process died is answered
-//! with an error that names the signal: whether the hardware ran it nobody can know, so it is not run again.
+//! with an error that names the signal. It is not run again, since the hardware may have run it.
 
 pub mod child;
 mod frames;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode};
 use parking_lot::{Condvar, Mutex};
 
-use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, Common, DeviceReply, JobContext};
+use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, Common, DeviceReply, JobContext};
 use crate::backoff::BackoffRange;
 use frames::{ControlOrder, SlotAnswer, SlotRequest};
 use process::{Process, unreadable};
@@ -96,7 +96,7 @@ struct State {
     phase: Phase,
     in_a_row: u32,
     last: String,
-    /// Nobody waits for it to come back.
+    /// The host is stopping: no call waits for the process to come back.
     leaving: bool,
 }
 
@@ -105,7 +105,7 @@ enum Phase {
     Up(Arc<Process>),
     /// Died; to be started again.
     Down,
-    /// Being replaced: nobody but the swap starts anything.
+    /// Being replaced: only the swap starts processes.
     Swapping,
     Stopped,
 }
@@ -114,7 +114,7 @@ impl Remote {
     /// Starts the process and makes the executor.
     ///
     /// # Errors
-    /// What kept it from being made; no process is left then.
+    /// When the process can't be started, or can't create the executor; no process is left then.
     pub fn start(spec: WorkerSpec, common: Arc<Common>, restart: Restart) -> Result<Arc<Remote>, MakeError> {
         let remote = Arc::new(Remote {
             state: Mutex::new(State {
@@ -128,7 +128,7 @@ impl Remote {
             common,
             restart,
             running: Mutex::default(),
-            device_reply: Mutex::new(DeviceReply::none()),
+            device_reply: Mutex::new(DeviceReply::empty()),
             answered: AtomicBool::new(false),
         });
         let process = Remote::make(&remote, &spec)?;
@@ -141,7 +141,7 @@ impl Remote {
     /// Starts a process that opens the library and checks the config. Its executor is made by [`Remote::create`].
     ///
     /// # Errors
-    /// What speaks against using it; no process is left then.
+    /// When the process can't be started, or the library or config can't be used; no process is left then.
     pub fn prepare(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Standby, MakeError> {
         let weak = Arc::downgrade(this);
         let progress = move |job_id: &str, done, total| {
@@ -193,12 +193,12 @@ impl Remote {
         Ok(process)
     }
 
-    /// A new process with an executor in it, watched by a keeper of its own.
+    /// Starts a process with an executor in it and a keeper that watches over it.
     fn make(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Arc<Process>, MakeError> {
         Remote::create(this, Remote::prepare(this, spec)?)
     }
 
-    /// The keeper's work once its process has ended: start another, unless nobody wants one.
+    /// The keeper's work once its process has ended: start another, unless the process was replaced or destroyed.
     fn ended(this: &Arc<Remote>, process: &Arc<Process>, end: &str) {
         let mut state = this.state.lock();
         let ours = matches!(&state.phase, Phase::Up(up) if Arc::ptr_eq(up, process));
@@ -359,7 +359,7 @@ impl Remote {
         self.changed.wait_while_for(&mut self.state.lock(), is_up, KEEPER_LIMIT);
     }
 
-    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Answer {
+    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> CallAnswer {
         let contexts = [(job.job_id, job.context)];
         let mut batch = jobs_answer(self.call(slot, &contexts, &SlotRequest::Run(job)), 1);
         batch.answers.pop().flatten().or(batch.whole.map(Err))
@@ -430,7 +430,8 @@ impl Remote {
     /// can't be created, or `accept` doesn't want its device, the old one is made again.
     ///
     /// # Errors
-    /// Why the new one could not be made; whether the old one could, its keeper's log tells.
+    /// When the new executor can't be created or is not accepted. Whether the old one could be created again is in the
+    /// log.
     pub fn swap<E>(
         this: &Arc<Remote>,
         standby: Standby,

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, Job};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, Finish, Now, PeerLoad, Slots, Table};
+use super::protocol::{self, Dispatch, Finish, Now, PeerLoad, ReservationTable, Slots};
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
 use super::wire::{
@@ -100,7 +100,7 @@ struct Done<Lease> {
 
 /// The peer role.
 pub struct Peer<E: FragmentExecutor> {
-    table: Table<E::Lease>,
+    table: ReservationTable<E::Lease>,
     executor: Arc<E>,
     log: Log,
     view: watch::Sender<PeerView>,
@@ -119,7 +119,7 @@ pub struct Peer<E: FragmentExecutor> {
 
 impl<E: FragmentExecutor> Peer<E> {
     pub fn new(
-        table: Table<E::Lease>,
+        table: ReservationTable<E::Lease>,
         executor: Arc<E>,
         log: Log,
         view: watch::Sender<PeerView>,

@@ -172,7 +172,7 @@ pub struct PeerLoad {
 
 /// The peer's table.
 #[derive(Debug)]
-pub struct Table<Lease> {
+pub struct ReservationTable<Lease> {
     limits: PeerLimits,
     /// By reservation id.
     reservations: HashMap<String, Reservation<Lease>>,
@@ -186,10 +186,10 @@ pub struct Table<Lease> {
     pace: f64,
 }
 
-impl<Lease> Table<Lease> {
+impl<Lease> ReservationTable<Lease> {
     /// `first` numbers the reservations in the log: it must be larger than any number of a former run.
-    pub fn new(limits: PeerLimits, first: u64) -> Table<Lease> {
-        Table {
+    pub fn new(limits: PeerLimits, first: u64) -> ReservationTable<Lease> {
+        ReservationTable {
             limits,
             reservations: HashMap::new(),
             kept: HashMap::new(),

@@ -196,7 +196,7 @@ impl World {
         self.generation += 1;
         self.log.clear();
         // The reservations' leases go with the table, those of executions and jobs with their threads.
-        self.peer.table = Table::new(limits(), self.generation * 10_000_000);
+        self.peer.table = ReservationTable::new(limits(), self.generation * 10_000_000);
         self.peer.executing.clear();
         self.model = Model::default();
         match self.peer.slots.out.get() {

@@ -116,7 +116,7 @@ fn done(text: &str) -> Finish {
 }
 
 struct TestPeer {
-    table: Table<CountedLease>,
+    table: ReservationTable<CountedLease>,
     slots: Counter,
     now: u64,
     /// Leases of executions, by owner and execution.
@@ -126,7 +126,7 @@ struct TestPeer {
 impl TestPeer {
     fn new(slots: usize) -> TestPeer {
         TestPeer {
-            table: Table::new(limits(), 1),
+            table: ReservationTable::new(limits(), 1),
             slots: Counter::new(slots),
             now: 0,
             executing: HashMap::new(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use coda_host::executor::worker::Restart;
 use coda_host::executor::{Executor, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck};
 use coda_host::sys::Dispositions;
@@ -45,7 +45,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         located: Located {
             path: library(name),
             entry: DEFAULT_ENTRY.into(),
-            source: Source::Environment,
+            source: FactorySource::Environment,
             pinned: None,
         },
         state_dir: dir.path().to_path_buf(),

@@ -11,7 +11,7 @@ use rand::Rng as _;
 
 use super::super::way::Out;
 use crate::app;
-use crate::check::{self, CASES, Case, Options, report, runner};
+use crate::check::{self, CASES, Case, CheckOptions, report, runner};
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 use crate::executor::elf;
@@ -125,7 +125,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     Ok(if failed { ExitCode::from(exit::FAILURE) } else { ExitCode::SUCCESS })
 }
 
-fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<Options, Failure> {
+fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions, Failure> {
     let file = args.file.as_ref().map(|f| env.cwd.join(f)).unwrap_or_default();
     let library = file.canonicalize().map_err(|e| {
         unusable(
@@ -150,7 +150,7 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<Options, Fai
         true => DEFAULT_ENTRY.to_string(),
         false => entries.first().cloned().unwrap_or_else(|| DEFAULT_ENTRY.into()),
     };
-    Ok(Options {
+    Ok(CheckOptions {
         library,
         entry: named.unwrap_or_else(usual),
         config_path: prepared.device.path,
@@ -170,7 +170,7 @@ pub fn run_case(args: &CaseArgs) -> Result<ExitCode, Failure> {
     let failed = |what: String| unusable(format!("this command is for `plugin check` itself: {what}"), None);
     let case = check::case(&args.case).ok_or_else(|| failed(format!("no case '{}'", args.case)))?;
     let order = std::fs::read(&args.order).map_err(|e| failed(e.to_string()))?;
-    let options: Options = serde_json::from_slice(&order).map_err(|e| failed(e.to_string()))?;
+    let options: CheckOptions = serde_json::from_slice(&order).map_err(|e| failed(e.to_string()))?;
     let verdict = check::run_here(case, &options);
     let answer = serde_json::to_vec(&verdict).map_err(|e| failed(e.to_string()))?;
     std::fs::write(&args.answer, answer).map_err(|e| failed(e.to_string()))?;

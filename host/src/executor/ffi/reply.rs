@@ -13,7 +13,7 @@ use coda_plugin_abi::{Connectivity, Device, Error, ErrorCode, Hooks, Outcome, St
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
+use super::CallAnswer;
 use super::services::{copied, lent, quietly};
 
 /// Collects what a plugin replies during one call, from whatever thread of its own.
@@ -21,7 +21,7 @@ pub(super) struct Reply(Mutex<Replies>);
 
 #[derive(Default)]
 pub(super) struct Replies {
-    pub answers: Vec<Answer>,
+    pub answers: Vec<CallAnswer>,
     /// Replies for an index beyond the jobs of the call, or for one that was answered already.
     pub surplus: usize,
     pub whole: Option<Error>,
@@ -44,7 +44,7 @@ pub struct DeviceReply {
 
 impl DeviceReply {
     /// Of no device.
-    pub fn none() -> DeviceReply {
+    pub fn empty() -> DeviceReply {
         DeviceReply {
             device: Device::new("", 0, []),
             hooks: Hooks::default(),

@@ -141,11 +141,11 @@ pub struct JobContext {
 impl JobContext {
     /// A context apart from every executor's, for tests and tools.
     pub fn new(plugin: Arc<str>, job_id: JobId) -> JobContext {
-        JobContext::of(Arc::new(Common::new(plugin)), job_id)
+        JobContext::in_executor(Arc::new(Common::new(plugin)), job_id)
     }
 
     /// A context of an executor; an empty id stands for the executor itself.
-    pub fn of(common: Arc<Common>, job_id: JobId) -> JobContext {
+    pub fn in_executor(common: Arc<Common>, job_id: JobId) -> JobContext {
         JobContext {
             common,
             job_id,

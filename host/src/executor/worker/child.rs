@@ -244,7 +244,7 @@ fn serve(worker: &Worker, mut socket: UnixStream) -> io::Result<bool> {
 impl Worker {
     /// Makes a call known to the control thread until `end` is told of it.
     fn begin(&self, id: &str) -> Arc<JobContext> {
-        let context = Arc::new(JobContext::of(self.common.clone(), id.into()));
+        let context = Arc::new(JobContext::in_executor(self.common.clone(), id.into()));
         self.running.lock().insert(id.to_string(), context.clone());
         context
     }

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::super::ffi::{BatchAnswers, CallEvolve, CallJob};
-use super::super::wire::{self, Garbled, MAX_FRAME, Reader, Writer};
+use super::super::wire::{self, FrameReader, FrameWriter, Garbled, MAX_FRAME};
 use super::spec::{StepOutcome, WorkerSpec};
 
 /// A message is longer than a frame may be.
@@ -108,8 +108,8 @@ impl Frame {
     }
 }
 
-fn encode(kind: Kind, put: impl FnOnce(&mut Writer)) -> Result<Vec<u8>, TooLong> {
-    let mut writer = Writer::new(kind as u8);
+fn encode(kind: Kind, put: impl FnOnce(&mut FrameWriter)) -> Result<Vec<u8>, TooLong> {
+    let mut writer = FrameWriter::new(kind as u8);
     put(&mut writer);
     writer.finish().ok_or(TooLong)
 }
@@ -121,7 +121,7 @@ fn encode_json(kind: Kind, value: &impl Serialize) -> Result<Vec<u8>, TooLong> {
 }
 
 fn decode_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Garbled> {
-    serde_json::from_str(Reader::new(body).text()?).map_err(|_| Garbled)
+    serde_json::from_str(FrameReader::new(body).text()?).map_err(|_| Garbled)
 }
 
 /// What the host asks of a slot. The first three steps go to slot 0 alone: check, create, and destroy at the end.
@@ -160,7 +160,7 @@ impl SlotRequest<'_> {
     }
 }
 
-fn put_job(w: &mut Writer, job: &CallJob<'_>) {
+fn put_job(w: &mut FrameWriter, job: &CallJob<'_>) {
     w.text(job.job_id);
     w.u32(job.shots);
     wire::put_program(w, job.program);
@@ -198,7 +198,7 @@ impl ReceivedRequest {
     /// # Errors
     /// When the frame holds no request that can be read.
     pub fn decode(frame: &Frame) -> Result<ReceivedRequest, Garbled> {
-        let mut r = Reader::new(&frame.body);
+        let mut r = FrameReader::new(&frame.body);
         Ok(match frame.kind {
             Kind::Check => ReceivedRequest::Check(decode_json(&frame.body)?),
             Kind::Create => ReceivedRequest::Create,
@@ -219,7 +219,7 @@ impl ReceivedRequest {
     }
 }
 
-fn received_job(r: &mut Reader<'_>) -> Result<ReceivedJob, Garbled> {
+fn received_job(r: &mut FrameReader<'_>) -> Result<ReceivedJob, Garbled> {
     Ok(ReceivedJob { id: r.text()?.to_string(), shots: r.u32()?, program: wire::program(r)? })
 }
 
@@ -256,7 +256,7 @@ impl SlotAnswer {
     /// # Errors
     /// When the frame holds no answer that can be read.
     pub fn decode(frame: &Frame) -> Result<SlotAnswer, Garbled> {
-        let mut r = Reader::new(&frame.body);
+        let mut r = FrameReader::new(&frame.body);
         Ok(match frame.kind {
             Kind::Step => SlotAnswer::Step(decode_json(&frame.body)?),
             Kind::Jobs => SlotAnswer::Jobs(batch(&mut r)?),
@@ -271,7 +271,7 @@ impl SlotAnswer {
     }
 }
 
-fn put_batch(w: &mut Writer, batch: &BatchAnswers) {
+fn put_batch(w: &mut FrameWriter, batch: &BatchAnswers) {
     w.u16(batch.whole.is_some().into());
     if let Some(error) = &batch.whole {
         wire::put_error(w, error);
@@ -281,7 +281,7 @@ fn put_batch(w: &mut Writer, batch: &BatchAnswers) {
     batch.answers.iter().for_each(|answer| wire::put_answer(w, answer.as_ref()));
 }
 
-fn batch(r: &mut Reader<'_>) -> Result<BatchAnswers, Garbled> {
+fn batch(r: &mut FrameReader<'_>) -> Result<BatchAnswers, Garbled> {
     let whole = match r.u16()? {
         0 => None,
         _ => Some(wire::error(r)?),
@@ -366,7 +366,7 @@ impl<'a> WorkerEvent<'a> {
     /// # Errors
     /// When the frame holds no event that can be read.
     pub fn decode(frame: &'a Frame) -> Result<WorkerEvent<'a>, Garbled> {
-        let mut r = Reader::new(&frame.body);
+        let mut r = FrameReader::new(&frame.body);
         Ok(match frame.kind {
             Kind::Log => WorkerEvent::Log { level: r.u32()?, job_id: r.text()?, text: r.text()? },
             Kind::Progress => WorkerEvent::Progress { job_id: r.text()?, done: r.u64()?, total: r.u64()? },

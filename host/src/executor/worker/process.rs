@@ -1,6 +1,6 @@
 //! One process of a plugin: its sockets, its output, its end.
 //!
-//! Every wait on a socket ends when the process does: whoever waits for its end shuts the sockets down.
+//! Every wait on a socket ends when the process does: the thread that waits for its end shuts the sockets down.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -108,7 +108,7 @@ impl Process {
         let watched = process.clone();
         thread("exec-wait".into(), move || {
             let how = watched.wait(child);
-            // Nobody listens for a process that was only tried.
+            // A process that was only tried has no keeper.
             tell.send(how).ok();
         })?;
         Ok((process, ended))
@@ -121,7 +121,7 @@ impl Process {
         let how = match (&end.killed, status) {
             (Some(why), _) => format!("was killed: {why}"),
             (None, Ok(status)) => describe_exit(status),
-            (None, Err(e)) => format!("ended, nobody knows how: {e}"),
+            (None, Err(e)) => format!("ended in an unknown way: {e}"),
         };
         end.how = Some(how.clone());
         drop(end);
