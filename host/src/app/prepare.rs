@@ -20,14 +20,14 @@ use crate::executor::watchdog::Limits;
 use crate::executor::worker::Restart;
 use crate::executor::{Executor, RunDone, StartRequest};
 use crate::model::Secret;
-use crate::state::credentials::{self, Stored};
+use crate::state::credentials::{self, StoredCredentials};
 use crate::sys::Dispositions;
 
 /// Settings, device config and stored credentials of a start.
 pub struct Prepared {
     pub settings: Settings,
     pub device: DeviceConfig,
-    pub(super) stored: Option<Stored>,
+    pub(super) stored: Option<StoredCredentials>,
     /// Every setting with its origin, secrets masked.
     pub shown: Vec<Shown>,
 }
