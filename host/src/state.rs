@@ -1,5 +1,5 @@
-//! What outlives the process: secure files, the stored credentials, the embedded database, and the marks of
-//! running jobs.
+//! What survives the process: secure files, the stored credentials, the embedded database, and the journals of running
+//! jobs and their answers.
 
 pub mod answer_journal;
 pub mod credentials;

@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-/// How a job left the host.
+/// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobOutcome {
     Completed,
@@ -33,7 +33,7 @@ impl EncodeLabelValue for JobOutcome {
     }
 }
 
-/// What became of a webhook attempt.
+/// How a webhook attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttemptResult {
     Accepted,
@@ -80,13 +80,13 @@ pub struct Metrics {
     pub redis_reconnects: Counter,
 }
 
-/// From a tenth of a millisecond to about 28 minutes.
+/// A histogram from a tenth of a millisecond to about 28 minutes.
 fn seconds() -> Histogram {
     Histogram::new(prometheus_client::metrics::histogram::exponential_buckets(0.0001, 4.0, 13))
 }
 
 impl Default for Metrics {
-    /// Those of one host, all at their start.
+    /// The metrics of one host, all at zero.
     fn default() -> Metrics {
         let mut r = Registry::with_prefix("coda_host");
         let mut m = Metrics {
@@ -139,7 +139,7 @@ impl Metrics {
         self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// The text that Prometheus reads, with the plugin in use, by its labels, and the gauges of its own.
+    /// The text that Prometheus reads, with labels of the plugin in use and the gauges that the plugin sets.
     pub fn render_with(&self, plugin: &[(&'static str, &str)], gauges: &[(String, f64)]) -> String {
         const END: &str = "# EOF\n";
         let mut text = self.render();

@@ -192,3 +192,20 @@ async fn a_cloud_that_is_down_gets_its_results_when_it_is_back() {
     }
     bed.wait_nothing_pending().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_the_operator_drops_ends_without_counting_as_accepted() {
+    let bed = Plan::simulator("").start().await;
+    bed.cloud.on_webhook(|_| Some(Answer::status(503)));
+    bed.submit("J1", &example(), 100).await;
+    holds("it was tried", async || bed.attempts("J1").0 > 0).await;
+    let said = bed.cli(&["results", "drop", "J1"]).await;
+    assert_eq!(said.code, 0, "{said:?}");
+    bed.wait_nothing_pending().await;
+    holds("nothing is left", async || bed.ready().await.1["undelivered"] == 0).await;
+    assert!(bed.ready().await.1["last_job_at"].is_null(), "no success webhook was accepted");
+    assert_eq!(bed.metric("coda_host_webhook_attempts_total{result=\"accepted\"}").await, 0);
+    assert_eq!(bed.attempts("J1").1, 0);
+    bed.cloud.clear_hooks();
+    bed.good_job_goes_through("J2").await;
+}

@@ -19,14 +19,14 @@ use crate::executor::locate::{self, Located};
 use crate::executor::worker::Restart;
 use crate::executor::{Executor, RunLimits, SlotReport, StartRequest, WhenStuck};
 use crate::model::Secret;
-use crate::state::credentials::{self, Stored};
+use crate::state::credentials::{self, StoredCredentials};
 use crate::sys::Dispositions;
 
 /// Settings, device config and stored credentials of a start.
 pub struct Prepared {
     pub settings: Settings,
     pub device: DeviceConfig,
-    pub(super) stored: Option<Stored>,
+    pub(super) stored: Option<StoredCredentials>,
     /// Every setting with its origin, secrets masked.
     pub shown: Vec<Shown>,
 }

@@ -9,7 +9,7 @@ use crate::cloud::http::HttpClient;
 use crate::cloud::provision::{self, Accepted, Registration, Spent};
 use crate::config::settings::Settings;
 use crate::error::{Explain, Failure};
-use crate::state::credentials::Stored;
+use crate::state::credentials::StoredCredentials;
 use crate::vpn::guard::Guard;
 use crate::vpn::openvpn::Openvpn;
 use crate::vpn::profile::{self, Checked};
@@ -22,7 +22,7 @@ use crate::vpn::profile::{self, Checked};
 pub async fn connect(
     client: &HttpClient,
     settings: &Settings,
-    stored: Option<&Stored>,
+    stored: Option<&StoredCredentials>,
     connectivity: Option<&[(u16, u16)]>,
     openvpn: &Openvpn,
 ) -> Result<(Registration, Guard), Failure> {

@@ -16,7 +16,7 @@ use super::jwt::{KeyError, PrivateKey, Signer};
 use crate::config::settings::{CloudSettings, Identity, Settings, VpnSettings};
 use crate::error::{Explain, exit};
 use crate::model::Secret;
-use crate::state::credentials::{self, CredentialsError, Stored, StoredConfig};
+use crate::state::credentials::{self, CredentialsError, StoredConfig, StoredCredentials};
 
 /// A host that the cloud has accepted.
 #[derive(Debug, Clone)]
@@ -123,7 +123,7 @@ fn used_up(hint: Option<String>) -> String {
 
 /// Whether a start with this token reconnects with the stored credentials. The settings take stored values
 /// into account exactly when it does.
-pub fn reconnects(token: Option<&Secret>, stored: Option<&Stored>) -> bool {
+pub fn reconnects(token: Option<&Secret>, stored: Option<&StoredCredentials>) -> bool {
     match (token, stored) {
         (None, _) => true,
         (Some(token), Some(stored)) => stored.usable() && stored.redeemed_by(token),
@@ -132,7 +132,7 @@ pub fn reconnects(token: Option<&Secret>, stored: Option<&Stored>) -> bool {
 }
 
 /// Whether a start with these settings redeems a one-time token.
-pub fn redeems(settings: &Settings, stored: Option<&Stored>) -> bool {
+pub fn redeems(settings: &Settings, stored: Option<&StoredCredentials>) -> bool {
     let token = settings.credentials.node_token.as_ref();
     token.is_some() && !reconnects(token, stored)
 }
@@ -153,7 +153,7 @@ pub struct Accepted {
 pub async fn ask(
     client: &HttpClient,
     settings: &Settings,
-    stored: Option<&Stored>,
+    stored: Option<&StoredCredentials>,
     connectivity: Option<&[(u16, u16)]>,
 ) -> Result<Accepted, ProvisionError> {
     let dir = &settings.dirs.credentials;
@@ -176,7 +176,7 @@ pub async fn ask(
     }
     let (bearer, shown) = match token {
         Some(token) => {
-            let stored = stored.is_some_and(Stored::usable);
+            let stored = stored.is_some_and(StoredCredentials::usable);
             (Bearer::new(token).map_err(ProvisionError::Token)?, Shown::Token { stored })
         }
         None => (held_signer(settings)?.fresh()?, Shown::Key),

@@ -92,7 +92,7 @@ fn good(with_key: bool) -> Reply {
 }
 
 /// What the settings' loader does with stored values.
-fn load(settings: &mut Settings) -> Option<Stored> {
+fn load(settings: &mut Settings) -> Option<StoredCredentials> {
     let stored = credentials::load(&settings.dirs.credentials).unwrap();
     if reconnects(settings.credentials.node_token.as_ref(), stored.as_ref())
         && let Some(stored) = &stored

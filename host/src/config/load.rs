@@ -12,7 +12,7 @@ use super::settings::{
 };
 use super::source::{Shown, Source};
 use crate::model::Secret;
-use crate::state::credentials::Stored;
+use crate::state::credentials::StoredCredentials;
 use crate::state::files;
 
 /// The process's surroundings, taken once at the start.
@@ -70,7 +70,7 @@ pub fn settings(
     env: &ProcessEnv,
     flags: HashMap<&'static str, String>,
     dirs: Dirs,
-    stored: Option<&Stored>,
+    stored: Option<&StoredCredentials>,
 ) -> Result<(Settings, Vec<Shown>), ConfigError> {
     let mut s = Source::new(env.environment.clone(), flags);
     let empty = crate::state::credentials::StoredConfig::default();

@@ -26,7 +26,7 @@ use super::event::{EventBatch, Fact, Request};
 use super::journal::{self, JobFact};
 use super::ledger::{self, Command, Refused, State};
 use super::stream::{StreamId, StreamKind};
-use request::{Append, Appended, Decide, Decided, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use request::{Append, AppendOutcome, Decide, Decision, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
 
 pub use error::{AppendError, LogError};
 pub use row::Row;
@@ -59,7 +59,7 @@ pub struct OpenReservation {
 }
 
 /// A reservation and whether this request made it.
-pub struct Requested {
+pub struct RequestOutcome {
     pub reservation_id: String,
     pub state: State,
     pub created: bool,
@@ -112,7 +112,7 @@ impl Log {
         }
     }
 
-    async fn append(&self, append: Append) -> Result<Appended, AppendError> {
+    async fn append(&self, append: Append) -> Result<AppendOutcome, AppendError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Append(append, answer))?;
         wait.await.map_err(|_| LogError::Stopped)?
@@ -132,14 +132,14 @@ impl Log {
         reservation_id: &str,
         caller: &str,
         request: Request,
-    ) -> Result<Requested, AppendError> {
+    ) -> Result<RequestOutcome, AppendError> {
         let key = request.idempotency_key.clone();
         let key = key.map(|key| IdempotencyKey { caller: caller.to_string(), key });
         let decide = reservation_decision(self.location.clone(), Command::Request(request));
         let stream = StreamId::reservation(reservation_id);
         let appended = self.append(Append { stream, key, reads: ReadRows::All, decide }).await?;
         let state = self.folded(&appended.rows)?.ok_or(Refused::Unknown)?;
-        Ok(Requested { reservation_id: appended.stream.id, state, created: appended.is_new })
+        Ok(RequestOutcome { reservation_id: appended.stream.id, state, created: appended.is_new })
     }
 
     /// Records what happened to a reservation; on disk when it returns.
@@ -217,7 +217,7 @@ impl Log {
             journal::may_follow(before.iter(), &fact)?;
             let ends = matches!(fact, JobFact::Completed { .. } | JobFact::Failed { .. });
             let open_until = (!ends).then_some(NO_DEADLINE);
-            Ok(Decided { bodies: vec![fact_json(&fact)], open_until })
+            Ok(Decision { bodies: vec![fact_json(&fact)], open_until })
         };
         let stream = StreamId::job(job_id);
         let append = Append { stream, key: None, reads: ReadRows::Last, decide: Box::new(decide) };
@@ -313,7 +313,7 @@ fn reservation_decision(location: Arc<str>, command: Command) -> Decide {
         }
         let open = after.filter(|s| !s.transition.is_terminal());
         let until = |s: State| s.requested_at.saturating_add(micros(s.request.ttl_seconds));
-        Ok(Decided { bodies: new.iter().map(fact_json).collect(), open_until: open.map(until) })
+        Ok(Decision { bodies: new.iter().map(fact_json).collect(), open_until: open.map(until) })
     })
 }
 

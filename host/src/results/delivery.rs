@@ -80,7 +80,7 @@ pub enum AttemptEnd {
     Dropped,
 }
 
-/// What the queue is told.
+/// What happens to deliveries.
 #[derive(Debug)]
 pub enum DeliveryEvent {
     /// A stored result is to be delivered.

@@ -109,7 +109,7 @@ impl OriginQueue {
 
 /// Waiting for the time that it is filed under.
 #[derive(Debug)]
-struct Sleeping {
+struct SleepingDelivery {
     entry: Entry,
     /// The server asked for the pause, so an origin that accepts again does not end it.
     asked_by_server: bool,
@@ -117,14 +117,14 @@ struct Sleeping {
 
 /// Waiting for a heartbeat that is accepted after this many.
 #[derive(Debug)]
-struct AwaitingAuth {
+struct DeliveryAwaitingAuth {
     entry: Entry,
     accepted_before: u64,
 }
 
 /// A delivery that has ended and is not on disk yet.
 #[derive(Debug)]
-struct Ended {
+struct EndedDelivery {
     entry: Entry,
     outcome: DeliveryOutcome,
     refused: Option<String>,
@@ -142,11 +142,11 @@ pub struct DeliveryQueue {
     ready_origins: VecDeque<Arc<str>>,
     in_flight: HashMap<DeliveryId, Entry>,
     retries_in_flight: usize,
-    sleeping: BTreeMap<(Duration, DeliveryId), Sleeping>,
-    awaiting_auth: Vec<AwaitingAuth>,
-    recording: HashMap<DeliveryId, Ended>,
+    sleeping: BTreeMap<(Duration, DeliveryId), SleepingDelivery>,
+    awaiting_auth: Vec<DeliveryAwaitingAuth>,
+    recording: HashMap<DeliveryId, EndedDelivery>,
     /// Ends that could not be written, by the time of the next try.
-    unrecorded: BTreeMap<(Duration, DeliveryId), Ended>,
+    unrecorded: BTreeMap<(Duration, DeliveryId), EndedDelivery>,
     heartbeats_accepted: u64,
     body_bytes: usize,
     draining: bool,
@@ -306,7 +306,7 @@ impl DeliveryQueue {
         self.retries_in_flight -= usize::from(!was_first_attempt);
         entry.delivery.attempts = entry.delivery.attempts.saturating_add(1);
 
-        let ended = |entry, outcome, refused| Ended {
+        let ended = |entry, outcome, refused| EndedDelivery {
             entry,
             outcome,
             refused,
@@ -326,7 +326,8 @@ impl DeliveryQueue {
             AttemptEnd::Dropped => report(ended(entry, DeliveryOutcome::Dropped, None), effects),
             AttemptEnd::Unauthorized { why } => {
                 effects.push(failure(&entry, why, NextAttempt::AfterHeartbeat));
-                self.awaiting_auth.push(AwaitingAuth { entry, accepted_before: self.heartbeats_accepted });
+                self.awaiting_auth
+                    .push(DeliveryAwaitingAuth { entry, accepted_before: self.heartbeats_accepted });
                 first_attempt_ended(was_first_attempt, effects);
             }
             AttemptEnd::Failed { retry_after, why } => {
@@ -362,11 +363,11 @@ impl DeliveryQueue {
             queue.sleeping += 1;
         }
         let key = (now + pause, entry.id);
-        self.sleeping.insert(key, Sleeping { entry, asked_by_server: retry_after.is_some() });
+        self.sleeping.insert(key, SleepingDelivery { entry, asked_by_server: retry_after.is_some() });
     }
 
     /// Has the end of a delivery written to disk; it is reported once it is there.
-    fn record(&mut self, ended: Ended, effects: &mut Vec<DeliveryEffect>) {
+    fn record(&mut self, ended: EndedDelivery, effects: &mut Vec<DeliveryEffect>) {
         let Entry { id, delivery } = &ended.entry;
         effects.push(DeliveryEffect::RecordEnd(EndRecord {
             id: *id,
@@ -408,7 +409,7 @@ impl DeliveryQueue {
         if failures < OUTAGE_FAILURES || queue.sleeping == 0 {
             return;
         }
-        let may_wake = |s: &Sleeping| !s.asked_by_server && s.entry.delivery.origin == *origin;
+        let may_wake = |s: &SleepingDelivery| !s.asked_by_server && s.entry.delivery.origin == *origin;
         let keys: Vec<_> = self.sleeping.iter().filter(|(_, s)| may_wake(s)).map(|(key, _)| *key).collect();
         effects.push(DeliveryEffect::OriginRecovered { origin: origin.clone(), woken: keys.len() });
         for key in keys {
@@ -448,7 +449,7 @@ fn failure(entry: &Entry, why: String, next: NextAttempt) -> DeliveryEffect {
     })
 }
 
-fn report(ended: Ended, effects: &mut Vec<DeliveryEffect>) {
+fn report(ended: EndedDelivery, effects: &mut Vec<DeliveryEffect>) {
     let PendingDelivery { message_id, status, unwritten, .. } = ended.entry.delivery;
     effects.push(DeliveryEffect::Report(FinishedDelivery {
         message_id,

@@ -1,4 +1,4 @@
-//! The one conversion from an executor's answer to what the cloud is told.
+//! The one conversion from an executor's answer to the result that is sent to the cloud.
 //!
 //! Every path (single run, batch, fallback, `coda-host run`) goes through [`conclude`], so the same circuit
 //! can't give different keys. An answer that breaks a rule fails the job with a message that names what was
@@ -26,7 +26,7 @@ pub struct Counts {
     pub shots_completed: Option<i64>,
 }
 
-/// How a job ended, as the cloud is told.
+/// How a job ended, as it is sent to the cloud.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conclusion {
     pub status: Status,
@@ -96,7 +96,7 @@ pub fn conclude(job_id: &str, judged: Result<Counts, String>) -> Conclusion {
             };
             match serde_json::to_vec(&body) {
                 Ok(body) => Conclusion { status: Status::Completed, error: None, body: body.into() },
-                // Not reachable with finite numbers and text keys; told rather than hidden.
+                // Not reachable with finite numbers and text keys; reported rather than hidden.
                 Err(e) => fail(job_id, &format!("the result could not be written as JSON: {e}")),
             }
         }

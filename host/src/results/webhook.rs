@@ -25,13 +25,13 @@ const EXCERPT: usize = 400;
 /// What came of an attempt.
 #[derive(Debug, Clone)]
 pub enum AttemptOutcome {
-    /// 2xx: the receiver has it.
+    /// The receiver answered 2xx: it has the result.
     Accepted,
-    /// Not now. `after`: what the receiver asked for.
+    /// The receiver can't take the result now; `after` is the pause that it asked for.
     Retry { after: Option<Duration>, why: String },
-    /// The fresh token was refused too: to be held until the cloud accepts our tokens again.
+    /// A fresh token was refused as well: the result waits until the cloud accepts our tokens again.
     Unauthorized { why: String },
-    /// Never.
+    /// The receiver refused the result for good.
     Refused { status: u16, excerpt: String },
     /// The URL may not be posted to; nothing was sent.
     Forbidden(PolicyError),

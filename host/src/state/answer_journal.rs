@@ -1,10 +1,10 @@
-//! Answers of the plugin between the return of a run and the result on disk.
+//! The plugin's answers, kept from the return of a run until the result is on disk.
 //!
-//! A SIGKILL in that moment would have the job run again. So the slot's thread appends each answer here before
-//! anything else happens with it: a plain write, which outlives the process in the page cache (a power cut loses it,
-//! and then the job runs again). At the next start the answer takes the place of a run. Old answers do no harm,
-//! their messages are never run again; the file is changed for a new one at a size that keeps the start quick.
-//! Very large answers are left out: writing them twice would cost more than a rare second run.
+//! A SIGKILL in that moment would make the job run again. So the slot's thread appends each answer here before it does
+//! anything else with it: a plain write, which survives the process in the page cache (a power cut loses it, and then
+//! the job runs again). At the next start the answer replaces a run. Old answers do no harm, because their messages are
+//! never run again; the file is rotated at a size that keeps the start quick. Very large answers are left out: writing
+//! them twice would cost more than a rare second run.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ use crate::model::MessageId;
 
 const FILE: &str = "answers";
 const OLD_FILE: &str = "answers.old";
-/// The file is changed beyond this size; two of them are read at the start.
+/// The file is rotated beyond this size; two of them are read at the start.
 const MAX_BYTES: u64 = 256 << 10;
 /// Answers with more counts than this are left out.
 const MAX_COUNTS: usize = 4096;
@@ -63,18 +63,20 @@ impl AnswerJournal {
     /// Opens the file and reads what is in it.
     ///
     /// # Errors
-    /// When it can't be opened or read.
+    /// When it can't be opened or read; the message names it.
     pub fn open(dir: &Path) -> io::Result<(AnswerJournal, KeptAnswers)> {
         let mut kept = KeptAnswers::new();
         for name in [OLD_FILE, FILE] {
-            match std::fs::read(dir.join(name)) {
-                Ok(bytes) => kept.extend(parse(&bytes)),
+            let path = dir.join(name);
+            match std::fs::read(&path) {
+                Ok(bytes) => kept.extend(read(&path, &bytes)),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(e),
+                Err(e) => return Err(named(&path, &e)),
             }
         }
-        let file = create(dir)?;
-        let size = file.metadata()?.len();
+        let path = dir.join(FILE);
+        let file = create(dir).map_err(|e| named(&path, &e))?;
+        let size = file.metadata().map_err(|e| named(&path, &e))?.len();
         Ok((AnswerJournal { file: Mutex::new((file, size)), dir: dir.to_path_buf() }, kept))
     }
 
@@ -82,7 +84,7 @@ impl AnswerJournal {
     pub fn keep(&self, id: MessageId, job: &str, answer: &Answer) {
         let stored = match answer {
             Ok(o) if o.counts.len() > MAX_COUNTS => return,
-            // Neither is JSON; such an answer fails its job anyway.
+            // NaN and infinity have no JSON; such an answer fails its job anyway.
             Ok(o) if o.execution_time_ms.is_some_and(|ms| !ms.is_finite()) => return,
             Ok(o) => {
                 Stored::Counts { counts: o.counts.clone(), ms: o.execution_time_ms, shots: o.shots_completed }
@@ -125,6 +127,24 @@ fn create(dir: &Path) -> io::Result<File> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW)
         .open(dir.join(FILE))
+}
+
+/// An error with the file that it is about.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// The answers of a file. Damage costs the job of that line another run, which is logged.
+fn read(path: &Path, bytes: &[u8]) -> Vec<(MessageId, KeptAnswer)> {
+    let answers: Vec<_> = parse(bytes).collect();
+    // A line without its end is what a crash leaves, and no damage.
+    let complete = bytes.iter().filter(|b| **b == b'\n').count();
+    let damaged = complete.saturating_sub(answers.len());
+    if damaged > 0 {
+        let path = path.display();
+        tracing::warn!(%path, damaged, "kept answers can't be read; if their jobs had not ended they run again");
+    }
+    answers
 }
 
 /// The complete lines; the last one may be torn.
@@ -193,5 +213,39 @@ mod tests {
         }
         let (_, kept) = AnswerJournal::open(dir.path()).unwrap();
         assert!(kept.contains_key(&id(9_999)) && kept.contains_key(&id(9_000)) && !kept.contains_key(&id(0)));
+    }
+
+    #[test]
+    fn a_damaged_line_costs_its_own_answer_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let answer: Answer = Ok(Outcome::from_counts([("0".to_string(), 1)]));
+        {
+            let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
+            (1..=3).for_each(|n| answers.keep(id(n), "J", &answer));
+        }
+        let path = dir.path().join(FILE);
+        let text = std::fs::read_to_string(&path).unwrap().replace("\"2-0\"", "\"2-");
+        std::fs::write(&path, text).unwrap();
+        let (_, kept) = AnswerJournal::open(dir.path()).unwrap();
+        assert!(kept.contains_key(&id(1)) && !kept.contains_key(&id(2)) && kept.contains_key(&id(3)));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join(FILE)).unwrap();
+        let error = AnswerJournal::open(dir.path()).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains(&*dir.path().join(FILE).to_string_lossy()), "{error}");
+    }
+
+    #[test]
+    fn an_answer_with_very_many_counts_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let counts = (0..=MAX_COUNTS).map(|n| (format!("{n:013b}"), 1));
+        {
+            let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
+            answers.keep(id(1), "J", &Ok(Outcome::from_counts(counts)));
+        }
+        assert!(AnswerJournal::open(dir.path()).unwrap().1.is_empty());
     }
 }

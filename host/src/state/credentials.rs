@@ -48,7 +48,7 @@ impl Explain for CredentialsError {
     fn hint(&self) -> Option<String> {
         match self {
             CredentialsError::File(e) => e.hint(),
-            _ => Some("mend the file, or start afresh: coda-host reset, then a new node token".into()),
+            _ => Some("correct the file, or start over: coda-host reset, then a new node token".into()),
         }
     }
 
@@ -82,7 +82,7 @@ pub struct StoredConfig {
 
 /// The stored credentials as a whole.
 #[derive(Debug, Clone)]
-pub struct Stored {
+pub struct StoredCredentials {
     pub config: StoredConfig,
     /// PEM; `None` when the file that the config names is missing or empty.
     pub private_key: Option<Secret>,
@@ -91,7 +91,7 @@ pub struct Stored {
     redeemed: Option<String>,
 }
 
-impl Stored {
+impl StoredCredentials {
     /// Whether these credentials were got for this very token.
     pub fn redeemed_by(&self, token: &Secret) -> bool {
         self.redeemed.as_deref() == Some(&token_hash(token))
@@ -104,7 +104,7 @@ impl Stored {
 }
 
 /// Reads the credentials in `dir`; `None` when there are none.
-pub fn load(dir: &Path) -> Result<Option<Stored>, CredentialsError> {
+pub fn load(dir: &Path) -> Result<Option<StoredCredentials>, CredentialsError> {
     let path = dir.join(CONFIG_FILE);
     let Some(content) = files::read(&path, LIMIT)? else { return Ok(None) };
     if content.trim_ascii().is_empty() {
@@ -117,7 +117,7 @@ pub fn load(dir: &Path) -> Result<Option<Stored>, CredentialsError> {
     let key_path = dir.join(config.jwt_private_key_path.as_deref().unwrap_or(Path::new(KEY_FILE)));
     let private_key = text(&key_path)?.filter(|t| !t.trim().is_empty()).map(Secret::new);
     let redeemed = text(&dir.join(TOKEN_FILE))?.map(|t| t.trim().to_owned());
-    Ok(Some(Stored { config, private_key, key_path, redeemed }))
+    Ok(Some(StoredCredentials { config, private_key, key_path, redeemed }))
 }
 
 /// Whether [`save`] would find a place for its files. Asked before a one-time token is spent.

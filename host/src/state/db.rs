@@ -172,7 +172,7 @@ impl Store {
 
     /// Forgets the deaths of a message that has ended.
     pub fn clear_deaths(&self, id: MessageId) {
-        self.lazy(Op::Alive(id));
+        self.lazy(Op::ClearDeaths(id));
     }
 
     /// What history knows of these messages.

@@ -208,3 +208,28 @@ async fn history_is_exact_for_messages_of_one_millisecond() {
     assert_eq!(found, [true, false, true, false]);
     store.close();
 }
+
+#[tokio::test]
+async fn a_damaged_row_is_an_error_where_it_is_asked_for_and_keeps_nothing_else_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q").unwrap();
+    for n in 1..=4 {
+        store.insert(row(n)).await.unwrap();
+    }
+    store.record_delivered(id(4)).await.unwrap();
+    store.record_death(id(2)).await.unwrap();
+    store.close();
+    let damage = "UPDATE results SET status = 'complete' WHERE message_id = '1-0';
+                  UPDATE results SET phase = '' WHERE message_id = '2-0';
+                  UPDATE history SET status = '?';
+                  INSERT INTO deaths (message_id, count) VALUES ('x', 1);";
+    Connection::open(dir.path().join(FILE)).unwrap().execute_batch(damage).unwrap();
+    let (store, contents) = open(&dir, "q").unwrap();
+    let ids: Vec<u64> = contents.rows.iter().map(|r| r.row.message_id.ms).collect();
+    assert_eq!(ids, [3], "the sound one is delivered");
+    assert_eq!(contents.deaths, [(id(2), 1)]);
+    let error = store.load_result(id(1)).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Read(_)) && error.to_string().contains("complete"), "{error}");
+    assert!(matches!(store.history_of(vec![id(4)]).await, Err(StoreError::Read(_))));
+    store.close();
+}

@@ -1,11 +1,11 @@
-//! Secret files: private from birth, whole or not at all, and never somebody else's.
+//! Secret files: private from the start, whole or absent, and owned by this user.
 //!
 //! [`write`] makes a new 0600 file beside the target, syncs it, renames it over the target and syncs the
 //! directory: a reader sees the old content or the new one, whatever happens, and what stood there before
 //! (a link, a FIFO, a file with a loose mode) is replaced, never written through. [`read`] opens without
 //! following a link and without waiting for a FIFO's writer, then accepts only a regular file of the running
 //! user with mode 0600. Directories, pipes and links are told apart in the error, with the command that
-//! mends it.
+//! corrects it.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -31,7 +31,7 @@ pub enum FileError {
     Owner { path: PathBuf, owner: u32, user: u32 },
     #[error("{} is larger than the {limit} bytes such a file may have", .path.display())]
     TooLarge { path: PathBuf, limit: u64 },
-    #[error("{} is no place for a file: it names no directory entry", .path.display())]
+    #[error("{} can't be a file: the path names no directory entry", .path.display())]
     NoName { path: PathBuf },
     #[error("the user this process runs as could not be found out from /proc/self/status")]
     User(#[source] io::Error),
@@ -136,8 +136,8 @@ pub fn private(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Whether [`write`] would work, as far as that can be told: the directory takes new files, and the name isn't
-/// held by what a rename can't replace.
+/// Whether [`write`] would work, as far as that can be known: the directory takes new files, and nothing at
+/// `path` is of a kind that a rename can't replace.
 pub fn can_write(path: &Path) -> Result<(), FileError> {
     let io = |action| move |source| FileError::Io { path: path.to_path_buf(), action, source };
     tempfile::tempfile_in(parent(path)).map_err(io("created"))?;

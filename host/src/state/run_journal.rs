@@ -1,8 +1,8 @@
-//! Which messages each slot is running, kept where a SIGKILL can't take it.
+//! Which messages each slot is running, kept in a file that survives a SIGKILL.
 //!
-//! Before a call the slot's record is overwritten with the message ids of its jobs, afterwards it is
-//! emptied. Nothing is fsynced: the page cache outlives the process, and a power cut only makes the count
-//! of deaths too small. An orderly stop empties the records, so three operator restarts don't fail a job.
+//! Before a call the slot's record is overwritten with the message ids of its jobs; after the call it is emptied.
+//! Nothing is fsynced: the page cache survives the process, and a power cut only makes the count of deaths too small.
+//! An orderly stop empties the records, so three restarts by an operator do not fail a job.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::model::MessageId;
 
 const FILE: &str = "running";
-/// One slot's record: a batch of 10 ids of at most 41 bytes, and room for larger batches.
+/// One slot's record: holds a batch of 10 ids of at most 41 bytes, and larger batches.
 const RECORD_BYTES: usize = 4096;
 
 /// The journal file, held open.
@@ -38,7 +38,7 @@ impl RunJournal {
             .open(&path)
             .map_err(named)?;
         if !file.metadata().map_err(named)?.is_file() {
-            return Err(named(std::io::Error::other("it is no regular file")));
+            return Err(named(std::io::Error::other("not a regular file")));
         }
         let content = std::fs::read(&path).map_err(named)?;
         let left = content.chunks(RECORD_BYTES).flat_map(parse).collect();
@@ -46,21 +46,21 @@ impl RunJournal {
         Ok((RunJournal { file, path }, left))
     }
 
-    /// Notes that `slot` is about to run these messages.
+    /// Records that `slot` is about to run these messages.
     pub fn begin(&self, slot: usize, ids: impl Iterator<Item = MessageId>) {
         let mut record = [0u8; RECORD_BYTES];
         let mut used = 0;
         for id in ids {
             let text = format!("{id}\n");
-            let Some(room) = record.get_mut(used..used + text.len()) else { break };
-            room.copy_from_slice(text.as_bytes());
+            let Some(target) = record.get_mut(used..used + text.len()) else { break };
+            target.copy_from_slice(text.as_bytes());
             used += text.len();
         }
         // With the NUL that ends it.
         self.put(slot, &record[..RECORD_BYTES.min(used + 1)]);
     }
 
-    /// Notes that the slot's call has come back.
+    /// Records that the slot's call has returned.
     pub fn end(&self, slot: usize) {
         self.put(slot, &[0]);
     }
@@ -68,7 +68,7 @@ impl RunJournal {
     fn put(&self, slot: usize, record: &[u8]) {
         if let Err(error) = self.file.write_at(record, (slot * RECORD_BYTES) as u64) {
             let path = self.path.display();
-            tracing::warn!(%path, %error, "running jobs can't be noted; deaths would not be counted");
+            tracing::warn!(%path, %error, "running jobs can't be recorded; a death of the process would not be counted");
         }
     }
 }
@@ -100,5 +100,29 @@ mod tests {
         journal.end(2);
         drop(journal);
         assert!(RunJournal::open(dir.path()).unwrap().1.is_empty());
+    }
+
+    #[test]
+    fn a_batch_that_is_larger_than_a_record_is_cut_at_whole_ids() {
+        let dir = tempfile::tempdir().unwrap();
+        let ids: Vec<MessageId> = (0..1000).map(|seq| MessageId { ms: 1_700_000_000_000, seq }).collect();
+        {
+            let (journal, _) = RunJournal::open(dir.path()).unwrap();
+            journal.begin(0, ids.iter().copied());
+            journal.begin(1, [MessageId { ms: 7, seq: 0 }].into_iter());
+        }
+        let (_, left) = RunJournal::open(dir.path()).unwrap();
+        assert!(left.len() > 100 && left.len() < 1000, "{}", left.len());
+        let (last, of_first_slot) = left.split_last().unwrap();
+        assert_eq!(of_first_slot, &ids[..of_first_slot.len()]);
+        assert_eq!(*last, MessageId { ms: 7, seq: 0 });
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join(FILE)).unwrap();
+        let error = RunJournal::open(dir.path()).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("/running: "), "{error}");
     }
 }

@@ -153,7 +153,7 @@ pub fn open(path: &Path, schema: &Schema) -> Result<Connection, OpenError> {
 
 /// What became of a request that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeOutcome {
     /// It is answered; nothing of it waits for a transaction.
     Answered,
     /// It waits for the next transaction, which it does not cause at once.
@@ -167,7 +167,7 @@ pub trait SqliteWorker: Send + 'static {
     type Request: Send + 'static;
 
     /// Answers a request, or keeps it for the next transaction.
-    fn take(&mut self, request: Self::Request) -> Taken;
+    fn take(&mut self, request: Self::Request) -> TakeOutcome;
 
     /// How many requests wait for the next transaction.
     fn waiting(&self) -> usize;
@@ -266,9 +266,9 @@ fn run<W: SqliteWorker>(mut worker: W, inbox: &Receiver<Message<W::Request>>, gr
         let mut take = |message, is_urgent: &mut bool, stops: &mut bool| match message {
             Message::Stop => *stops = true,
             Message::Request(request) => match worker.take(request) {
-                Taken::Answered => {}
-                Taken::Deferred => drop(deferred_since.get_or_insert_with(Instant::now)),
-                Taken::Urgent => *is_urgent = true,
+                TakeOutcome::Answered => {}
+                TakeOutcome::Deferred => drop(deferred_since.get_or_insert_with(Instant::now)),
+                TakeOutcome::Urgent => *is_urgent = true,
             },
         };
         match next {

@@ -24,23 +24,23 @@ enum Ask {
 impl SqliteWorker for Recorder {
     type Request = Ask;
 
-    fn take(&mut self, request: Ask) -> Taken {
+    fn take(&mut self, request: Ask) -> TakeOutcome {
         match request {
             Ask::Now => {
                 self.waiting += 1;
-                Taken::Urgent
+                TakeOutcome::Urgent
             }
             Ask::Later => {
                 self.waiting += 1;
-                Taken::Deferred
+                TakeOutcome::Deferred
             }
             Ask::Read(answer) => {
                 answer.send(()).unwrap();
-                Taken::Answered
+                TakeOutcome::Answered
             }
             Ask::Block(until) => {
                 until.recv().unwrap_err();
-                Taken::Answered
+                TakeOutcome::Answered
             }
         }
     }

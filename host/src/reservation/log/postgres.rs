@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::error::{AppendError, LogError};
 use super::now_micros;
-use super::request::{Append, Appended, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use super::request::{Append, AppendOutcome, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
 use crate::backoff::Backoff;
 use crate::reservation::event::EventBatch;
@@ -261,7 +261,7 @@ impl Worker {
         client.query(sql, values).await.map_err(|e| LogError::Read(server_message(&e)))
     }
 
-    async fn append(&mut self, append: Append) -> Result<Appended, AppendError> {
+    async fn append(&mut self, append: Append) -> Result<AppendOutcome, AppendError> {
         let write = |e: tokio_postgres::Error| LogError::Write(server_message(&e));
         let client = self.client().await.map_err(LogError::Write)?;
         let tx = client.transaction().await.map_err(write)?;
@@ -271,7 +271,7 @@ impl Worker {
             if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
                 let stream = stream_named(known.get(0)).map_err(LogError::Read)?;
                 let rows = rows_of(&tx, &stream, ReadRows::All).await.map_err(write)?;
-                return Ok(Appended { stream, rows, is_new: false });
+                return Ok(AppendOutcome { stream, rows, is_new: false });
             }
         }
         let name = append.stream.to_string();
@@ -299,7 +299,7 @@ impl Worker {
             tx.execute(sql, &[caller, key, &name]).await.map_err(write)?;
         }
         tx.commit().await.map_err(write)?;
-        Ok(Appended { stream: append.stream, rows, is_new: true })
+        Ok(AppendOutcome { stream: append.stream, rows, is_new: true })
     }
 
     async fn append_batch(&mut self, batch: &EventBatch) -> Result<(), String> {

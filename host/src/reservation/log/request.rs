@@ -8,14 +8,14 @@ use crate::reservation::event::EventBatch;
 use crate::reservation::stream::{StreamId, StreamKind};
 
 /// What a decision appends.
-pub struct Decided {
+pub struct Decision {
     pub bodies: Vec<String>,
     /// The stream's deadline when it is open afterwards; none when it has ended.
     pub open_until: Option<i64>,
 }
 
 /// Looks at what is there and the time, and says what follows.
-pub type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decided, AppendError> + Send>;
+pub type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decision, AppendError> + Send>;
 
 /// One append.
 pub struct Append {
@@ -42,7 +42,7 @@ pub enum ReadRows {
 }
 
 /// The outcome of an append.
-pub struct Appended {
+pub struct AppendOutcome {
     pub stream: StreamId,
     /// The rows that were read, with the new ones.
     pub rows: Vec<Row>,
@@ -60,7 +60,7 @@ pub struct OpenStream {
 
 /// What a store is asked for.
 pub enum StoreRequest {
-    Append(Append, oneshot::Sender<Result<Appended, AppendError>>),
+    Append(Append, oneshot::Sender<Result<AppendOutcome, AppendError>>),
     /// To be written soon.
     Batches(Vec<EventBatch>),
     Rows {

@@ -11,11 +11,13 @@ use tokio::sync::oneshot;
 
 use super::error::{AppendError, LogError};
 use super::now_micros;
-use super::request::{Append, Appended, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use super::request::{Append, AppendOutcome, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
 use crate::reservation::event::EventBatch;
 use crate::reservation::stream::{StreamId, StreamKind, UnknownStream};
-use crate::state::sqlite_actor::{self, GroupCommit, OpenError, Schema, SqliteActor, SqliteWorker, Taken};
+use crate::state::sqlite_actor::{
+    self, GroupCommit, OpenError, Schema, SqliteActor, SqliteWorker, TakeOutcome,
+};
 
 const TABLES: &str = "
     CREATE TABLE events (
@@ -89,7 +91,7 @@ impl Sqlite {
     }
 }
 
-type Reply = oneshot::Sender<Result<Appended, AppendError>>;
+type Reply = oneshot::Sender<Result<AppendOutcome, AppendError>>;
 
 struct Writer {
     conn: Connection,
@@ -103,15 +105,15 @@ struct Writer {
 impl SqliteWorker for Writer {
     type Request = StoreRequest;
 
-    fn take(&mut self, request: StoreRequest) -> Taken {
+    fn take(&mut self, request: StoreRequest) -> TakeOutcome {
         match request {
             StoreRequest::Append(append, reply) => {
                 self.appends.push((append, reply));
-                return Taken::Urgent;
+                return TakeOutcome::Urgent;
             }
             StoreRequest::Batches(batches) => {
                 self.batches.extend(batches);
-                return Taken::Deferred;
+                return TakeOutcome::Deferred;
             }
             // A reader finds what was written before it asked.
             StoreRequest::Rows { stream, answer } => {
@@ -133,7 +135,7 @@ impl SqliteWorker for Writer {
                 }
             }
         }
-        Taken::Answered
+        TakeOutcome::Answered
     }
 
     fn waiting(&self) -> usize {
@@ -181,7 +183,7 @@ impl Writer {
         &mut self,
         appends: Vec<Append>,
         batches: &[EventBatch],
-    ) -> rusqlite::Result<Vec<Result<Appended, AppendError>>> {
+    ) -> rusqlite::Result<Vec<Result<AppendOutcome, AppendError>>> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut position: i64 =
             tx.query_row("SELECT coalesce(max(position), 0) FROM events", [], |r| r.get(0))?;
@@ -208,7 +210,7 @@ fn apply(
     tx: &Transaction<'_>,
     position: &mut i64,
     append: Append,
-) -> rusqlite::Result<Result<Appended, AppendError>> {
+) -> rusqlite::Result<Result<AppendOutcome, AppendError>> {
     if let Some(IdempotencyKey { caller, key }) = &append.key {
         let known: Option<String> = tx
             .prepare_cached("SELECT stream FROM keys WHERE caller = ?1 AND key = ?2")?
@@ -217,7 +219,7 @@ fn apply(
         if let Some(name) = known {
             let stream = stream_named(&name)?;
             let rows = rows_of(tx, &stream)?;
-            return Ok(Ok(Appended { stream, rows, is_new: false }));
+            return Ok(Ok(AppendOutcome { stream, rows, is_new: false }));
         }
     }
     let mut rows = match append.reads {
@@ -248,7 +250,7 @@ fn apply(
         tx.prepare_cached("INSERT INTO keys (caller, key, stream) VALUES (?1, ?2, ?3)")?
             .execute(params![caller, key, stream])?;
     }
-    Ok(Ok(Appended { stream: append.stream, rows, is_new: true }))
+    Ok(Ok(AppendOutcome { stream: append.stream, rows, is_new: true }))
 }
 
 /// A stream's name as it is read from the file; one that is none is damage of that row.

@@ -21,17 +21,17 @@ impl Status {
         }
     }
 
-    pub(super) fn from_name(name: &str) -> Status {
-        if name == "completed" { Status::Completed } else { Status::Failed }
+    pub(super) fn from_name(name: &str) -> Option<Status> {
+        [Status::Completed, Status::Failed].into_iter().find(|status| status.name() == name)
     }
 }
 
-/// Where a stored result is on its way.
+/// How far the delivery of a stored result has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// A cancel may still win.
     Stored,
-    /// It is going to the cloud, whatever comes.
+    /// A cancel comes too late: the result goes to the cloud.
     Announced,
     /// The cloud refused it for good.
     Refused,
@@ -46,12 +46,8 @@ impl Phase {
         }
     }
 
-    pub(super) fn from_name(name: &str) -> Phase {
-        match name {
-            "announced" => Phase::Announced,
-            "refused" => Phase::Refused,
-            _ => Phase::Stored,
-        }
+    pub(super) fn from_name(name: &str) -> Option<Phase> {
+        [Phase::Stored, Phase::Announced, Phase::Refused].into_iter().find(|phase| phase.name() == name)
     }
 }
 
@@ -97,7 +93,7 @@ pub struct DeadLetter {
     pub fields: String,
 }
 
-/// What was found at the start.
+/// What the database holds when the host starts.
 #[derive(Debug, Default)]
 pub struct StoreContents {
     pub rows: Vec<StoredRow>,

@@ -58,28 +58,56 @@ pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Stor
     let mut rows = query.query([qpu_id])?;
     let mut found = Vec::new();
     while let Some(r) = rows.next()? {
-        let Ok(id) = r.get::<_, String>(0)?.parse() else {
-            tracing::error!("a stored result has no readable message id; it is left where it is");
-            continue;
-        };
-        found.push(StoredRow {
-            row: result_row(r, id)?,
-            phase: Phase::from_name(&r.get::<_, String>(7)?),
-            attempts: r.get(8)?,
-            last_error: r.get(9)?,
-        });
+        let id: String = r.get(0)?;
+        // A damaged row must not keep the host from delivering the others.
+        match stored_row(r, &id) {
+            Ok(row) => found.push(row),
+            Err(error) => {
+                tracing::error!(message_id = id, %error, "a stored result can't be read; it is left where it is");
+            }
+        }
     }
     found.sort_by_key(|r| r.row.message_id);
     let mut deaths = conn.prepare("SELECT message_id, count FROM deaths")?;
-    let deaths = deaths.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, u32>(1)?)))?;
-    let deaths = deaths.collect::<rusqlite::Result<Vec<_>>>()?;
+    let mut rows = deaths.query([])?;
+    let mut deaths = Vec::new();
+    while let Some(r) = rows.next()? {
+        let (id, count): (String, u32) = (r.get(0)?, r.get(1)?);
+        match id.parse() {
+            Ok(id) => deaths.push((id, count)),
+            Err(_) => tracing::error!(message_id = id, "a count of deaths has no message id; it is not used"),
+        }
+    }
     let count = |sql: &str| conn.query_row(sql, [qpu_id], |r| r.get::<_, i64>(0)).map(|n| n.unsigned_abs());
     Ok(StoreContents {
         rows: found,
-        deaths: deaths.into_iter().filter_map(|(id, n)| Some((id.parse().ok()?, n))).collect(),
+        deaths,
         foreign: count("SELECT count(*) FROM results WHERE qpu_id <> ?1")?,
         dead_letters: count("SELECT count(*) FROM dead_letters WHERE qpu_id = ?1")?,
     })
+}
+
+fn stored_row(r: &rusqlite::Row<'_>, id: &str) -> rusqlite::Result<StoredRow> {
+    let id = id.parse().map_err(|_| unknown(0, "message id", id))?;
+    Ok(StoredRow { row: result_row(r, id)?, phase: phase(r, 7)?, attempts: r.get(8)?, last_error: r.get(9)? })
+}
+
+/// The phase in a column.
+pub(super) fn phase(r: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Phase> {
+    let name: String = r.get(column)?;
+    Phase::from_name(&name).ok_or_else(|| unknown(column, "phase", &name))
+}
+
+/// The status in a column.
+pub(super) fn status(r: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Status> {
+    let name: String = r.get(column)?;
+    Status::from_name(&name).ok_or_else(|| unknown(column, "status", &name))
+}
+
+/// The error of a value that is none of those that are written.
+fn unknown(column: usize, what: &str, value: &str) -> rusqlite::Error {
+    let error = format!("'{value}' is not a {what}");
+    rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into())
 }
 
 /// Columns 1 to 6 of a `results` row.
@@ -88,7 +116,7 @@ pub(super) fn result_row(r: &rusqlite::Row<'_>, message_id: MessageId) -> rusqli
         message_id,
         job_id: r.get::<_, String>(1)?.into(),
         callback_url: r.get::<_, String>(2)?.into(),
-        status: Status::from_name(&r.get::<_, String>(3)?),
+        status: status(r, 3)?,
         error: r.get(4)?,
         finished_at: r.get(5)?,
         body: r.get::<_, Vec<u8>>(6)?.into(),
@@ -104,7 +132,7 @@ pub(super) enum Op {
     Attempt(MessageId, u32, String),
     DeadLetter(DeadLetter),
     Death(MessageId),
-    Alive(MessageId),
+    ClearDeaths(MessageId),
 }
 
 pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::Result<()> {
@@ -152,7 +180,7 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
                  ON CONFLICT (message_id) DO UPDATE SET count = count + 1",
             )?
             .execute(params![id.to_string()])?,
-        Op::Alive(id) => {
+        Op::ClearDeaths(id) => {
             tx.prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?.execute(params![id.to_string()])?
         }
     };

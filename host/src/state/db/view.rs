@@ -66,7 +66,7 @@ impl Database {
             )
             .map_err(read_failed)?;
         let results = results.query_map([], |r| {
-            let refused = Phase::from_name(&r.get::<_, String>(3)?) == Phase::Refused;
+            let refused = sql::phase(r, 3)? == Phase::Refused;
             Ok(KeptEntry {
                 qpu_id: r.get(0)?,
                 message_id: r.get(1)?,

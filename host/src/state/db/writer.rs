@@ -6,11 +6,11 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use tokio::sync::oneshot;
 
-use super::rows::{HistoryEntry, ResultRow, Status};
-use super::sql::{Op, apply, result_row};
+use super::rows::{HistoryEntry, ResultRow};
+use super::sql::{Op, apply, result_row, status};
 use super::{NewestInHistory, StoreError};
 use crate::model::MessageId;
-use crate::state::sqlite_actor::{Gather, GroupCommit, SqliteFailure, SqliteWorker, Taken};
+use crate::state::sqlite_actor::{Gather, GroupCommit, SqliteFailure, SqliteWorker, TakeOutcome};
 
 /// How writes share transactions.
 pub(super) const GROUPS: GroupCommit = GroupCommit {
@@ -54,23 +54,23 @@ pub(super) struct Writer {
 impl SqliteWorker for Writer {
     type Request = Request;
 
-    fn take(&mut self, request: Request) -> Taken {
+    fn take(&mut self, request: Request) -> TakeOutcome {
         match request {
             Request::Write(op, reply) => {
                 self.waiting.push(WaitingWrite { op, reply: Some(reply) });
-                Taken::Urgent
+                TakeOutcome::Urgent
             }
             Request::Lazy(op) => {
                 self.waiting.push(WaitingWrite { op, reply: None });
-                Taken::Deferred
+                TakeOutcome::Deferred
             }
             Request::History(ids, reply) => {
                 drop(reply.send(self.history_of(&ids).map_err(read_failed)));
-                Taken::Answered
+                TakeOutcome::Answered
             }
             Request::LoadResult(id, reply) => {
                 drop(reply.send(self.load_result(id).map_err(read_failed)));
-                Taken::Answered
+                TakeOutcome::Answered
             }
         }
     }
@@ -142,7 +142,7 @@ impl Writer {
             let row = query.query_row(params![self.qpu_id, id.to_string()], |r| {
                 Ok(HistoryEntry {
                     job_id: r.get::<_, String>(0)?.into(),
-                    status: Status::from_name(&r.get::<_, String>(1)?),
+                    status: status(r, 1)?,
                     error: r.get(2)?,
                     finished_at: r.get(3)?,
                 })
