@@ -2,7 +2,8 @@
 //!
 //! Built with the cargo feature `failpoints`, the host reads `CODA_FAILPOINT=<step>:<file>` once: when a job reaches the
 //! step, the host creates the file and goes no further with that job. Without the feature, as the host is shipped, the
-//! variable is not read and every call here is empty.
+//! variable is not read and every call here is empty. `CODA_FAILPOINT_TASK=<name>` has the long-lived task of that name
+//! end as soon as it begins.
 
 /// The steps of a job, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Failpoint {
 }
 
 #[cfg(feature = "failpoints")]
-pub use enabled::{pause_at, pause_thread_at};
+pub use enabled::{ends_task, pause_at, pause_thread_at};
 
 /// Waits for ever when `CODA_FAILPOINT` names this step.
 #[cfg(not(feature = "failpoints"))]
@@ -60,6 +61,13 @@ pub async fn pause_at(_step: Failpoint) {}
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub fn pause_thread_at(_step: Failpoint) {}
+
+/// Whether `CODA_FAILPOINT_TASK` names this task.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub fn ends_task(_name: &str) -> bool {
+    false
+}
 
 #[cfg(feature = "failpoints")]
 mod enabled {
@@ -89,6 +97,12 @@ mod enabled {
         while is_reached(step) {
             std::thread::park();
         }
+    }
+
+    /// Whether `CODA_FAILPOINT_TASK` names this task.
+    pub fn ends_task(name: &str) -> bool {
+        static WANTED: OnceLock<Option<String>> = OnceLock::new();
+        WANTED.get_or_init(|| std::env::var("CODA_FAILPOINT_TASK").ok()).as_deref() == Some(name)
     }
 
     fn is_reached(step: Failpoint) -> bool {

@@ -9,6 +9,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Explain;
+use crate::failpoint;
 
 /// What a long-lived task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,7 +149,9 @@ impl Supervisor {
         let guard = ended.clone().drop_guard();
         let abort = self.tasks.spawn(async move {
             let _guard = guard;
-            task.await;
+            if !failpoint::ends_task(kind.name()) {
+                task.await;
+            }
         });
         self.kinds.push((abort.id(), kind));
         TaskHandle { ended, abort }

@@ -12,7 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("sys", &[]),
     ("telemetry", &[]),
-    ("supervise", &["error"]),
+    ("supervise", &["error", "failpoint"]),
     ("state", &["error", "model"]),
     ("config", &["error", "model", "state"]),
     ("cloud", &["backoff", "config", "error", "model", "state"]),

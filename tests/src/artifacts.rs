@@ -25,6 +25,9 @@ pub fn binary() -> PathBuf {
 /// What a host that is built for crash tests stops at: `<step>:<file>`.
 pub const FAILPOINT: &str = "CODA_FAILPOINT";
 
+/// The long-lived task that such a host ends as soon as it begins.
+pub const FAILPOINT_TASK: &str = "CODA_FAILPOINT_TASK";
+
 /// The binary with failpoints.
 pub fn failpoints_binary() -> PathBuf {
     let path = target_dir().join("coda-host-failpoints");
@@ -34,7 +37,8 @@ pub fn failpoints_binary() -> PathBuf {
 
 /// The binary that an environment asks for: the shipped one, unless a failpoint is set.
 pub fn binary_for(env: &BTreeMap<String, String>) -> PathBuf {
-    if env.contains_key(FAILPOINT) { failpoints_binary() } else { binary() }
+    let asked = [FAILPOINT, FAILPOINT_TASK].iter().any(|name| env.contains_key(*name));
+    if asked { failpoints_binary() } else { binary() }
 }
 
 /// A plugin by its library name, such as `coda_simulator`.

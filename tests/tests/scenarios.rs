@@ -28,6 +28,7 @@ mod redis_tls;
 mod rights;
 mod secrets;
 mod shared_log;
+mod startup;
 mod stopping;
 mod stored_plugins;
 mod units;
