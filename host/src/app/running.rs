@@ -16,6 +16,7 @@ use crate::api::{PeerSources, Reading, Sources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatOutcome, HeartbeatState};
 use crate::config::settings::Settings;
 use crate::daemon::conflicts::ConsumerLock;
+use crate::daemon::instance_lock::InstanceLock;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Failure, exit};
 use crate::executor::{ActivePlugin, Executor, ExecutorStatus, ReloadReport, SlotReport};
@@ -70,6 +71,8 @@ pub struct Running {
     lending: Option<TaskHandle>,
     store: Option<Store>,
     _consumer_lock: Option<ConsumerLock>,
+    /// Released last: until then no other host uses these directories.
+    _instance_lock: InstanceLock,
 }
 
 impl Registered {
@@ -197,6 +200,7 @@ impl Registered {
             lending,
             store,
             _consumer_lock: consumer_lock,
+            _instance_lock: host.lock,
         }
     }
 }
