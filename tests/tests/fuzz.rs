@@ -18,7 +18,7 @@ use coda_host::config::load::{self, ProcessEnv};
 use coda_host::config::settings::Dirs;
 use coda_host::config::source::Source;
 use coda_host::coordinator::circuit;
-use coda_host::executor::locate::{self, Request};
+use coda_host::executor::locate::{self, LocateRequest};
 use coda_host::jobs::message::{Message, envelope, work};
 use coda_host::jobs::redis::{Names, Redis};
 use coda_host::model::{MessageId, Secret, cut, masked_url};
@@ -250,8 +250,12 @@ fn device(input: &[u8]) {
     let config = DeviceConfig::load(Some(file.path()));
     let text = String::from_utf8_lossy(input);
     let value = config.as_ref().ok().and_then(|c| c.executor_factory.as_deref()).unwrap_or(&text);
-    let request =
-        Request { environment: Some(value), device_config: None, dirs: &[], cwd: Path::new("/nowhere") };
+    let request = LocateRequest {
+        environment: Some(value),
+        device_config: None,
+        dirs: &[],
+        cwd: Path::new("/nowhere"),
+    };
     assert!(locate::locate(&request).is_err(), "nothing can be found there");
     drop(Descriptor::parse(input));
 }

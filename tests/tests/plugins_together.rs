@@ -171,6 +171,21 @@ async fn a_failed_load_does_not_stick() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_executor_that_can_not_be_used_is_shut_down_and_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    for (fault, code) in [("slots: 65", "executor-bad-device"), ("fault: panic_device", "executor-describe")]
+    {
+        let record = dir.path().join(code);
+        let config = format!("{fault}\nlife: true\nrecord: {}", record.display());
+        let error = load(&library("coda_faulty"), dir.path(), &config, 3).await.err().expect("it is refused");
+        assert_eq!(error.code(), code, "{error}");
+        let lines = std::fs::read_to_string(&record).unwrap();
+        let steps: Vec<&str> = lines.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(steps, ["create", "shutdown", "drop"], "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_file_under_several_names_gives_instances_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let original = library("coda_simulator");

@@ -9,7 +9,7 @@ use super::wire::{
 
 /// What the executor is to do, and what the answer needs besides.
 #[derive(Debug)]
-pub struct Job {
+pub struct FragmentJob {
     pub execution_id: String,
     pub fragment_id: String,
     pub num_qubits: u16,
@@ -26,8 +26,9 @@ pub struct Job {
 /// Reads what a dispatch asks for.
 ///
 /// # Errors
-/// Why it can't be run: the text of the answer.
-pub fn read(request: DispatchRequest, max_qubits: u16) -> Result<Job, String> {
+/// When the payload breaks the contract's form, or asks for more than the executor takes. The text
+/// goes into the answer.
+pub fn read(request: DispatchRequest, max_qubits: u16) -> Result<FragmentJob, String> {
     let payload: InputPayload = part(request.input_payload).map_err(|e| format!("input_payload: {e}"))?;
     let InputPayload { plan_id: _, block_id, fragment, fragments, state } = payload;
     let fragments: Vec<Fragment> =
@@ -69,7 +70,7 @@ pub fn read(request: DispatchRequest, max_qubits: u16) -> Result<Job, String> {
         }
     }
     let steps = operation::lower(&operations, &qubit_ids)?;
-    Ok(Job {
+    Ok(FragmentJob {
         execution_id: request.execution_id,
         fragment_id: request.fragment_id,
         num_qubits,
@@ -99,7 +100,7 @@ fn check_ids(ids: &[i64], qubits: i64) -> Result<(), String> {
 /// Checks what an executor gave back: a bad state must not travel on.
 ///
 /// # Errors
-/// What is wrong with it.
+/// When the number of amplitudes is another one, an amplitude is not finite, or the norm is not 1.
 pub fn check(state: &[Complex], num_qubits: u16) -> Result<(), String> {
     let expected = 1_usize << num_qubits;
     if state.len() != expected {
@@ -113,7 +114,7 @@ pub fn check(state: &[Complex], num_qubits: u16) -> Result<(), String> {
 
 /// The answer for a state that the executor has made.
 pub fn answer(
-    job: Job,
+    job: FragmentJob,
     state: &[Complex],
     peer_id: &str,
     latency_ms: f64,

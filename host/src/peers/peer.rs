@@ -1,7 +1,8 @@
 //! The peer role: lends the executor's slots to coordinators.
 //!
 //! It lives on the network's thread and answers there; an execution runs on a slot's own thread and comes back on a
-//! channel. Large documents are read and written beside, so that a prepare never waits for one.
+//! channel, with the lease of its slot. Large documents are read and written on other threads, so that a prepare never
+//! waits for one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 use super::amplitude::Complex;
-use super::executing::{self, Job};
+use super::executing::{self, FragmentJob};
 use super::operation::Unitary;
 use super::protocol::{self, Dispatch, Finish, Now, PeerLoad, ReservationTable, Slots};
 use super::registry::Topic;
@@ -22,12 +23,13 @@ use super::wire::{
 use crate::reservation::event::EventBatch;
 use crate::reservation::log::{Log, now_micros};
 
-/// Documents from this size on are read and written beside the network's thread.
+/// Documents from this size on, in bytes, are read and written on another thread than the network's.
 const LARGE: usize = 64 << 10;
-/// So are the states of more qubits.
+/// States of more qubits than this are read and written on another thread than the network's.
 const LARGE_QUBITS: u16 = 10;
-/// Facts are handed to the log so many at a time, or after so long.
+/// Facts are handed to the log when there are so many.
 const NOTES_MAX: usize = 256;
+/// Facts are handed to the log at the latest after this time.
 const NOTES_WAIT: Duration = Duration::from_millis(20);
 
 /// A state for the executor, the slot in which it is evolved, and where the result goes.
@@ -62,7 +64,7 @@ pub trait FragmentExecutor: Slots<Lease: Send + 'static> + Send + Sync + 'static
     fn fidelity(&self) -> Option<f64>;
 }
 
-/// What others may know of the peer.
+/// The state of the peer, for `/ready` and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerView {
     pub load: PeerLoad,
@@ -72,7 +74,7 @@ pub struct PeerView {
     pub failed: u64,
 }
 
-/// A dispatch that runs, and who waits for it.
+/// A dispatch that runs, and the callers that wait for it.
 struct Running {
     owner: String,
     request: DispatchRequest,
@@ -85,8 +87,8 @@ enum Report<Lease> {
     /// A large document was read.
     Read(Caller, Channel, Result<DispatchRequest, String>),
     /// The executor has answered.
-    Evolved(u64, Job, FragmentResult<Lease>),
-    /// A fragment was made out to be no work for the executor, or its answer is written.
+    Evolved(u64, FragmentJob, FragmentResult<Lease>),
+    /// A fragment can't be run by the executor, or its answer is written.
     Done(Done<Lease>),
 }
 
@@ -110,8 +112,9 @@ pub struct Peer<E: FragmentExecutor> {
     reports: mpsc::UnboundedSender<Report<E::Lease>>,
     inbox: mpsc::UnboundedReceiver<Report<E::Lease>>,
     ready: Vec<Ready>,
-    /// Facts that the log's thread hasn't got yet, and when it is to get them.
+    /// Facts that were not handed to the log's thread yet.
     unwritten: Vec<EventBatch>,
+    /// When they are to be handed to it.
     write_at: Option<Instant>,
     trust_tier: &'static str,
     protocols: Vec<String>,
@@ -178,7 +181,7 @@ impl<E: FragmentExecutor> Peer<E> {
         let now = self.now();
         let answer = match self.log.is_writable() {
             true => self.table.prepare(now, &caller.peer, request, &*self.executor),
-            // What isn't recorded isn't promised.
+            // A reservation that can't be recorded must not be promised.
             false => super::wire::PrepareAnswer {
                 reservation_id: request.reservation_id.clone(),
                 accepting_peer_id: self.table.limits().peer_id.clone(),
@@ -290,8 +293,8 @@ impl<E: FragmentExecutor> Peer<E> {
         }
     }
 
-    /// Writes an answer: here, or beside when it is large.
-    fn evolved(&mut self, key: u64, job: Job, result: FragmentResult<E::Lease>) {
+    /// Writes an answer: here, or on another thread when it is large.
+    fn evolved(&mut self, key: u64, job: FragmentJob, result: FragmentResult<E::Lease>) {
         let FragmentResult { lease, answer, run_time } = result;
         let seconds = run_time.as_secs_f64();
         let (fidelity, now) = (self.executor.fidelity(), self.now());
@@ -352,7 +355,7 @@ impl<E: FragmentExecutor> Peer<E> {
 
 /// Hands a job to the executor, whose result comes back as a report.
 fn evolve<E: FragmentExecutor>(
-    mut job: Job,
+    mut job: FragmentJob,
     lease: E::Lease,
     executor: &E,
     key: u64,

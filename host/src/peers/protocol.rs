@@ -34,8 +34,8 @@ pub const NOT_COMMITTED: &str = "reservation not committed on target peer";
 /// When something happens.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Now {
-    /// Since the host started. As exact as the clock: a hold that was rounded down to milliseconds would end before its
-    /// owner's time is over, and the next one would be a hold too many.
+    /// Since the host started. As exact as the clock: a reservation that was rounded down to milliseconds would end
+    /// before its owner's time is over, and the next one would be one too many.
     pub elapsed: Duration,
     /// Microseconds since 1970, for the record.
     pub at: i64,
@@ -64,17 +64,19 @@ pub struct PeerLimits {
     pub allow: Allow,
     pub services: Vec<String>,
     pub max_ttl_seconds: i64,
-    /// Most slots lent at once, in all and to one peer.
+    /// Most slots lent at once.
     pub max_slots: usize,
+    /// Most slots lent to one peer at once.
     pub max_per_peer: usize,
     /// Longest execution that is taken on, in seconds: existing coordinators wait no longer.
     pub max_seconds: f64,
 }
 
-/// Answers kept for each owner: so many, and so many bytes.
+/// Most answers that are kept for one owner.
 const KEPT_ANSWERS: usize = 1024;
+/// Most bytes of answers that are kept for one owner.
 const KEPT_BYTES: usize = 32 << 20;
-/// Owners whose answers are kept.
+/// Most owners whose answers are kept.
 const KEPT_OWNERS: usize = 256;
 
 /// The reason for a prepare that the ledger does not allow.
@@ -115,12 +117,12 @@ pub trait Slots {
 struct Reservation<Lease> {
     owner: String,
     state: State,
-    /// Its name in the log: the reservation's id and a number of ours, since ids come again.
+    /// Its name in the log: the reservation's id and a number of this peer's, since owners may use an id again.
     name: String,
-    /// As [`Now::elapsed`].
+    /// When it ends by itself, as [`Now::elapsed`].
     ends: Duration,
     slot: ReservedSlot<Lease>,
-    /// What was estimated at prepare, for the pace.
+    /// The work that was estimated at prepare: amplitudes times operations.
     work: f64,
 }
 

@@ -198,8 +198,15 @@ fn create(
         .create(&request)
         // Said without them in either process.
         .map_err(|e| StepOutcome::Create(common.masked_error(e)))?;
-    let device = instance.device().map_err(StepOutcome::Describe)?;
-    Ok((instance, device))
+    match instance.device() {
+        Ok(device) => Ok((instance, device)),
+        Err(error) => {
+            // The device may be in use by now. What its end says adds nothing to why it is ended.
+            instance.shutdown();
+            instance.destroy();
+            Err(StepOutcome::Describe(error))
+        }
+    }
 }
 
 fn receive(socket: &mut UnixStream) -> io::Result<ReceivedRequest> {
