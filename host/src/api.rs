@@ -24,7 +24,7 @@ use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
 use crate::executor::PluginInfo;
-use crate::executor::view::{Reloaded, View};
+use crate::executor::{ExecutorStatus, ReloadReport};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
@@ -60,10 +60,10 @@ pub enum Reading {
     Host(Box<Sources>),
     /// A host without a cloud.
     PeerOnly {
-        peers: PeerSources,
+        peers: Option<PeerSources>,
         metrics: Arc<Metrics>,
-        executor: View,
-        reloads: watch::Receiver<Reloaded>,
+        executor: ExecutorStatus,
+        reloads: watch::Receiver<ReloadReport>,
     },
 }
 
@@ -100,8 +100,8 @@ pub struct Sources {
     pub heartbeat: watch::Receiver<HeartbeatOutcome>,
     pub vpn: watch::Receiver<VpnStatus>,
     pub metrics: Arc<Metrics>,
-    pub executor: View,
-    pub reloads: watch::Receiver<Reloaded>,
+    pub executor: ExecutorStatus,
+    pub reloads: watch::Receiver<ReloadReport>,
     pub qpu_id: String,
 }
 
@@ -138,8 +138,8 @@ async fn ready(State(up): State<Up>) -> Response {
             let (reasons, load) = (executor.trouble(), executor.load());
             let body = json!({
                 "ready": reasons.is_empty(), "vpn_state": null, "redis_healthy": null, "current_job": null,
-                "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.held,
-                "plugin": about(&executor.described().info), "reloads": reload(reloads), "peer": peers.json(),
+                "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.reserved,
+                "plugin": about(&executor.active_plugin().info), "reloads": reload(reloads), "peer": peers.as_ref().map(PeerSources::json),
                 "version": env!("CARGO_PKG_VERSION"),
             });
             (reasons.is_empty(), body)
@@ -164,6 +164,13 @@ fn readiness(s: &Sources) -> (bool, Value) {
         reasons.push(format!("the executor is stuck in its {call}: restart coda-host"));
     }
     reasons.extend(s.executor.trouble());
+    if let Some(error) = &snapshot.store_error {
+        reasons.push(format!(
+            "results can't be stored, so nothing more is run: {error}; free space or unlock it"
+        ));
+    }
+    reasons
+        .extend(snapshot.faults.iter().map(|fault| format!("{fault}: report this as a bug, then restart")));
     if s.gate.disk_full() {
         reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
     }
@@ -174,7 +181,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
     }
     let ready = reasons.is_empty();
     let heartbeat = s.heartbeat.borrow().clone();
-    let described = s.executor.described();
+    let active = s.executor.active_plugin();
     let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
     let body = json!({
         "ready": ready,
@@ -195,7 +202,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
             "error": heartbeat.error,
         },
-        "plugin": about(&described.info),
+        "plugin": about(&active.info),
         "reloads": reload(&s.reloads),
         "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
@@ -203,7 +210,7 @@ fn readiness(s: &Sources) -> (bool, Value) {
     (ready, body)
 }
 
-fn reload(last: &watch::Receiver<Reloaded>) -> Value {
+fn reload(last: &watch::Receiver<ReloadReport>) -> Value {
     let last = last.borrow();
     json!({ "count": last.count, "ok": last.ok, "message": last.message })
 }
@@ -224,7 +231,7 @@ async fn metrics(State(up): State<Up>) -> Response {
     match sources {
         Some((metrics, executor)) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            let text = metrics.render_with(&executor.described().info.labels(), &executor.gauges());
+            let text = metrics.render_with(&executor.active_plugin().info.labels(), &executor.gauges());
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),

@@ -29,7 +29,7 @@ pub use bench::Bench;
 /// What a case says of the plugin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CaseVerdict {
     Passed {
         /// What is worth knowing all the same.
         note: Option<String>,
@@ -86,7 +86,7 @@ pub struct Case {
 pub const CASES: &[Case] = &[
     Case {
         name: "descriptor",
-        about: "what the file says of itself: interface, door, vendor, name, version, target",
+        about: "what the file says of itself: interface, binding, vendor, name, version, target",
         run: life::descriptor,
     },
     Case { name: "load", about: "loads with all symbols bound and offers the entry", run: life::load },
@@ -206,7 +206,7 @@ pub const CASES: &[Case] = &[
 
 /// How to check.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Options {
+pub struct CheckOptions {
     pub library: PathBuf,
     pub entry: String,
     /// Absolute; empty without a device config.
@@ -226,11 +226,11 @@ pub struct Options {
 }
 
 /// Runs one case in this process; for a child.
-pub fn run_here(case: &Case, options: &Options) -> Verdict {
+pub fn run_here(case: &Case, options: &CheckOptions) -> CaseVerdict {
     match (case.run)(&Bench::new(options.clone())) {
-        Ok(note) => Verdict::Passed { note },
-        Err(Stop::Skipped(why)) => Verdict::Skipped { why },
-        Err(Stop::Failed(Failure { expected, got, change })) => Verdict::Failed { expected, got, change },
+        Ok(note) => CaseVerdict::Passed { note },
+        Err(Stop::Skipped(why)) => CaseVerdict::Skipped { why },
+        Err(Stop::Failed(Failure { expected, got, change })) => CaseVerdict::Failed { expected, got, change },
     }
 }
 

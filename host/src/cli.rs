@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::daemon::unit;
 use crate::error::Failure;
 use crate::telemetry::{self, LogFormat};
@@ -129,11 +129,11 @@ enum Command {
 ///
 /// # Errors
 /// The command's failure, ready to be shown.
-pub fn run(cli: Cli, mut around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
     if let Some(unit) = &cli.unit {
         let given = unit::given(unit)?;
-        around.environment.extend(given.environment);
-        around.cwd = given.cwd.unwrap_or(around.cwd);
+        env.environment.extend(given.environment);
+        env.cwd = given.cwd.unwrap_or(env.cwd);
     }
     let level = match &cli.command {
         // libp2p says its peer id at each start, as the host does.
@@ -146,28 +146,28 @@ pub fn run(cli: Cli, mut around: Surroundings) -> Result<ExitCode, Failure> {
         let wrong = "flags of a command come behind its name: coda-host start --device FILE";
         Cli::command().error(clap::error::ErrorKind::ArgumentConflict, wrong).exit();
     }
-    telemetry::start_log(around.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
+    telemetry::start_log(env.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
     match cli.command {
-        None if cli.reset => reset::run(reset::Args::default(), &around),
-        None => start::run(cli.start, around),
-        Some(Command::Start(args)) => start::run(args, around),
-        Some(Command::Run(args)) => run::run(args, around),
-        Some(Command::Dev(args)) => dev::run(args, around),
-        Some(Command::Submit(args)) => submit::run(args, around),
-        Some(Command::Stop(args)) => stop::run(args, &around),
-        Some(Command::StopVpn(args)) => stop_vpn::run(args, &around),
-        Some(Command::Status(args)) => status::run(args, &around),
-        Some(Command::Logs(args)) => logs::run(args, &around),
-        Some(Command::Doctor(args)) => doctor::run(args, &around),
-        Some(Command::Results(command)) => results::run(command, &around),
-        Some(Command::Jobs(command)) => jobs::run(command, &around),
-        Some(Command::Reset(args)) => reset::run(args, &around),
-        Some(Command::Config(args)) => config::run(args, &around),
-        Some(Command::Reload(args)) => reload::run(args, &around),
-        Some(Command::Coordinator(args)) => coordinator::run(args, around),
-        Some(Command::Coordinate(args)) => coordinate::run(args, around),
-        Some(Command::Reservation(command)) => reservation::run(command, &around),
-        Some(Command::Plugin(command)) => plugin::run(command, around),
+        None if cli.reset => reset::run(reset::Args::default(), &env),
+        None => start::run(cli.start, env),
+        Some(Command::Start(args)) => start::run(args, env),
+        Some(Command::Run(args)) => run::run(args, env),
+        Some(Command::Dev(args)) => dev::run(args, env),
+        Some(Command::Submit(args)) => submit::run(args, env),
+        Some(Command::Stop(args)) => stop::run(args, &env),
+        Some(Command::StopVpn(args)) => stop_vpn::run(args, &env),
+        Some(Command::Status(args)) => status::run(args, &env),
+        Some(Command::Logs(args)) => logs::run(args, &env),
+        Some(Command::Doctor(args)) => doctor::run(args, &env),
+        Some(Command::Results(command)) => results::run(command, &env),
+        Some(Command::Jobs(command)) => jobs::run(command, &env),
+        Some(Command::Reset(args)) => reset::run(args, &env),
+        Some(Command::Config(args)) => config::run(args, &env),
+        Some(Command::Reload(args)) => reload::run(args, &env),
+        Some(Command::Coordinator(args)) => coordinator::run(args, env),
+        Some(Command::Coordinate(args)) => coordinate::run(args, env),
+        Some(Command::Reservation(command)) => reservation::run(command, &env),
+        Some(Command::Plugin(command)) => plugin::run(command, env),
         Some(Command::ExecutorWorker { account, .. }) => {
             crate::executor::worker::child::run(account.as_deref())
                 .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e))

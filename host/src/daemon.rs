@@ -1,8 +1,8 @@
-//! The host as a service: who holds this place, who else serves the same QPU here, how it tells that it is up, how
-//! it is stopped.
+//! The host as a service: the lock of its state directory, conflicting hosts on this machine, readiness
+//! notification, log rotation, and the systemd unit that starts it.
 
-pub mod neighbours;
+pub mod conflicts;
+pub mod instance_lock;
 pub mod notify;
-pub mod place;
 pub mod rotate;
 pub mod unit;

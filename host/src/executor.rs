@@ -2,45 +2,68 @@
 //! of its own.
 //!
 //! ```text
-//! locate  what `executor_factory` names      -> a file
-//! elf     what the file says of itself        -> Descriptor, before any of its code runs
-//! loader  checks, private copy, dlopen        -> Library
-//! pool    create, describe, run, cancel       -> Executor, the one handle the rest of the host holds
-//! queue   what waits for a slot, and who holds one
-//! slot    one slot's thread
-//! evolve  a state in, operations, a state out
-//! plugin  the executor in this process, or in one of its own
-//! worker  that process: start, end, and start again
-//! account whose rights it has
-//! wire    what is said to it
-//! watchdog runs that take too long
-//! view    what others see of the executor, and the swap
-//! turn    when the cancel hook may be called
-//! schema  the device config against the plugin's JSON schema
-//! ffi     the calls into the library, and the copies of what it lends
-//! gauges  quantities that the plugin reports of its device
+//! locate    what `executor_factory` names      -> a file
+//! elf       what the file says of itself       -> Descriptor, before any of its code runs
+//! loader    checks, private copy, dlopen       -> Library
+//! schema    the device config against the plugin's JSON schema
+//! ffi       the calls into the library, and the copies of what it lends
+//! plugin    the executor in this process, or in one of its own
+//! worker    that process: start, end, and start again; `account`: whose rights it has; `wire`: what is said to it
+//!
+//! lease     a leased slot                          \
+//! job       jobs, answers and reports              |  the vocabulary
+//! in_flight when the cancel hook may be called     |
+//! active    the plugin and device in use           /
+//! queue     what waits for a slot, and the count of leases
+//! shared    what the threads below share
+//! slot      one slot's thread; `evolve`: what may come back as a state
+//! control   the control thread
+//! watchdog  runs that take too long
+//!
+//! start     how an executor is created, and why it can't be
+//! status    what others see of the executor, read-only
+//! reload    replaces the executor
+//! lender    what the peer network may use of it
+//! pool      Executor, the one handle the rest of the host holds
+//! gauges    quantities that the plugin reports of its device
 //! ```
 
 pub mod account;
+mod active;
+mod control;
 pub mod elf;
 mod evolve;
+#[allow(unsafe_code)]
 pub(crate) mod ffi;
 pub mod gauges;
+mod in_flight;
+mod job;
+mod lease;
+mod lender;
 pub mod loader;
 pub mod locate;
 mod plugin;
-pub mod pool;
+mod pool;
 mod queue;
+mod reload;
 pub mod schema;
+mod shared;
+mod signals;
 mod slot;
-mod turn;
-pub mod view;
-pub mod watchdog;
+mod start;
+mod status;
+mod watchdog;
 mod wire;
 pub mod worker;
 
-pub use evolve::{EvolveDone, EvolveJob, Lending};
+pub(crate) use active::check_device;
+pub use active::{ActivePlugin, PluginInfo};
 pub use ffi::JobContext;
-pub use pool::{Answer, Executor, PluginInfo, RunDone, RunJob, StartRequest};
-pub use queue::{Hold, Load};
-pub use slot::Witness;
+pub use job::{Answer, EvolveJob, EvolveOutcome, RunJob, SlotReport};
+pub use lease::{LeaseRefusal, SlotLease, SlotLoad};
+pub use lender::SlotLender;
+pub use pool::Executor;
+pub use reload::{ExecutorReloader, Reload, ReloadError, ReloadReport};
+pub use shared::{RunLimits, RunObserver, StuckRun, WhenStuck};
+pub use start::{StartError, StartRequest};
+pub use status::ExecutorStatus;

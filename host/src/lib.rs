@@ -1,5 +1,9 @@
 //! coda-host: the daemon beside a QPU. The rooms stand in the order of one job's path; see
 //! `docs/architecture.md`.
+//!
+//! `unsafe` is allowed in the modules that say so where they are declared; `host/tests/architecture.rs` lists them.
+
+#![deny(unsafe_code)]
 
 pub mod api;
 pub mod app;

@@ -1,11 +1,13 @@
 //! Parse, run, print the error and its hint, exit.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use coda_host::cli::daemonize::SECRETS_VARIABLE;
 use coda_host::cli::{self, Cli};
-use coda_host::config::load::Surroundings;
+use coda_host::config::load::ProcessEnv;
 use coda_host::config::source::SECRET_VARIABLES;
 use coda_host::daemon::notify;
 use coda_host::error::Failure;
@@ -47,7 +49,7 @@ fn json_line(failure: &Failure) -> serde_json::Value {
 
 /// Takes note of environment and working directory, blocks the stop signals and forgets what no child may see:
 /// secrets, and what would make it speak to systemd in this process's name. While this is the only thread.
-fn surroundings() -> Result<Surroundings, Failure> {
+fn surroundings() -> Result<ProcessEnv, Failure> {
     let failed = |message: &str, e: std::io::Error| Failure {
         code: "surroundings",
         message: message.into(),
@@ -70,5 +72,5 @@ fn surroundings() -> Result<Surroundings, Failure> {
         sys::forget_variable(name);
     }
     let cwd = std::env::current_dir().map_err(|e| failed("the working directory can't be read", e))?;
-    Ok(Surroundings { environment, cwd })
+    Ok(ProcessEnv { environment, cwd })
 }

@@ -135,11 +135,6 @@ pub fn cut(text: &str, max: usize) -> &str {
     }
 }
 
-/// Bytes as hexadecimal digits, lower case.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

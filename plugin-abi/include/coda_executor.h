@@ -354,7 +354,7 @@ typedef struct coda_descriptor {
     uint32_t size;
     uint16_t api_major;
     uint16_t api_minor;
-    uint8_t door; /* 2: this header */
+    uint8_t binding; /* 2: this header */
     uint8_t kind;
     uint8_t unwinds;
     uint8_t reserved[5];

@@ -12,16 +12,16 @@ pub const MAGIC: [u8; 8] = *b"CODAEXEC";
 
 /// Which of the two interfaces the library exports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum Binding {
     Rust,
     C,
 }
 
-impl Door {
+impl Binding {
     pub const fn code(self) -> u8 {
         match self {
-            Door::Rust => 1,
-            Door::C => 2,
+            Binding::Rust => 1,
+            Binding::C => 2,
         }
     }
 }
@@ -60,7 +60,7 @@ pub struct RawDescriptor {
     pub size: u32,
     pub api_major: u16,
     pub api_minor: u16,
-    pub door: u8,
+    pub binding: u8,
     pub kind: u8,
     /// 1 when a panic unwinds (always 1 for C), 0 when it aborts.
     pub unwinds: u8,
@@ -82,7 +82,7 @@ impl RawDescriptor {
             size: size_of::<RawDescriptor>() as u32,
             api_major: version::MAJOR,
             api_minor: version::MINOR,
-            door: Door::Rust.code(),
+            binding: Binding::Rust.code(),
             kind: kind.code(),
             unwinds: version::UNWINDS as u8,
             reserved: [0; 5],
@@ -114,7 +114,7 @@ const fn padded<const N: usize>(text: &str) -> [u8; N] {
 pub struct Descriptor {
     pub api_major: u16,
     pub api_minor: u16,
-    pub door: Door,
+    pub binding: Binding,
     pub kind: Kind,
     pub unwinds: bool,
     pub vendor: String,
@@ -140,7 +140,7 @@ impl Descriptor {
     /// Reads the content of [`SECTION`].
     ///
     /// # Errors
-    /// When the bytes are too few, not a descriptor, or hold an unknown door or kind. The interface version
+    /// When the bytes are too few, not a descriptor, or hold an unknown binding or kind. The interface version
     /// is read before these, so use [`Descriptor::api_version`] first to explain a plugin of another major.
     pub fn parse(bytes: &[u8]) -> Result<Descriptor, DescriptorError> {
         let need = size_of::<RawDescriptor>();
@@ -148,10 +148,10 @@ impl Descriptor {
         if bytes.len() < need {
             return Err(DescriptorError::Short(bytes.len(), need));
         }
-        let door = match bytes[16] {
-            1 => Door::Rust,
-            2 => Door::C,
-            other => return Err(DescriptorError::Unknown("door", other)),
+        let binding = match bytes[16] {
+            1 => Binding::Rust,
+            2 => Binding::C,
+            other => return Err(DescriptorError::Unknown("binding", other)),
         };
         let kind = match bytes[17] {
             1 => Kind::Hardware,
@@ -171,7 +171,7 @@ impl Descriptor {
         Ok(Descriptor {
             api_major,
             api_minor,
-            door,
+            binding,
             kind,
             unwinds: bytes[18] == 1,
             vendor,
@@ -213,7 +213,7 @@ mod tests {
         let raw = RawDescriptor::for_rust(Kind::Simulator, "Coda", "sim", "1.2.3", "create_executor,other");
         let d = Descriptor::parse(&bytes(&raw)).unwrap();
         assert_eq!((d.api_major, d.api_minor), (version::MAJOR, version::MINOR));
-        assert_eq!((d.door, d.kind, d.unwinds), (Door::Rust, Kind::Simulator, true));
+        assert_eq!((d.binding, d.kind, d.unwinds), (Binding::Rust, Kind::Simulator, true));
         assert_eq!((d.vendor.as_str(), d.name.as_str(), d.version.as_str()), ("Coda", "sim", "1.2.3"));
         assert_eq!(d.entries, ["create_executor", "other"]);
         assert_eq!((d.rustc.as_str(), d.target.as_str()), (version::RUSTC, version::TARGET));

@@ -25,7 +25,7 @@
 //! ```
 //!
 //! The crate is plain data and glue: no threads, no runtime, no I/O. `raw` is the memory layout that both
-//! doors (Rust here, C in `include/coda_executor.h`) share; `module` is what the Rust door exports.
+//! bindings (Rust here, C in `include/coda_executor.h`) share; `module` is what the Rust binding exports.
 //! Memory never changes its owner: each side lends data for the length of a call, the other copies.
 
 // abi_stable 0.11 derives trip this lint; nothing of ours does.

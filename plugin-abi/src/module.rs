@@ -1,4 +1,4 @@
-//! What the Rust door exports: one abi_stable root module, a table of functions over [`crate::raw`].
+//! What the Rust binding exports: one abi_stable root module, a table of functions over [`crate::raw`].
 //!
 //! Every function is safe against panics (the glue in `author` catches them) and answers through its
 //! [`RawReply`]; a function that returns without having replied gave no answer. The executor is an opaque

@@ -1,4 +1,4 @@
-//! The memory layout of everything that crosses the boundary, the same for both doors.
+//! The memory layout of everything that crosses the boundary, the same for both bindings.
 //!
 //! `include/coda_executor.h` mirrors this file line by line; a test compiles the header and compares
 //! sizes and offsets. Rules:
@@ -272,10 +272,10 @@ pub struct RawCreate {
     pub host: *const RawHost,
 }
 
-/// The symbol that a plugin of the C door exports: `extern "C" fn() -> *const RawApi`.
+/// The symbol that a plugin of the C binding exports: `extern "C" fn() -> *const RawApi`.
 pub const C_ENTRY_SYMBOL: &str = "coda_executor_entry";
 
-/// The function table of the C door, `coda_executor_api`; static, functions are only ever appended.
+/// The function table of the C binding, `coda_executor_api`; static, functions are only ever appended.
 /// What is null is not offered: `batch_run`, `cancel`, `shutdown`, `evolve_state` and `config_schema` may be, the
 /// others must be there.
 #[repr(C)]

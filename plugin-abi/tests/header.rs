@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coda_plugin_abi::descriptor::{Descriptor, Door, Kind, RawDescriptor, SECTION};
+use coda_plugin_abi::descriptor::{Binding, Descriptor, Kind, RawDescriptor, SECTION};
 use coda_plugin_abi::raw::*;
 use coda_plugin_abi::{ErrorCode, GateKind, LogLevel, Stage, Target, version};
 use object::{Object, ObjectSection, ObjectSymbol};
@@ -63,7 +63,7 @@ fn facts() -> Vec<Fact> {
             evolve_state, config_schema,
         }
         "coda_descriptor" = RawDescriptor {
-            magic, size, api_major, api_minor, door, kind, unwinds, reserved, vendor, name, version, target, entries,
+            magic, size, api_major, api_minor, binding, kind, unwinds, reserved, vendor, name, version, target, entries,
         }
     }
     let mut constant = |c: String, value: u64| facts.push(Fact { c, value });
@@ -251,7 +251,7 @@ fn the_descriptor_macro_writes_what_is_read() {
         let section = file.section_by_name(SECTION).expect("the section in the file");
         let d = Descriptor::parse(section.data().unwrap()).unwrap();
         assert_eq!((d.api_major, d.api_minor), (version::MAJOR, version::MINOR));
-        assert_eq!((d.door, d.kind, d.unwinds), (Door::C, Kind::Test, true));
+        assert_eq!((d.binding, d.kind, d.unwinds), (Binding::C, Kind::Test, true));
         assert_eq!((d.vendor.as_str(), d.name.as_str(), d.version.as_str()), ("Acme", "acme-zeros", "1.2.3"));
         assert_eq!(d.entries, ["create_executor", "other"]);
         assert!(!d.rustc.is_empty(), "the compiler");

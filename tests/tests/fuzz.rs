@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use coda_host::cloud::bundle::Held;
 use coda_host::config::Settings;
 use coda_host::config::device::DeviceConfig;
-use coda_host::config::load::{self, Surroundings};
+use coda_host::config::load::{self, ProcessEnv};
 use coda_host::config::settings::Dirs;
 use coda_host::config::source::Source;
 use coda_host::coordinator::circuit;
@@ -174,7 +174,7 @@ fn message(input: &[u8]) {
     if let Ok(envelope) = envelope(&message, allowed) {
         assert!(!envelope.job_id.is_empty() && !envelope.job_id.chars().any(char::is_control));
     }
-    if let Ok(work) = work(&message, &Device::new("d", 5, [Target::Cz])) {
+    if let Ok(work) = work(&message) {
         assert!(work.shots >= 1 && work.program.num_qubits() <= 5);
     }
     assert!(serde_json::from_str::<serde_json::Value>(&message.to_json()).is_ok());
@@ -205,9 +205,9 @@ fn settings(input: &[u8]) {
 
 /// Settings as a host without any variable has them.
 static DEFAULTS: LazyLock<Settings> = LazyLock::new(|| {
-    let around = Surroundings { environment: HashMap::new(), cwd: "/".into() };
+    let env = ProcessEnv { environment: HashMap::new(), cwd: "/".into() };
     let dirs = Dirs { credentials: "/nowhere".into(), state: "/nowhere".into() };
-    load::settings(&around, HashMap::new(), dirs, None).expect("the defaults are valid").0
+    load::settings(&env, HashMap::new(), dirs, None).expect("the defaults are valid").0
 });
 
 fn bundle(input: &[u8]) {
@@ -228,7 +228,7 @@ fn state(input: &[u8]) {
     drop(coda_host::state::credentials::parse(path, input));
     assert!(coda_host::state::answer_journal::parse(input).count() <= input.len());
     drop(coda_host::state::run_journal::parse(input));
-    drop(serde_json::from_slice::<coda_host::daemon::place::Holder>(input));
+    drop(serde_json::from_slice::<coda_host::daemon::instance_lock::LockHolder>(input));
 }
 
 /// What a state directory may hold in place of credentials.

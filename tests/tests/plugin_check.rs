@@ -187,7 +187,7 @@ async fn each_case_finds_the_plugin_that_is_wrong_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn faults_of_the_file_and_of_the_c_door_are_found() {
+async fn faults_of_the_file_and_of_the_c_binding_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let spoiled = |name: &str, from: &[u8], to: &[u8]| {
         let mut bytes = std::fs::read(library("coda_faulty")).unwrap();

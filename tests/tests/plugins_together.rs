@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use coda_host::error::Explain as _;
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
-use coda_host::executor::pool::StartError;
-use coda_host::executor::watchdog::Limits;
-use coda_host::executor::{EvolveJob, Executor, JobContext, Load, RunDone, RunJob, StartRequest};
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
+use coda_host::executor::{
+    EvolveJob, Executor, JobContext, LeaseRefusal, RunJob, RunLimits, SlotLoad, SlotReport, StartError,
+    StartRequest, WhenStuck,
+};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Circuit, LIMIT, example};
@@ -20,7 +21,7 @@ const ACME: &str = "host: control.invalid\nport: 7000\nshot_us: 1000";
 
 struct Loaded {
     executor: Executor,
-    answers: UnboundedReceiver<RunDone>,
+    answers: UnboundedReceiver<SlotReport>,
 }
 
 async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Result<Loaded, StartError> {
@@ -28,7 +29,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
     let located = Located {
         path: path.to_path_buf(),
         entry: DEFAULT_ENTRY.into(),
-        source: Source::Environment,
+        source: FactorySource::Environment,
         pinned: None,
     };
     let request = StartRequest {
@@ -43,14 +44,14 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         dispositions: Arc::new(Dispositions::capture()),
         isolation: None,
         runs_as: RunsAs::Host,
-        limits: Limits { run: None, grace: LIMIT, exit: false },
+        limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }
 
 impl Loaded {
     fn name(&self) -> String {
-        self.executor.described().device.name.clone()
+        self.executor.active_plugin().device.name.clone()
     }
 
     fn submit(&self, circuit: &Circuit, shots: u32) {
@@ -75,8 +76,8 @@ impl Loaded {
     async fn answer(&mut self) -> Outcome {
         loop {
             match self.answers.recv().await.expect("the slot thread lives") {
-                RunDone::Job { answer, .. } => return answer.unwrap(),
-                RunDone::Started { .. } => {}
+                SlotReport::Answered { answer, .. } => return answer.unwrap(),
+                SlotReport::Started { .. } => {}
             }
         }
     }
@@ -89,9 +90,9 @@ async fn different_plugins_are_each_themselves() {
     let mut acme = load(&library("coda_example_rust"), dir.path(), ACME, 4).await.unwrap();
     let mut faulty = load(&library("coda_faulty"), dir.path(), "fault: none", 5).await.unwrap();
     assert_eq!([simulator.name(), acme.name(), faulty.name()], ["coda-simulator", "acme-example", "faulty"]);
-    let qubits = |l: &Loaded| l.executor.described().device.num_qubits;
+    let qubits = |l: &Loaded| l.executor.active_plugin().device.num_qubits;
     assert_eq!([qubits(&simulator), qubits(&acme), qubits(&faulty)], [3, 4, 5]);
-    assert_eq!(acme.executor.described().info.vendor, "Acme");
+    assert_eq!(acme.executor.active_plugin().info.vendor, "Acme");
     for _ in 0..2 {
         // The order of loading is not the order of running.
         assert_eq!(faulty.run(&example(), 9).await.counts, [("00".to_string(), 9)]);
@@ -113,11 +114,11 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
     }
     let (answer, answered) = oneshot::channel();
     let turn = Operation { controls: 0, target: 1, reserved: 0, matrix: [zero, one, one, zero] };
-    let lending = loaded.executor.lending();
-    let hold = lending.hold().expect("nothing runs");
-    assert!(lending.hold().is_none(), "there is one slot");
-    lending.evolve_state(
-        &hold,
+    let slot_lender = loaded.executor.slot_lender();
+    let lease = slot_lender.try_lease().expect("nothing runs");
+    assert_eq!(slot_lender.try_lease().unwrap_err(), LeaseRefusal::Full, "there is one slot");
+    slot_lender.evolve_state(
+        lease,
         EvolveJob {
             ticket: 7,
             job_id: "J".into(),
@@ -129,9 +130,9 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
         },
     );
     let done = answered.await.expect("an answer");
-    assert_eq!(lending.load(), Load { slots: 1, held: 1, ..Load::default() });
-    drop(hold);
-    assert_eq!(lending.load(), Load { slots: 1, ..Load::default() });
+    assert_eq!(slot_lender.load(), SlotLoad { slots: 1, reserved: 1, ..SlotLoad::default() });
+    drop(done.lease);
+    assert_eq!(slot_lender.load(), SlotLoad { slots: 1, ..SlotLoad::default() });
     done.answer
 }
 
@@ -139,13 +140,13 @@ async fn evolve(loaded: &mut Loaded, cancelled: bool) -> Result<Vec<Amplitude>, 
 async fn a_state_is_evolved_in_a_slot() {
     let dir = tempfile::tempdir().unwrap();
     let mut simulator = load(&library("coda_simulator"), dir.path(), "", 3).await.unwrap();
-    assert_eq!(simulator.executor.described().hooks.evolve_qubits, Some(3));
+    assert_eq!(simulator.executor.active_plugin().hooks.evolve_qubits, Some(3));
     let state = evolve(&mut simulator, false).await.unwrap();
     assert_eq!(state.iter().map(|a| a.re).collect::<Vec<_>>(), [0.0, 0.0, 1.0, 0.0]);
     assert_eq!(evolve(&mut simulator, true).await.unwrap_err().code, ErrorCode::Cancelled);
     assert_eq!(simulator.run(&example(), 5).await.counts, [("10".to_string(), 5)]);
     let mut faulty = load(&library("coda_faulty"), dir.path(), "", 3).await.unwrap();
-    assert_eq!(faulty.executor.described().hooks.evolve_qubits, None);
+    assert_eq!(faulty.executor.active_plugin().hooks.evolve_qubits, None);
     assert_eq!(evolve(&mut faulty, false).await.unwrap_err().code, ErrorCode::Contract);
 }
 
@@ -185,7 +186,7 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
         loaded.push(load(path, dir.path(), config, 3).await.unwrap());
     }
     let told: Vec<(String, u16)> =
-        loaded.iter().map(|l| (l.name(), l.executor.described().device.num_qubits)).collect();
+        loaded.iter().map(|l| (l.name(), l.executor.active_plugin().device.num_qubits)).collect();
     let told: Vec<(&str, u16)> = told.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     assert_eq!(told, [("first", 3), ("second", 4), ("third", 5)]);
     for (l, key) in loaded.iter_mut().zip(["00", "10", "10"]) {
@@ -194,13 +195,16 @@ async fn one_file_under_several_names_gives_instances_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_held_slot_is_nobody_elses_and_none_is_held_while_jobs_wait() {
+async fn a_leased_slot_is_nobody_elses_and_none_is_leased_while_jobs_wait() {
     let dir = tempfile::tempdir().unwrap();
     let mut simulator = load(&library("coda_simulator"), dir.path(), "seed: 1", 3).await.unwrap();
-    let hold = simulator.executor.lending().hold().expect("nothing runs");
+    let lease = simulator.executor.slot_lender().try_lease().expect("nothing runs");
     simulator.submit(&example(), 5);
-    assert!(simulator.executor.lending().hold().is_none());
-    assert_eq!(simulator.executor.lending().load(), Load { slots: 1, busy: 0, held: 1, waiting: 1 });
-    drop(hold);
+    assert_eq!(simulator.executor.slot_lender().try_lease().unwrap_err(), LeaseRefusal::JobsWait);
+    assert_eq!(
+        simulator.executor.slot_lender().load(),
+        SlotLoad { slots: 1, busy: 0, reserved: 1, waiting: 1 }
+    );
+    drop(lease);
     assert_eq!(simulator.answer().await.counts.len(), 1);
 }

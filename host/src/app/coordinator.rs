@@ -18,7 +18,7 @@ use crate::config::settings::Settings;
 use crate::coordinator::block::{WalkLimits, Walker};
 use crate::coordinator::role::{Directory, Listener};
 use crate::coordinator::service::{Service, ServiceLimits};
-use crate::daemon::place::Place;
+use crate::daemon::instance_lock::InstanceLock;
 use crate::error::{Failure, exit};
 use crate::peers::identity;
 use crate::peers::swarm::Network;
@@ -52,7 +52,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     super::watch_signals(stop.clone());
     let dir = dir(&settings);
-    let _place = Place::take(&dir, &dir)?;
+    let _instance_lock = InstanceLock::acquire(&dir, &dir)?;
     let c = &settings.coordinator;
     let listener = bind(&c.http).await?;
     let address = listener.local_addr().map_err(|e| bind_failure(&c.http, &e))?;

@@ -1,35 +1,36 @@
 //! The peer stage: the executor's slots, lent through the network.
 //!
-//! A stop declines what comes new, lets what runs come back within the drain time, then leaves the network; holds end
-//! with it.
+//! A stop declines new reservations, lets running executions come back within the drain time, then leaves the network;
+//! the open reservations end with it.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coda_plugin_abi::descriptor::Kind;
 use coda_plugin_abi::{Amplitude, Operation};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::api::PeerSources;
 use crate::config::settings::{AllowSetting, PeerSettings};
 use crate::error::Failure;
-use crate::executor::{EvolveJob, Executor, Hold, JobContext, Lending};
+use crate::executor::{EvolveJob, EvolveOutcome, Executor, JobContext, LeaseRefusal, SlotLease, SlotLender};
 use crate::peers::identity;
-use crate::peers::peer::{Evolve, Evolved, Lender, Peer, PeerView};
-use crate::peers::protocol::{Allow, Limits, NoSlot, Table};
+use crate::peers::peer::{FragmentExecutor, FragmentResult, FragmentWork, Peer, PeerView};
+use crate::peers::protocol::{Allow, NoSlot, PeerLimits, ReservationTable, Slots};
 use crate::peers::swarm::{Network, NetworkSettings, NetworkView, peer_of};
 use crate::reservation::log::{Log, now_micros};
 
-/// Tickets of lent slots, unlike those of cloud jobs.
+/// Tickets of executions for peers begin here, far from those of cloud jobs.
 const FIRST_TICKET: u64 = 1 << 63;
 
 /// The running stage.
 pub struct PeerStage {
     network: Network,
-    lender: Arc<SlotLender>,
+    executor: Arc<PeerExecutor>,
     log: Log,
     pub network_view: watch::Receiver<NetworkView>,
     pub view: watch::Receiver<PeerView>,
@@ -47,10 +48,9 @@ pub async fn start(
     let key = identity::load(state_dir)?;
     let peer_id = key.public().to_peer_id().to_string();
     let log = Log::sqlite(&Log::default_path(state_dir))?;
-    let lender = Arc::new(SlotLender {
-        lending: executor.lending(),
-        slots: Arc::default(),
-        next: AtomicU64::new(FIRST_TICKET),
+    let lent = Arc::new(PeerExecutor {
+        lender: executor.slot_lender(),
+        running: Arc::default(),
         closing: AtomicBool::new(false),
     });
     let allow = match &settings.allow {
@@ -64,13 +64,13 @@ pub async fn start(
     if allow == Allow::Listed(Default::default()) {
         tracing::warn!("no peer may reserve here: set CODA_PEER_BOOTSTRAP or CODA_PEER_ALLOW");
     }
-    if lender.max_qubits().is_none() {
+    if lent.max_qubits().is_none() {
         tracing::warn!(
-            plugin = executor.described().info.name,
+            plugin = executor.active_plugin().info.name,
             "the plugin can't take over a quantum state (no evolve_state), so every reservation is declined"
         );
     }
-    let limits = Limits {
+    let limits = PeerLimits {
         peer_id: peer_id.clone(),
         allow,
         services: settings.services.clone(),
@@ -80,12 +80,12 @@ pub async fn start(
         max_seconds: settings.max_execution.as_secs_f64(),
     };
     // Larger than in any former run: microseconds go faster than reservations.
-    let table = Table::new(limits, now_micros().unsigned_abs());
+    let table = ReservationTable::new(limits, now_micros().unsigned_abs());
     let (viewed, view) = watch::channel(PeerView::default());
     let network = {
-        let (lender, log, namespace) = (lender.clone(), log.clone(), settings.network.namespace.clone());
+        let (lent, log, namespace) = (lent.clone(), log.clone(), settings.network.namespace.clone());
         let net = network_settings(&settings.network, &settings.listen);
-        Network::start(key, net, move || Peer::new(table, lender, log, viewed, &namespace)).await?
+        Network::start(key, net, move || Peer::new(table, lent, log, viewed, &namespace)).await?
     };
     tracing::info!(
         peer_id,
@@ -93,7 +93,7 @@ pub async fn start(
         "this host lends its slots to the peer network"
     );
     let network_view = network.view();
-    Ok(PeerStage { network, lender, log, network_view, view })
+    Ok(PeerStage { network, executor: lent, log, network_view, view })
 }
 
 /// What the shell needs of the settings.
@@ -126,7 +126,7 @@ impl PeerSources {
 impl PeerStage {
     /// Lends nothing new; waits for what runs, at most so long; leaves the network.
     pub async fn end(mut self, limit: Duration) {
-        self.lender.closing.store(true, Ordering::Release);
+        self.executor.closing.store(true, Ordering::Release);
         let idle = self.view.wait_for(|v| v.load.executions == 0);
         if tokio::time::timeout(limit, idle).await.is_err() {
             tracing::warn!("stopped while the executor still ran fragments of peers");
@@ -136,106 +136,81 @@ impl PeerStage {
     }
 }
 
-/// An execution's ticket, what tells it to end, and its slot.
-type InPlugin = (u64, Arc<JobContext>, Hold);
-
-/// The slots that are lent.
-#[derive(Default)]
-struct Lent {
-    /// Interchangeable: one for each reservation that isn't over and doesn't run.
-    holds: Mutex<Vec<Hold>>,
-    /// Executions in the plugin, with their holds.
-    running: Mutex<HashMap<String, InPlugin>>,
-}
-
 /// The executor's slots as the peer role takes them.
-struct SlotLender {
-    slots: Arc<Lent>,
-    lending: Lending,
-    next: AtomicU64,
+struct PeerExecutor {
+    lender: SlotLender,
+    /// What the executions in the plugin share with it, by their keys.
+    running: Arc<Mutex<HashMap<u64, Arc<JobContext>>>>,
+    /// Nothing new is lent: the host is stopping.
     closing: AtomicBool,
 }
 
-/// A panic elsewhere leaves these whole: each change is one call.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+impl Slots for PeerExecutor {
+    type Lease = SlotLease;
 
-impl SlotLender {
-    fn failed(work: Evolve, text: &str) {
-        (work.done)(Evolved { answer: Err(text.into()), run_time: Duration::ZERO });
-    }
-}
-
-impl Lender for SlotLender {
-    fn hold(&self) -> Result<(), NoSlot> {
+    fn try_acquire(&self) -> Result<SlotLease, NoSlot> {
         if self.closing.load(Ordering::Acquire) {
             return Err(NoSlot::Closing);
         }
-        match self.lending.hold() {
-            Some(hold) => {
-                lock(&self.slots.holds).push(hold);
-                Ok(())
-            }
-            None if self.lending.load().waiting > 0 => Err(NoSlot::JobsWait),
-            None => Err(NoSlot::Full),
-        }
+        self.lender.try_lease().map_err(|refusal| match refusal {
+            LeaseRefusal::Full => NoSlot::Full,
+            LeaseRefusal::JobsWait => NoSlot::JobsWait,
+            LeaseRefusal::Stopping => NoSlot::Closing,
+        })
     }
 
-    fn release(&self) {
-        let hold = lock(&self.slots.holds).pop();
-        drop(hold);
+    fn max_qubits(&self) -> Option<u16> {
+        self.lender.active_plugin().hooks.evolve_qubits
     }
+}
 
-    fn evolve(&self, work: Evolve) {
-        let Some(hold) = lock(&self.slots.holds).pop() else {
-            return SlotLender::failed(work, "its slot is gone; please report this as a bug of the peer");
-        };
-        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(self.lending.context(work.execution_id.as_str().into()));
-        let entry = (ticket, context.clone(), hold.clone());
-        lock(&self.slots.running).insert(work.execution_id.clone(), entry);
+impl FragmentExecutor for PeerExecutor {
+    fn evolve(&self, work: FragmentWork<SlotLease>) {
+        let FragmentWork { key, lease, execution_id, num_qubits, amplitudes, steps, done } = work;
+        let context = Arc::new(self.lender.context(execution_id.as_str().into()));
+        self.running.lock().insert(key, context.clone());
         let amplitude = |[re, im]: [f64; 2]| Amplitude { re, im };
-        let operations = work.steps.iter().map(|u| Operation {
+        let operations = steps.iter().map(|u| Operation {
             controls: u.controls,
             target: u.target,
             reserved: 0,
             matrix: u.matrix.map(amplitude),
         });
-        let (slots, done, execution_id) = (self.slots.clone(), work.done, work.execution_id.clone());
+        let running = self.running.clone();
         let job = EvolveJob {
-            ticket,
-            job_id: work.execution_id.into(),
-            num_qubits: work.num_qubits,
-            amplitudes: work.amplitudes.into_iter().map(amplitude).collect(),
+            ticket: ticket(key),
+            job_id: execution_id.into(),
+            num_qubits,
+            amplitudes: amplitudes.into_iter().map(amplitude).collect(),
             operations: operations.collect(),
             context,
-            answer: Box::new(move |end| {
-                // Held as before, until the record says that it is free.
-                let hold = lock(&slots.running).remove(&execution_id).map(|(_, _, hold)| hold);
-                lock(&slots.holds).extend(hold);
-                let answer = end.answer.map_err(|e| e.text);
+            answer: Box::new(move |outcome| {
+                running.lock().remove(&key);
+                let EvolveOutcome { answer, run_time, lease } = outcome;
+                let answer = answer.map_err(|e| e.text);
                 let answer = answer.map(|state| state.into_iter().map(|a| [a.re, a.im]).collect());
-                done(Evolved { answer, run_time: end.run_time });
+                // The lease goes on to the peer: the slot is free when the end is recorded.
+                done(FragmentResult { lease, answer, run_time });
             }),
         };
-        self.lending.evolve_state(&hold, job);
+        self.lender.evolve_state(lease, job);
     }
 
-    fn stop(&self, execution_id: &str) {
-        let running = lock(&self.slots.running).get(execution_id).map(|(t, c, _)| (*t, c.clone()));
-        if let Some((ticket, context)) = running {
+    fn stop(&self, key: u64) {
+        let context = self.running.lock().get(&key).cloned();
+        if let Some(context) = context {
             context.set_cancelled();
-            self.lending.cancel(ticket);
+            self.lender.cancel(ticket(key));
         }
-    }
-
-    fn max_qubits(&self) -> Option<u16> {
-        self.lending.described().hooks.evolve_qubits
     }
 
     fn fidelity(&self) -> Option<f64> {
         // A simulator applies operations exactly; what hardware does is not known here.
-        (self.lending.described().info.kind == Kind::Simulator).then_some(1.0)
+        (self.lender.active_plugin().info.kind == Kind::Simulator).then_some(1.0)
     }
+}
+
+/// The executor's ticket of an execution.
+fn ticket(key: u64) -> u64 {
+    FIRST_TICKET + key
 }

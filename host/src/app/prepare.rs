@@ -9,16 +9,15 @@ use tokio::sync::mpsc;
 
 use crate::cloud::provision::reconnects;
 use crate::config::device::DeviceConfig;
-use crate::config::load::{self, Surroundings};
+use crate::config::load::{self, ProcessEnv};
 use crate::config::near;
 use crate::config::settings::Settings;
 use crate::config::source::Shown;
 use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::{self, Located};
-use crate::executor::watchdog::Limits;
 use crate::executor::worker::Restart;
-use crate::executor::{Executor, RunDone, StartRequest};
+use crate::executor::{Executor, RunLimits, SlotReport, StartRequest, WhenStuck};
 use crate::model::Secret;
 use crate::state::credentials::{self, StoredCredentials};
 use crate::sys::Dispositions;
@@ -43,17 +42,17 @@ impl Prepared {
 ///
 /// # Errors
 /// When a setting, the device config or a state file can't be used.
-pub fn prepare(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
-    let dirs = load::dirs(around)?;
+pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Prepared, Failure> {
+    let dirs = load::dirs(env)?;
     let stored = credentials::load(&dirs.credentials)?;
     let flag = flags.get("CODA_NODE_TOKEN").map(String::as_str).filter(|t| !t.is_empty());
-    let token = flag.or_else(|| around.ours("CODA_NODE_TOKEN")).map(Secret::new);
+    let token = flag.or_else(|| env.ours("CODA_NODE_TOKEN")).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
-    let (settings, shown) = load::settings(around, flags, dirs, known)?;
+    let (settings, shown) = load::settings(env, flags, dirs, known)?;
     runs_as(&settings)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
-    for (name, meant) in near::variables(around.environment.keys().map(String::as_str), &names) {
+    for (name, meant) in near::variables(env.environment.keys().map(String::as_str), &names) {
         tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
     }
     if let Some(key) = &device.misspelt {
@@ -80,7 +79,7 @@ pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> 
     let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
     let config = (!device.path.as_os_str().is_empty())
         .then_some((device.path.as_path(), device.executor_factory.as_deref()));
-    let request = locate::Request {
+    let request = locate::LocateRequest {
         environment: settings.executor.factory.as_deref(),
         device_config: config,
         dirs: &dirs,
@@ -98,7 +97,7 @@ pub async fn start_executor(
     device: &DeviceConfig,
     located: Located,
     dispositions: Arc<Dispositions>,
-) -> Result<(Executor, mpsc::UnboundedReceiver<RunDone>), Failure> {
+) -> Result<(Executor, mpsc::UnboundedReceiver<SlotReport>), Failure> {
     let (done, answers) = mpsc::unbounded_channel();
     let request = executor_request(settings, device, located, dispositions)?;
     Ok((Executor::start(request, done).await?, answers))
@@ -124,10 +123,13 @@ pub(super) fn executor_request(
             backoff: settings.executor.restart_backoff,
             backoff_max: settings.executor.restart_backoff_max,
         }),
-        limits: Limits {
+        limits: RunLimits {
             run: settings.executor.job_timeout,
             grace: settings.executor.cancel_grace,
-            exit: settings.executor.stuck_exit,
+            when_stuck: match settings.executor.stuck_exit {
+                true => WhenStuck::ExitProcess,
+                false => WhenStuck::Report,
+            },
         },
         runs_as: runs_as(settings)?,
     })

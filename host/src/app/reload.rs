@@ -12,28 +12,30 @@ use super::{executor_request, locate_plugin};
 use crate::config::device::DeviceConfig;
 use crate::config::settings::Settings;
 use crate::error::Failure;
-use crate::executor::view::{Reloaded, Swapped, View};
+use crate::executor::{ExecutorReloader, Reload, ReloadReport};
 use crate::sys::Dispositions;
 
+/// Serves requests to reload.
 pub struct Reloads {
     pub settings: Arc<Settings>,
     pub cwd: PathBuf,
-    pub view: View,
+    pub reloader: ExecutorReloader,
     pub dispositions: Arc<Dispositions>,
-    pub wanted: mpsc::UnboundedReceiver<()>,
-    pub report: watch::Sender<Reloaded>,
+    pub requests: mpsc::UnboundedReceiver<()>,
+    pub report: watch::Sender<ReloadReport>,
 }
 
 impl Reloads {
-    /// Serves one wish after the other.
+    /// Serves one request after the other.
     pub async fn serve(mut self) {
-        while let Some(()) = self.wanted.recv().await {
-            // What came meanwhile is served by the same.
-            while self.wanted.try_recv().is_ok() {}
+        while let Some(()) = self.requests.recv().await {
+            // Requests that came meanwhile are served by the same reload.
+            while self.requests.try_recv().is_ok() {}
             tracing::info!("reloading the device config and the plugin");
             let (settings, cwd) = (self.settings.clone(), self.cwd.clone());
-            let (view, dispositions) = (self.view.clone(), self.dispositions.clone());
-            let swapping = tokio::task::spawn_blocking(move || swap(&settings, &cwd, &view, dispositions));
+            let (reloader, dispositions) = (self.reloader.clone(), self.dispositions.clone());
+            let swapping =
+                tokio::task::spawn_blocking(move || swap(&settings, &cwd, &reloader, dispositions));
             let (ok, message) = match swapping.await {
                 Ok(Ok(message)) => (true, message),
                 Ok(Err(failure)) => (false, failure.line()),
@@ -43,7 +45,7 @@ impl Reloads {
                 true => tracing::info!("{message}"),
                 false => tracing::error!("not reloaded, the former executor stays: {message}"),
             }
-            self.report.send_modify(|r| *r = Reloaded { count: r.count + 1, ok, message });
+            self.report.send_modify(|r| *r = ReloadReport { count: r.count + 1, ok, message });
         }
     }
 }
@@ -51,14 +53,14 @@ impl Reloads {
 fn swap(
     settings: &Settings,
     cwd: &std::path::Path,
-    view: &View,
+    reloader: &ExecutorReloader,
     dispositions: Arc<Dispositions>,
 ) -> Result<String, Failure> {
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let located = locate_plugin(settings, &device, cwd)?;
     let request = executor_request(settings, &device, located, dispositions)?;
-    let Swapped { now, pause } = view.swap(&request, settings.shutdown.drain)?;
-    let (info, d) = (&now.info, &now.device);
+    let Reload { active, pause } = reloader.reload(&request, settings.shutdown.drain)?;
+    let (info, d) = (&active.info, &active.device);
     Ok(format!(
         "reloaded: {} {} by {}, device {} with {} qubits; no run for {} ms",
         info.name,

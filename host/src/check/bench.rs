@@ -11,16 +11,16 @@ use coda_plugin_abi::{Device, Error, ErrorCode, Gate, Hooks, Outcome, Program, T
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use super::{Options, Stop, failed};
+use super::{CheckOptions, Stop, failed};
 use crate::error::Failure as Shown;
 use crate::executor::JobContext;
+use crate::executor::check_device;
 use crate::executor::ffi::{CallJob, Common, CreateRequest, Instance};
 use crate::executor::loader::{self, Loaded};
-use crate::executor::locate::{Located, Source};
-use crate::executor::pool::check_device;
+use crate::executor::locate::{FactorySource, Located};
 
 pub struct Bench {
-    pub options: Options,
+    pub options: CheckOptions,
 }
 
 /// A created executor.
@@ -35,7 +35,7 @@ pub struct Live {
 pub const AN_EXECUTOR: &str = "an executor";
 
 impl Bench {
-    pub fn new(options: Options) -> Bench {
+    pub fn new(options: CheckOptions) -> Bench {
         Bench { options }
     }
 
@@ -43,7 +43,7 @@ impl Bench {
         let located = Located {
             path: self.options.library.clone(),
             entry: self.options.entry.clone(),
-            source: Source::Environment,
+            source: FactorySource::Environment,
             pinned: None,
         };
         loader::load(&located, &self.options.state_dir).or_else(|e| {
@@ -101,7 +101,7 @@ impl Bench {
     }
 
     /// Checks cases one by one; a failure names the first three.
-    pub fn all(&self, live: &Live, cases: &[Case]) -> Result<usize, Stop> {
+    pub fn check_all(&self, live: &Live, cases: &[Case]) -> Result<usize, Stop> {
         let suite = Suite { cases: Vec::new(), skipped: Vec::new(), allowed_error: self.options.tolerance };
         let mut found: Vec<(String, Failure)> = Vec::new();
         for case in cases {
@@ -182,7 +182,7 @@ impl Live {
         let shots = bench.shots(self, 2_000);
         let case =
             Case::exact("good", format!("a plain job {when}"), "leave no state behind", self.plain()?, shots);
-        bench.all(self, &[case]).map(drop)
+        bench.check_all(self, &[case]).map(drop)
     }
 }
 

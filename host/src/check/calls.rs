@@ -197,7 +197,7 @@ pub fn concurrent(bench: &Bench) -> Done {
                     program,
                     shots,
                 );
-                (0..3).try_for_each(|_| bench.all(live, std::slice::from_ref(&case)).map(drop))
+                (0..3).try_for_each(|_| bench.check_all(live, std::slice::from_ref(&case)).map(drop))
             })
         };
         let threads: Vec<_> = (0..slots).map(spawn).collect();
@@ -280,7 +280,7 @@ pub fn batch(bench: &Bench) -> Done {
             )
         })
         .collect();
-    bench.all(&live, &single)?;
+    bench.check_all(&live, &single)?;
     live.end()?;
     Ok(Some(format!("{} jobs", programs.len())))
 }

@@ -37,7 +37,7 @@ fn group(bench: &Bench, name: &str) -> Done {
         let why = suite.skipped.first().map_or("the device has nothing for it".into(), |s| s.1.clone());
         return skipped(why);
     }
-    let checked = bench.all(&live, &suite.cases)?;
+    let checked = bench.check_all(&live, &suite.cases)?;
     live.end()?;
     Ok(Some(format!("{checked} circuits")))
 }
@@ -78,7 +78,7 @@ pub fn pairs(bench: &Bench) -> Done {
         let program = live.program(a.max(b) + 1, &gates, &[a, b])?;
         cases.push(Case::exact("pairs", format!("qubits {a} and {b}"), BIT_ORDER, program, 2_000));
     }
-    let checked = bench.all(&live, &cases)?;
+    let checked = bench.check_all(&live, &cases)?;
     live.end()?;
     Ok(Some(format!("{checked} of {all} pairs")))
 }
@@ -95,8 +95,8 @@ pub fn shots(bench: &Bench) -> Done {
             shots,
         ))
     };
-    bench.all(&live, &[case(1, "one shot")?])?;
-    bench.all(&live, &[case(many, "many shots")?])?;
+    bench.check_all(&live, &[case(1, "one shot")?])?;
+    bench.check_all(&live, &[case(many, "many shots")?])?;
     live.end()?;
     Ok(Some(format!("1 and {many}")))
 }
@@ -145,7 +145,7 @@ pub fn random(bench: &Bench) -> Done {
         let program = random_program(&live, &mut random, 1 + i % 6)?;
         cases.push(Case::exact("random", format!("random circuit {i}"), GATES, program, 10_000));
     }
-    let checked = bench.all(&live, &cases)?;
+    let checked = bench.check_all(&live, &cases)?;
     live.end()?;
     Ok(Some(format!("{checked} circuits")))
 }
@@ -166,7 +166,7 @@ pub fn largest_qubit(bench: &Bench) -> Done {
         let program = live.program(last + 1, &gates, &[last, 0])?;
         cases.push(Case::exact("last", "the last and the first qubit", change, program, 2_000));
     }
-    bench.all(&live, &cases)?;
+    bench.check_all(&live, &cases)?;
     live.end()?;
     Ok(Some(format!("qubit {last}")))
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::ErrorCode;
-use coda_plugin_abi::descriptor::{Door, Kind};
+use coda_plugin_abi::descriptor::{Binding, Kind};
 
 use super::bench::Bench;
 use super::{Done, failed, skipped};
@@ -51,9 +51,9 @@ pub fn descriptor(bench: &Bench) -> Done {
             "build for this machine",
         );
     }
-    let door = if d.door == Door::Rust { "Rust" } else { "C" };
+    let binding = if d.binding == Binding::Rust { "Rust" } else { "C" };
     Ok(Some(format!(
-        "{} {} by {}, interface {}.{}, {door} door",
+        "{} {} by {}, interface {}.{}, {binding} binding",
         d.name, d.version, d.vendor, d.api_major, d.api_minor
     )))
 }

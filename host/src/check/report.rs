@@ -2,19 +2,19 @@
 
 use std::fmt::Write as _;
 
-use super::runner::{CaseResult, End, Lost};
-use super::{Options, Verdict};
+use super::runner::{CaseResult, ChildEnd, Lost};
+use super::{CaseVerdict, CheckOptions};
 
 /// One case as a line, and what went wrong below it.
 pub fn line(result: &CaseResult) -> String {
     let seconds = result.seconds;
     let (word, note) = match &result.end {
-        End::Said(Verdict::Passed { note }) => ("ok", note.clone().unwrap_or_default()),
-        End::Said(Verdict::Skipped { why }) => ("skipped", why.clone()),
-        End::Said(Verdict::Failed { .. }) => ("FAILED", String::new()),
-        End::Lost { verdict: Lost::Died, .. } => ("DIED", String::new()),
-        End::Lost { verdict: Lost::Exited, .. } => ("EXITED", String::new()),
-        End::Lost { verdict: Lost::TimedOut, .. } => ("HUNG", String::new()),
+        ChildEnd::Said(CaseVerdict::Passed { note }) => ("ok", note.clone().unwrap_or_default()),
+        ChildEnd::Said(CaseVerdict::Skipped { why }) => ("skipped", why.clone()),
+        ChildEnd::Said(CaseVerdict::Failed { .. }) => ("FAILED", String::new()),
+        ChildEnd::Lost { verdict: Lost::Died, .. } => ("DIED", String::new()),
+        ChildEnd::Lost { verdict: Lost::Exited, .. } => ("EXITED", String::new()),
+        ChildEnd::Lost { verdict: Lost::TimedOut, .. } => ("HUNG", String::new()),
     };
     let mut out = format!("{word:<8}{:<22}{seconds:>7.2} s  {note}", result.case).trim_end().to_string();
     for (what, text) in details(result) {
@@ -30,18 +30,21 @@ pub fn line(result: &CaseResult) -> String {
 
 fn details(result: &CaseResult) -> Vec<(&'static str, &str)> {
     match &result.end {
-        End::Said(Verdict::Failed { expected, got, change }) => {
+        ChildEnd::Said(CaseVerdict::Failed { expected, got, change }) => {
             vec![("expected", expected.as_str()), ("got", got), ("to change", change)]
         }
-        End::Said(_) => Vec::new(),
-        End::Lost { got, change, .. } => vec![("expected", "an answer"), ("got", got), ("to change", change)],
+        ChildEnd::Said(_) => Vec::new(),
+        ChildEnd::Lost { got, change, .. } => {
+            vec![("expected", "an answer"), ("got", got), ("to change", change)]
+        }
     }
 }
 
 /// The last line.
-pub fn summary(results: &[CaseResult], options: &Options) -> String {
+pub fn summary(results: &[CaseResult], options: &CheckOptions) -> String {
     let failed = results.iter().filter(|r| r.is_failure()).count();
-    let skipped = results.iter().filter(|r| matches!(r.end, End::Said(Verdict::Skipped { .. }))).count();
+    let skipped =
+        results.iter().filter(|r| matches!(r.end, ChildEnd::Said(CaseVerdict::Skipped { .. }))).count();
     let passed = results.len() - failed - skipped;
     format!(
         "{passed} passed, {failed} failed, {skipped} skipped (seed {}, tolerance {})",
@@ -49,7 +52,7 @@ pub fn summary(results: &[CaseResult], options: &Options) -> String {
     )
 }
 
-pub fn json(results: &[CaseResult], options: &Options) -> serde_json::Value {
+pub fn json(results: &[CaseResult], options: &CheckOptions) -> serde_json::Value {
     serde_json::json!({
         "library": options.library, "device": options.config_path, "seed": options.seed,
         "tolerance": options.tolerance, "quick": options.quick,
@@ -58,9 +61,10 @@ pub fn json(results: &[CaseResult], options: &Options) -> serde_json::Value {
 }
 
 /// The form that CI systems read.
-pub fn junit(results: &[CaseResult], options: &Options) -> String {
+pub fn junit(results: &[CaseResult], options: &CheckOptions) -> String {
     let failures = results.iter().filter(|r| r.is_failure()).count();
-    let skipped = results.iter().filter(|r| matches!(r.end, End::Said(Verdict::Skipped { .. }))).count();
+    let skipped =
+        results.iter().filter(|r| matches!(r.end, ChildEnd::Said(CaseVerdict::Skipped { .. }))).count();
     let time: f64 = results.iter().map(|r| r.seconds).sum();
     let name = escaped(&options.library.display().to_string());
     let mut out = format!(
@@ -77,8 +81,8 @@ pub fn junit(results: &[CaseResult], options: &Options) -> String {
         )
         .ok();
         match &result.end {
-            End::Said(Verdict::Passed { .. }) => out.push_str("/>\n"),
-            End::Said(Verdict::Skipped { why }) => {
+            ChildEnd::Said(CaseVerdict::Passed { .. }) => out.push_str("/>\n"),
+            ChildEnd::Said(CaseVerdict::Skipped { why }) => {
                 writeln!(out, "><skipped message=\"{}\"/></testcase>", escaped(why)).ok();
             }
             _ => {

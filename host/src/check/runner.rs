@@ -1,6 +1,6 @@
 //! Runs each case in a child of its own: this program again, which loads the plugin and writes its verdict to a file.
 //!
-//! A child that dies, exits or takes too long is a verdict too. What it printed is kept for whoever reads the failure.
+//! A child that dies, exits or takes too long is a verdict too. What it printed is kept for the reader of the failure.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::bench::AN_EXECUTOR;
-use super::{Case, Options, Verdict};
+use super::{Case, CaseVerdict, CheckOptions};
 use crate::sys;
 
 /// How often a child is looked at.
@@ -26,7 +26,7 @@ pub struct CaseResult {
     pub case: String,
     pub about: String,
     #[serde(flatten)]
-    pub end: End,
+    pub end: ChildEnd,
     pub seconds: f64,
     /// The last lines that the plugin or its host printed, when it failed.
     pub output: Option<String>,
@@ -34,8 +34,8 @@ pub struct CaseResult {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum End {
-    Said(Verdict),
+pub enum ChildEnd {
+    Said(CaseVerdict),
     /// A word for what happened to the child: `died`, `exited` or `timed_out`, and the rest of it.
     Lost {
         verdict: Lost,
@@ -58,7 +58,7 @@ impl CaseResult {
         CaseResult {
             case: case.name.into(),
             about: case.about.into(),
-            end: End::Said(Verdict::Skipped { why: why.into() }),
+            end: ChildEnd::Said(CaseVerdict::Skipped { why: why.into() }),
             seconds: 0.0,
             output: None,
         }
@@ -68,7 +68,7 @@ impl CaseResult {
     pub fn is_the_end(&self) -> Option<&'static str> {
         match (self.case.as_str(), &self.end) {
             ("load", _) if self.is_failure() => Some("the library can't be loaded, see above"),
-            ("create", End::Said(Verdict::Failed { expected, .. })) if expected == AN_EXECUTOR => {
+            ("create", ChildEnd::Said(CaseVerdict::Failed { expected, .. })) if expected == AN_EXECUTOR => {
                 Some("no executor can be created, see above")
             }
             _ => None,
@@ -76,7 +76,7 @@ impl CaseResult {
     }
 
     pub fn is_failure(&self) -> bool {
-        !matches!(self.end, End::Said(Verdict::Passed { .. } | Verdict::Skipped { .. }))
+        !matches!(self.end, ChildEnd::Said(CaseVerdict::Passed { .. } | CaseVerdict::Skipped { .. }))
     }
 }
 
@@ -86,7 +86,7 @@ impl CaseResult {
 /// When no child could be started at all.
 pub fn run(
     case: &Case,
-    options: &Options,
+    options: &CheckOptions,
     program: &Path,
     look: &mut dyn FnMut(),
 ) -> std::io::Result<CaseResult> {
@@ -111,7 +111,8 @@ pub fn run(
         look();
         std::thread::sleep(LOOK_EVERY);
     };
-    let said = std::fs::read(&answer).ok().and_then(|bytes| serde_json::from_slice::<Verdict>(&bytes).ok());
+    let said =
+        std::fs::read(&answer).ok().and_then(|bytes| serde_json::from_slice::<CaseVerdict>(&bytes).ok());
     let end = end(status, said, options.time_limit);
     let mut result = CaseResult {
         case: case.name.into(),
@@ -131,17 +132,17 @@ pub fn run(
     Ok(result)
 }
 
-fn end(status: Option<ExitStatus>, said: Option<Verdict>, limit: Duration) -> End {
+fn end(status: Option<ExitStatus>, said: Option<CaseVerdict>, limit: Duration) -> ChildEnd {
     let Some(status) = status else {
         let got = format!("no answer within {limit:?}");
-        return End::Lost {
+        return ChildEnd::Lost {
             verdict: Lost::TimedOut,
             got,
             change: "return from every call; --time-limit sets this limit".into(),
         };
     };
     match (status.signal(), status.code(), said) {
-        (Some(signal), ..) => End::Lost {
+        (Some(signal), ..) => ChildEnd::Lost {
             verdict: Lost::Died,
             got: format!("the process died of {}", sys::signal_name(signal)),
             change: match signal {
@@ -149,8 +150,8 @@ fn end(status: Option<ExitStatus>, said: Option<Verdict>, limit: Duration) -> En
                 _ => "find the crash; a debugger shows it in `coda-host run`".into(),
             },
         },
-        (None, Some(0), Some(verdict)) => End::Said(verdict),
-        (None, code, _) => End::Lost {
+        (None, Some(0), Some(verdict)) => ChildEnd::Said(verdict),
+        (None, code, _) => ChildEnd::Lost {
             verdict: Lost::Exited,
             got: format!("the process ended with status {}", code.unwrap_or_default()),
             change: "never end the process from a plugin".into(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]
@@ -26,12 +26,12 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
-    let prepared = app::prepare(around, flags)?;
+    let prepared = app::prepare(env, flags)?;
     let origin =
         |s: &&crate::config::source::Shown| !args.set || s.origin != crate::config::source::Origin::Default;
     let shown: Vec<_> = prepared.shown.iter().filter(origin).collect();

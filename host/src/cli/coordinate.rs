@@ -13,7 +13,7 @@ use super::histogram;
 use super::way::{Out, short};
 use crate::app;
 use crate::cloud::http::{Bearer, HttpClient, HttpError, Response, Target};
-use crate::config::load::{self, Surroundings};
+use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain, Failure, exit};
 use crate::model::{Secret, cut};
 
@@ -47,7 +47,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let text = super::run::read(&args.circuit).map_err(|failure| Failure {
         hint: Some(
             "give a file of OpenQASM 2 or 3, such as tests/circuits/bell.qasm, or - for standard input"
@@ -59,14 +59,14 @@ pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
         .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is no UTF-8 text"))?;
     let flags: HashMap<&'static str, String> =
         args.url.clone().map(|url| ("CODA_COORDINATOR_URL", url)).into_iter().collect();
-    let (settings, _) = load::settings(&around, flags, load::dirs(&around)?, None)?;
+    let (settings, _) = load::settings(&env, flags, load::dirs(&env)?, None)?;
     let client = Client::new(&settings.coordinator.url, settings.coordinator.api_token.as_ref())?;
     let runtime = super::runtime()?;
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         app::watch_signals(stop.clone());
         tokio::select! {
-            done = execute(&args, &qasm, &client, &around) => done,
+            done = execute(&args, &qasm, &client, &env) => done,
             () = stop.cancelled() => Err(Failure {
                 code: "interrupted",
                 message: "no longer waiting; the job goes on".into(),
@@ -80,13 +80,8 @@ pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
     result
 }
 
-async fn execute(
-    args: &Args,
-    qasm: &str,
-    client: &Client,
-    around: &Surroundings,
-) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(around);
+async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(env);
     let file = args.circuit.display().to_string();
     let job_id = client.submit(&file, qasm, args.shots).await?;
     if !args.json {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use crate::app;
-use crate::config::load::{self, Surroundings};
+use crate::config::load::{self, ProcessEnv};
 use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub struct Args {
     store: Option<String>,
 }
 
-pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let given = [
         ("CODA_COORDINATOR_LISTEN", args.listen),
         ("CODA_COORDINATOR_HTTP", args.http),
@@ -36,7 +36,7 @@ pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
     ];
     let flags: HashMap<&'static str, String> =
         given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-    let (settings, _) = load::settings(&around, flags, load::dirs(&around)?, None)?;
+    let (settings, _) = load::settings(&env, flags, load::dirs(&env)?, None)?;
     let runtime = super::runtime()?;
     let result = runtime.block_on(async { tokio::spawn(app::coordinator::run(settings)).await });
     runtime.shutdown_background();

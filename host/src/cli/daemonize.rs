@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::failed;
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::config::source::SECRET_VARIABLES;
-use crate::daemon::place::{self, LOG_FILE};
+use crate::daemon::instance_lock::{self, LOG_FILE};
 use crate::daemon::rotate::LOG_VARIABLE;
 use crate::error::{Failure, exit};
 use crate::state::files;
@@ -33,10 +33,10 @@ const STILL_STARTING: Duration = Duration::from_secs(10);
 /// Most of the log shown when the start fails.
 const TAIL_BYTES: u64 = 4000;
 
-pub fn run(around: &Surroundings, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, flags.clone())?;
+pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, flags.clone())?;
     let dirs = &prepared.settings.dirs;
-    if let Some(holder) = place::holder(&dirs.state)? {
+    if let Some(holder) = instance_lock::holder(&dirs.state)? {
         eprintln!("coda-host is running already (process {})", holder.pid);
         return Ok(ExitCode::from(exit::FAILURE));
     }
@@ -56,7 +56,7 @@ pub fn run(around: &Surroundings, flags: HashMap<&'static str, String>) -> Resul
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     let started = |e: io::Error| failed("daemon-start", "the daemon could not be started", &e);
-    let mut child = spawn(around, flags, &log, &path, &socket_path).map_err(started)?;
+    let mut child = spawn(env, flags, &log, &path, &socket_path).map_err(started)?;
     let mut said = Instant::now();
     loop {
         if heard_ready(&socket) {
@@ -97,7 +97,7 @@ fn open_log(path: &Path) -> io::Result<File> {
 }
 
 fn spawn(
-    around: &Surroundings,
+    env: &ProcessEnv,
     mut flags: HashMap<&'static str, String>,
     log: &File,
     log_path: &Path,
@@ -105,7 +105,7 @@ fn spawn(
 ) -> io::Result<Child> {
     let secret = |name: &str| SECRET_VARIABLES.contains(&name.to_ascii_uppercase().as_str());
     let mut secrets: HashMap<String, String> =
-        around.environment.iter().filter(|(k, _)| secret(k)).map(|(k, v)| (k.clone(), v.clone())).collect();
+        env.environment.iter().filter(|(k, _)| secret(k)).map(|(k, v)| (k.clone(), v.clone())).collect();
     if let Some(token) = flags.remove("CODA_NODE_TOKEN") {
         secrets.insert("CODA_NODE_TOKEN".into(), token);
     }

@@ -18,7 +18,7 @@ use super::plugin::DeviceView;
 use super::way::{Out, short};
 use crate::app;
 use crate::cloud::http::{HttpClient, Target};
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::dev::client::DevClient;
 use crate::dev::cloud::{DevCloud, Options};
 use crate::dev::follow::Follower;
@@ -90,21 +90,21 @@ pub struct Args {
     once: bool,
 }
 
-pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let runtime = super::runtime()?;
-    let result = runtime.block_on(execute(&args, &around));
+    let result = runtime.block_on(execute(&args, &env));
     runtime.shutdown_background();
     result
 }
 
-async fn execute(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+async fn execute(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     tokio::select! {
         // Asked to stop before everything is up: what is there goes with its handle.
         () = stop.cancelled() => Ok(ExitCode::SUCCESS),
-        started = start(args, around) => match started? {
-            Ok(dev) => dev.live(args, around, &stop).await,
+        started = start(args, env) => match started? {
+            Ok(dev) => dev.live(args, env, &stop).await,
             Err(code) => Ok(code),
         },
     }
@@ -122,11 +122,11 @@ struct Dev {
 }
 
 /// Starts everything; or the exit status of a part that could not be.
-async fn start(args: &Args, around: &Surroundings) -> Result<Result<Dev, ExitCode>, Failure> {
-    let (dir, temporary) = place(args, around)?;
+async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, Failure> {
+    let (dir, temporary) = place(args, env)?;
     let mut orders = Orders {
         arguments: vec!["plugin".into(), "device".into(), "--json".into()],
-        without: around.environment.keys().filter(|name| replaced(name)).cloned().collect(),
+        without: env.environment.keys().filter(|name| replaced(name)).cloned().collect(),
         with: vec![("CODA_STATE_DIR", dir.join("state").display().to_string())],
     };
     files::ensure_dir(&dir.join("state"))?;
@@ -150,7 +150,7 @@ async fn start(args: &Args, around: &Surroundings) -> Result<Result<Dev, ExitCod
     let token = format!("dev-{:032x}", rand::random::<u128>());
     let mut options = Options::new(QPU, &redis.url());
     options.num_qubits = device.num_qubits;
-    options.native_gate_set = gate_set(&device, around);
+    options.native_gate_set = gate_set(&device, env);
     options.tokens = vec![token.clone()];
     options.listen.set_port(args.cloud_port.unwrap_or(0));
     options.keep = KEEP;
@@ -179,7 +179,7 @@ async fn start(args: &Args, around: &Surroundings) -> Result<Result<Dev, ExitCod
         qpu_id: QPU.into(),
         log,
     };
-    let mut dev = Dev { host, cloud, _redis: redis, device, note, out: Out::new(around), _dir: temporary };
+    let mut dev = Dev { host, cloud, _redis: redis, device, note, out: Out::new(env), _dir: temporary };
     match dev.ready().await? {
         Some(status) => {
             show_end(&dev.host, status);
@@ -218,10 +218,10 @@ impl Dev {
     async fn live(
         mut self,
         args: &Args,
-        around: &Surroundings,
+        env: &ProcessEnv,
         stop: &CancellationToken,
     ) -> Result<ExitCode, Failure> {
-        let path = note::path(around)?;
+        let path = note::path(env)?;
         let ours = self.leave_note(&path).await?;
         self.banner(ours)?;
         // Dropped from the last to the first, as the fields are.
@@ -357,9 +357,9 @@ async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) ->
 }
 
 /// The directory for state and log, and its handle when it is a temporary one.
-fn place(args: &Args, around: &Surroundings) -> Result<(PathBuf, Option<TempDir>), Failure> {
+fn place(args: &Args, env: &ProcessEnv) -> Result<(PathBuf, Option<TempDir>), Failure> {
     if let Some(dir) = &args.dir {
-        let dir = around.cwd.join(dir);
+        let dir = env.cwd.join(dir);
         files::ensure_dir(&dir)?;
         return Ok((dir, None));
     }
@@ -379,8 +379,8 @@ fn replaced(name: &str) -> bool {
 }
 
 /// The gate set that the cloud compiles for: the one asked for if the device takes it, else its first.
-fn gate_set(device: &DeviceView, around: &Surroundings) -> String {
-    let asked = around.environment.iter().find(|(k, _)| k.eq_ignore_ascii_case("CODA_NATIVE_GATE_SET"));
+fn gate_set(device: &DeviceView, env: &ProcessEnv) -> String {
+    let asked = env.environment.iter().find(|(k, _)| k.eq_ignore_ascii_case("CODA_NATIVE_GATE_SET"));
     let asked = asked.map(|(_, v)| v).filter(|v| device.targets.contains(v));
     asked.or(device.targets.first()).cloned().unwrap_or_else(|| "cz".into())
 }

@@ -8,7 +8,7 @@ mod peer;
 
 use std::process::ExitCode;
 
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 
 #[derive(Debug, clap::Args)]
@@ -83,9 +83,9 @@ impl Finding {
     }
 }
 
-pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let runtime = super::runtime()?;
-    let findings = runtime.block_on(checks::all(around, args.no_plugin));
+    let findings = runtime.block_on(checks::all(env, args.no_plugin));
     runtime.shutdown_background();
     let text = if args.json { as_json(&findings) } else { as_text(&findings) };
     super::put(text.as_bytes())?;

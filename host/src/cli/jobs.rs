@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Subcommand;
 
 use crate::app::{self, Prepared};
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 use crate::jobs::adopt::Consumer;
 use crate::jobs::redis::{Names, Redis};
@@ -43,8 +43,8 @@ pub enum Command {
     },
 }
 
-pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
+pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
     let redis = connect(&prepared)?;
     let runtime = super::runtime()?;
     let consumers = runtime.block_on(redis.consumers()).map_err(failed)?;

@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::failed;
 use crate::app;
-use crate::config::load::Surroundings;
-use crate::daemon::place::LOG_FILE;
+use crate::config::load::ProcessEnv;
+use crate::daemon::instance_lock::LOG_FILE;
 use crate::error::{Failure, exit};
 
 const LOOK: Duration = Duration::from_millis(200);
@@ -33,8 +33,8 @@ pub struct Args {
     follow: bool,
 }
 
-pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
+pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
     let path = prepared.settings.dirs.credentials.join(LOG_FILE);
     if !path.is_file() {
         eprintln!("there is no log {}: no daemon was started here", path.display());

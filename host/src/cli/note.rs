@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::state::files::{self, FileError};
 
 /// Far more than a note has.
@@ -28,13 +28,13 @@ pub struct Note {
 ///
 /// # Errors
 /// When the user can't be made out.
-pub fn path(around: &Surroundings) -> Result<PathBuf, FileError> {
-    let set = |name: &str| around.environment.get(name).filter(|v| !v.is_empty());
+pub fn path(env: &ProcessEnv) -> Result<PathBuf, FileError> {
+    let set = |name: &str| env.environment.get(name).filter(|v| !v.is_empty());
     // After `su` the variable may name a directory that isn't there.
     if let Some(dir) = set("XDG_RUNTIME_DIR").map(Path::new).filter(|d| d.is_absolute() && d.is_dir()) {
         return Ok(dir.join("coda-host-dev.json"));
     }
-    let temp = around.cwd.join(set("TMPDIR").map_or("/tmp", String::as_str));
+    let temp = env.cwd.join(set("TMPDIR").map_or("/tmp", String::as_str));
     Ok(temp.join(format!("coda-host-dev-{}.json", files::effective_user()?)))
 }
 
@@ -82,15 +82,15 @@ mod tests {
     fn a_note_is_found_where_it_was_left_and_only_its_own_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().display().to_string();
-        let around = |name: &str, value: &str| Surroundings {
+        let env = |name: &str, value: &str| ProcessEnv {
             environment: HashMap::from([(name.to_string(), value.to_string())]),
             cwd: PathBuf::from("/"),
         };
-        let path = path(&around("XDG_RUNTIME_DIR", &text)).unwrap();
+        let path = path(&env("XDG_RUNTIME_DIR", &text)).unwrap();
         assert_eq!(path, dir.path().join("coda-host-dev.json"));
-        let temp = super::path(&around("TMPDIR", &text)).unwrap();
+        let temp = super::path(&env("TMPDIR", &text)).unwrap();
         assert!(temp.starts_with(dir.path()) && temp != path, "{}", temp.display());
-        let gone = super::path(&around("XDG_RUNTIME_DIR", "/no/such/dir")).unwrap();
+        let gone = super::path(&env("XDG_RUNTIME_DIR", "/no/such/dir")).unwrap();
         assert!(gone.starts_with("/tmp"), "{}", gone.display());
 
         assert_eq!(Note::read(&path).unwrap(), None);

@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::way::Out;
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
-use crate::executor::locate::{DEFAULT_ENTRY, Located, Source};
+use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use crate::executor::{Executor, elf, loader};
 use crate::sys::Dispositions;
 
@@ -78,8 +78,8 @@ pub struct DeviceView {
 
 impl DeviceView {
     fn new(executor: &Executor) -> DeviceView {
-        let described = executor.described();
-        let (device, info, hooks) = (&described.device, &described.info, described.hooks);
+        let active = executor.active_plugin();
+        let (device, info, hooks) = (&active.device, &active.info, active.hooks);
         let connectivity = match &device.connectivity {
             Connectivity::Unknown => "unknown",
             Connectivity::Undirected(_) => "undirected",
@@ -124,17 +124,17 @@ fn line(name: &str, value: &str) -> String {
     format!("{name:<12}{value}\n")
 }
 
-pub fn run(command: Command, around: Surroundings) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(&around);
+pub fn run(command: Command, env: ProcessEnv) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(&env);
     match command {
-        Command::New(args) => return new::run(&args, &around),
-        Command::Check(args) => return check::run(args, &around),
+        Command::New(args) => return new::run(&args, &env),
+        Command::Check(args) => return check::run(args, &env),
         Command::CheckCase(args) => return check::run_case(&args),
         Command::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
         Command::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
         Command::Device { device, json } => {
             let runtime = super::runtime()?;
-            let view = runtime.block_on(describe(device, around));
+            let view = runtime.block_on(describe(device, env));
             runtime.shutdown_background();
             match json {
                 true => out.line(&serde_json::json!(view?).to_string())?,
@@ -145,13 +145,13 @@ pub fn run(command: Command, around: Surroundings) -> Result<ExitCode, Failure> 
     Ok(ExitCode::SUCCESS)
 }
 
-async fn describe(device: Option<PathBuf>, around: Surroundings) -> Result<DeviceView, Failure> {
+async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView, Failure> {
     let dispositions = Arc::new(Dispositions::capture());
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     let flags = device.map(|d| ("CODA_DEVICE_CONFIG", d.display().to_string())).into_iter().collect();
-    let prepared = app::prepare(&around, flags)?;
-    let located = app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd)?;
+    let prepared = app::prepare(&env, flags)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
     let (executor, _done) = tokio::select! {
         started = starting => started?,
@@ -178,7 +178,7 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
     let usual = |e: &&String| e.as_str() == DEFAULT_ENTRY;
     let entry = found.descriptor.entries.iter().find(usual).or(found.descriptor.entries.first());
     let entry = entry.cloned().unwrap_or_else(|| DEFAULT_ENTRY.into());
-    let located = Located { path, entry: entry.clone(), source: Source::Environment, pinned: None };
+    let located = Located { path, entry: entry.clone(), source: FactorySource::Environment, pinned: None };
     let library = loader::load(&located, scratch.path())?.library;
     let none = |message: String| Failure {
         code: "plugin-schema",
@@ -200,12 +200,12 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
 fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
     let found = elf::inspect(&file)?;
     let d = &found.descriptor;
-    let sha256: String = Sha256::digest(&found.bytes).iter().map(|b| format!("{b:02x}")).collect();
+    let sha256 = hex::encode(Sha256::digest(&found.bytes));
     if json {
         let value = serde_json::json!({
             "file": file, "vendor": d.vendor, "name": d.name, "version": d.version,
             "kind": d.kind.name(), "interface": format!("{}.{}", d.api_major, d.api_minor),
-            "door": format!("{:?}", d.door).to_lowercase(), "entries": d.entries, "rustc": d.rustc,
+            "door": format!("{:?}", d.binding).to_lowercase(), "entries": d.entries, "rustc": d.rustc,
             "target": d.target, "panics_unwind": d.unwinds, "needs": found.needed, "sha256": sha256,
             "bytes": found.bytes.len(),
         });
@@ -217,7 +217,7 @@ fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
         line("kind", d.kind.name()),
         line(
             "interface",
-            &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.door),
+            &format!("{}.{} ({:?}); this coda-host offers {ours}", d.api_major, d.api_minor, d.binding),
         ),
         line("entries", &d.entries.join(", ")),
         line("built by", &d.rustc),

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{failed, status};
 use crate::app;
-use crate::config::load::Surroundings;
-use crate::daemon::place;
+use crate::config::load::ProcessEnv;
+use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
 
 /// Beyond what runs may take to end: for the plugin's end and new start.
@@ -28,10 +28,10 @@ Example:
   mv libacme.so.new /usr/lib/coda-host/libacme.so && coda-host reload")]
 pub struct Args {}
 
-pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
+pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
     let state = &prepared.settings.dirs.state;
-    let holder = place::holder(state)?;
+    let holder = instance_lock::holder(state)?;
     let Some((holder, address)) = holder.and_then(|h| h.address.clone().map(|a| (h, a))) else {
         eprintln!("no coda-host is up with {}", state.display());
         eprintln!("  to do: start it; under systemd name the unit: coda-host --unit coda-host reload");

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::app::coordinator;
-use crate::config::load::{self, Surroundings};
+use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain as _, Failure, exit};
 use crate::peers::wire::time;
 use crate::reservation::export::{self, Verifier};
@@ -68,17 +68,17 @@ pub struct Place {
     peer: bool,
 }
 
-pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let runtime = super::runtime()?;
     runtime.block_on(async {
         match command {
-            Command::Show { id, place } => show(&id, &open(&place, around).await?).await,
-            Command::Replay { file: Some(file), .. } => replay_file(&around.cwd.join(file)),
-            Command::Replay { lines: true, place, .. } => lines(&open(&place, around).await?).await,
-            Command::Replay { place, .. } => replay(&open(&place, around).await?).await,
-            Command::Verify { file: Some(file), .. } => verify_file(&around.cwd.join(file)),
+            Command::Show { id, place } => show(&id, &open(&place, env).await?).await,
+            Command::Replay { file: Some(file), .. } => replay_file(&env.cwd.join(file)),
+            Command::Replay { lines: true, place, .. } => lines(&open(&place, env).await?).await,
+            Command::Replay { place, .. } => replay(&open(&place, env).await?).await,
+            Command::Verify { file: Some(file), .. } => verify_file(&env.cwd.join(file)),
             Command::Verify { place, .. } => {
-                let log = open(&place, around).await?;
+                let log = open(&place, env).await?;
                 let events = log.verify().await?;
                 super::put(
                     format!("{events} events, all as they were written ({})\n", log.location()).as_bytes(),
@@ -88,9 +88,9 @@ pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure>
     })
 }
 
-async fn open(place: &Place, around: &Surroundings) -> Result<Log, Failure> {
+async fn open(place: &Place, env: &ProcessEnv) -> Result<Log, Failure> {
     let flags = place.store.clone().map(|store| ("CODA_COORDINATOR_STORE", store)).into_iter().collect();
-    let (settings, _) = load::settings(around, flags, load::dirs(around)?, None)?;
+    let (settings, _) = load::settings(env, flags, load::dirs(env)?, None)?;
     let default = match place.peer {
         true => Log::default_path(&settings.dirs.state),
         false => Log::default_path(&coordinator::dir(&settings)),
@@ -98,7 +98,7 @@ async fn open(place: &Place, around: &Surroundings) -> Result<Log, Failure> {
     let remote =
         !place.peer && settings.coordinator.store.as_ref().is_some_and(|s| s.expose().contains("://"));
     let path = match &settings.coordinator.store {
-        Some(store) if !place.peer => around.cwd.join(store.expose()),
+        Some(store) if !place.peer => env.cwd.join(store.expose()),
         _ => default,
     };
     // A look must not make an empty log.

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use super::{failed, stop};
 use crate::app;
 use crate::cloud::fingerprint;
-use crate::config::load::{self, Surroundings};
-use crate::daemon::place::{self, LOG_FILE, PID_FILE};
+use crate::config::load::{self, ProcessEnv};
+use crate::daemon::instance_lock::{self, LOG_FILE, PID_FILE};
 use crate::daemon::rotate;
 use crate::error::Failure;
 use crate::state::credentials::{self, CONFIG_FILE, KEY_FILE, TOKEN_FILE};
@@ -34,13 +34,13 @@ pub struct Args {
     discard_results: bool,
 }
 
-pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let dirs = load::dirs(around)?;
-    if place::holder(&dirs.state)?.is_some() {
-        stop::run(stop::Args {}, around)?;
+pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let dirs = load::dirs(env)?;
+    if instance_lock::holder(&dirs.state)?.is_some() {
+        stop::run(stop::Args {}, env)?;
     }
     // Settings may be what is broken; the directories are known without them.
-    let prepared = app::prepare(around, HashMap::new()).ok();
+    let prepared = app::prepare(env, HashMap::new()).ok();
     let mut gone: BTreeSet<PathBuf> =
         [CONFIG_FILE, KEY_FILE, TOKEN_FILE, fingerprint::FILE, PID_FILE, LOG_FILE]
             .iter()
@@ -55,7 +55,7 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     }
     if let Some(prepared) = prepared {
         // Before the pid file goes: afterwards nobody would know its daemon.
-        let path = around.plain("PATH").unwrap_or_default();
+        let path = env.plain("PATH").unwrap_or_default();
         let vpn = &prepared.settings.vpn;
         if Openvpn::new(vpn, &dirs.credentials, Programs::of_path(path)).stop_now()? {
             println!("stopped the VPN");

@@ -9,8 +9,8 @@ use clap::Subcommand;
 use crate::app::{self, Prepared};
 use crate::cloud::http::HttpClient;
 use crate::cloud::jwt::{PrivateKey, Signer};
-use crate::config::load::Surroundings;
-use crate::daemon::place;
+use crate::config::load::ProcessEnv;
+use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
 use crate::results::webhook::{AttemptOutcome, WebhookSender};
 use crate::state::db::{Database, KeptEntry, KeptKind};
@@ -48,8 +48,8 @@ pub enum Command {
     },
 }
 
-pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
+pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
     let database = Database::open(&prepared.settings.dirs.state)?;
     let kept = database.list()?;
     match command {
@@ -63,7 +63,7 @@ pub fn run(command: Command, around: &Surroundings) -> Result<ExitCode, Failure>
         }
         Command::Retry { id } => {
             let found = find(&kept, &id)?;
-            let running = place::holder(&prepared.settings.dirs.state)?.is_some();
+            let running = instance_lock::holder(&prepared.settings.dirs.state)?.is_some();
             match found.kind {
                 KeptKind::DeadLetter => {
                     return Err(wrong(format!("'{id}' is a dead letter: there is nobody to send it to")));

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use super::histogram;
 use super::way::Out;
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
-use crate::executor::{Executor, RunDone, RunJob};
+use crate::executor::{Executor, RunJob, SlotReport};
 use crate::jobs::message::fits;
 use crate::results::outcome::{Counts, judge};
 use crate::sys::Dispositions;
@@ -42,14 +42,14 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let program = parse(&args.circuit, &read(&args.circuit)?)?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
     let runtime = super::runtime()?;
-    let result = runtime.block_on(execute(&args, program, around, flags));
+    let result = runtime.block_on(execute(&args, program, env, flags));
     runtime.shutdown_background();
     result
 }
@@ -83,25 +83,25 @@ pub fn unusable(path: &Path, what: &str) -> Failure {
 async fn execute(
     args: &Args,
     program: Program,
-    around: Surroundings,
+    env: ProcessEnv,
     flags: HashMap<&'static str, String>,
 ) -> Result<ExitCode, Failure> {
     let dispositions = Arc::new(Dispositions::capture());
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
-    let prepared = app::prepare(&around, flags)?;
-    let located = app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd)?;
+    let prepared = app::prepare(&env, flags)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
     let (executor, done) = tokio::select! {
         started = starting => started?,
         () = stop.cancelled() => return Ok(ExitCode::from(exit::FAILURE)),
     };
-    let judged = match fits(&program, args.shots, &executor.described().device) {
+    let judged = match fits(&program, args.shots, &executor.active_plugin().device) {
         Ok(()) => one_run(&executor, done, program, args, stop).await,
         Err(why) => Err(why),
     };
     executor.shutdown(prepared.settings.executor.control_timeout).await;
-    let mut out = Out::new(&around);
+    let mut out = Out::new(&env);
     match judged {
         Ok(counts) if args.json => {
             let body = crate::results::outcome::conclude("run", Ok(counts)).body;
@@ -128,7 +128,7 @@ async fn execute(
 
 async fn one_run(
     executor: &Executor,
-    mut done: tokio::sync::mpsc::UnboundedReceiver<RunDone>,
+    mut done: tokio::sync::mpsc::UnboundedReceiver<SlotReport>,
     program: Program,
     args: &Args,
     stop: CancellationToken,
@@ -149,11 +149,11 @@ async fn one_run(
     loop {
         tokio::select! {
             answer = done.recv() => match answer {
-                Some(RunDone::Job { answer, .. }) => {
+                Some(SlotReport::Answered { answer, .. }) => {
                     bar.finish_and_clear();
                     return judge(answer, measured, args.shots);
                 }
-                Some(RunDone::Started { .. }) => {}
+                Some(SlotReport::Started { .. }) => {}
                 None => return Err("the executor's thread ended".into()),
             },
             _ = tick.tick() => {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::Failure;
 
 #[derive(Debug, Default, PartialEq, clap::Args)]
@@ -54,13 +54,13 @@ impl Args {
     }
 }
 
-pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     if args.daemon {
-        return super::daemonize::run(&around, args.flags());
+        return super::daemonize::run(&env, args.flags());
     }
     let runtime = super::runtime()?;
     // On a worker, not on this thread: the driver would otherwise be woken across threads for every event.
-    let host = runtime.spawn(app::run(around, args.flags()));
+    let host = runtime.spawn(app::run(env, args.flags()));
     let result = runtime.block_on(host);
     // A plugin call that never returns must not keep the process.
     runtime.shutdown_background();

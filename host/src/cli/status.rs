@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::app;
 use crate::cloud::http::{HttpClient, Target};
-use crate::config::load::Surroundings;
-use crate::daemon::place;
+use crate::config::load::ProcessEnv;
+use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
 
 const LIMIT: Duration = Duration::from_secs(5);
@@ -29,10 +29,10 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
+pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
     let state = &prepared.settings.dirs.state;
-    let Some(holder) = place::holder(state)? else {
+    let Some(holder) = instance_lock::holder(state)? else {
         let text = match args.json {
             true => "{\"running\":false}\n".to_string(),
             false => format!(

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::failed;
 use crate::app;
-use crate::config::load::Surroundings;
-use crate::daemon::place::{self, Holder};
+use crate::config::load::ProcessEnv;
+use crate::daemon::instance_lock::{self, LockHolder};
 use crate::error::{Failure, exit};
 
 /// Beyond the drain timeout, before the process is killed.
@@ -23,14 +23,14 @@ Example:
   coda-host stop && coda-host start --daemon")]
 pub struct Args {}
 
-pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
+pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
     let state = &prepared.settings.dirs.state;
-    let Some(holder) = place::holder(state)? else {
+    let Some(holder) = instance_lock::holder(state)? else {
         eprintln!("no coda-host is running with {}", state.display());
         return Ok(ExitCode::from(exit::FAILURE));
     };
-    let signal = |holder: &Holder, number| {
+    let signal = |holder: &LockHolder, number| {
         holder.signal(number).map_err(|e| {
             let message = format!("process {} can't be signalled", holder.pid);
             Failure {
@@ -43,7 +43,7 @@ pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     let gone = |limit: Duration| -> Result<bool, Failure> {
         let start = Instant::now();
         while start.elapsed() < limit {
-            if place::holder(state).map(|now| now.as_ref() != Some(&holder)).unwrap_or(false) {
+            if instance_lock::holder(state).map(|now| now.as_ref() != Some(&holder)).unwrap_or(false) {
                 return Ok(true);
             }
             std::thread::sleep(LOOK);

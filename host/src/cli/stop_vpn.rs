@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
@@ -18,9 +18,9 @@ Example:
   coda-host stop && coda-host stop-vpn")]
 pub struct Args {}
 
-pub fn run(_: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let prepared = app::prepare(around, HashMap::new())?;
-    let path = around.plain("PATH").unwrap_or_default();
+pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let prepared = app::prepare(env, HashMap::new())?;
+    let path = env.plain("PATH").unwrap_or_default();
     let (vpn, dir) = (&prepared.settings.vpn, &prepared.settings.dirs.credentials);
     if Openvpn::new(vpn, dir, Programs::of_path(path)).stop_now()? {
         println!("stopped the VPN");

@@ -12,7 +12,7 @@ use super::note::{self, Note};
 use super::run::{parse, read, unusable};
 use super::way::{Out, short};
 use crate::app;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::dev::client::{DevClient, JobView, Step};
 use crate::error::{Failure, exit};
 
@@ -61,7 +61,7 @@ pub struct Args {
     dev_url: Option<String>,
 }
 
-pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let json = read(&args.circuit)?;
     if !args.no_check {
         parse(&args.circuit, &json)?;
@@ -73,7 +73,7 @@ pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
         let stop = CancellationToken::new();
         app::watch_signals(stop.clone());
         tokio::select! {
-            done = execute(&args, &circuit, &around) => done,
+            done = execute(&args, &circuit, &env) => done,
             () = stop.cancelled() => Err(Failure {
                 code: "interrupted",
                 message: "no longer waiting; jobs that were sent go on".into(),
@@ -87,12 +87,12 @@ pub fn run(args: Args, around: Surroundings) -> Result<ExitCode, Failure> {
     result
 }
 
-async fn execute(args: &Args, circuit: &str, around: &Surroundings) -> Result<ExitCode, Failure> {
+async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let client = match &args.dev_url {
         Some(url) => DevClient::new(url)?,
-        None => discover(around).await?,
+        None => discover(env).await?,
     };
-    let mut out = Out::new(around);
+    let mut out = Out::new(env);
     let mut ids = Vec::new();
     for _ in 0..args.count {
         let id = client.submit(circuit, args.shots).await?;
@@ -138,8 +138,8 @@ async fn execute(args: &Args, circuit: &str, around: &Surroundings) -> Result<Ex
 }
 
 /// Finds the running dev of this user.
-async fn discover(around: &Surroundings) -> Result<DevClient, Failure> {
-    let path = note::path(around)?;
+async fn discover(env: &ProcessEnv) -> Result<DevClient, Failure> {
+    let path = note::path(env)?;
     let absent = |message: String| Failure {
         code: "dev-not-running",
         message,

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 use crate::model::cut;
 
@@ -16,9 +16,9 @@ pub struct Out {
 }
 
 impl Out {
-    pub fn new(around: &Surroundings) -> Out {
+    pub fn new(env: &ProcessEnv) -> Out {
         // See no-color.org.
-        let plain = around.environment.get("NO_COLOR").is_some_and(|v| !v.is_empty());
+        let plain = env.environment.get("NO_COLOR").is_some_and(|v| !v.is_empty());
         Out { colour: !plain && io::stdout().is_terminal(), closed: false }
     }
 

@@ -274,17 +274,13 @@ pub fn header_map(headers: &[(String, Secret)]) -> Result<HeaderMap, HttpError> 
 /// A refusal's body without the values of our own headers, which some servers echo.
 fn without(body: Bytes, sent: &HeaderMap) -> Bytes {
     // Shorter ones are no secrets, and would blot out half of the text.
-    let secret = |v: &&str| v.len() >= 8 && memmem(&body, v.as_bytes());
+    let secret = |v: &&str| v.len() >= 8 && memchr::memmem::find(&body, v.as_bytes()).is_some();
     let found: Vec<&str> = sent.values().filter_map(|v| v.to_str().ok()).filter(secret).collect();
     if found.is_empty() {
         return body;
     }
     let text = String::from_utf8_lossy(&body).into_owned();
     found.iter().fold(text, |text, v| text.replace(v, "***")).into()
-}
-
-fn memmem(text: &[u8], part: &[u8]) -> bool {
-    text.windows(part.len()).any(|w| w == part)
 }
 
 /// An answer whose head has come.

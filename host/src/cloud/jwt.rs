@@ -7,12 +7,13 @@
 //! whole seconds. Neither key nor token is ever shown or stored by this module.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der};
 use aws_lc_rs::rsa::KeyPair;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::http::Bearer;
@@ -135,7 +136,7 @@ fn other_pkcs8(der: &[u8]) -> Option<&'static str> {
     const ED25519: &[u8] = &[0x06, 0x03, 0x2b, 0x65, 0x70];
     // It stands behind two headers and the version.
     let start = der.get(..32).unwrap_or(der);
-    let holds = |id: &[u8]| start.windows(id.len()).any(|w| w == id);
+    let holds = |id: &[u8]| memchr::memmem::find(start, id).is_some();
     match () {
         () if holds(EC) => Some("an elliptic curve key"),
         () if holds(ED25519) => Some("an Ed25519 key"),
@@ -192,7 +193,7 @@ impl Signer {
     pub fn bearer(&self) -> Result<Bearer, KeyError> {
         let now = unix_now()?;
         // The lock is held while signing, so that a burst signs once and not sixty-four times.
-        let mut current = self.shared.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.shared.current.lock();
         if let Some(minted) = &*current
             && minted.at.elapsed() < self.shared.reuse
             && now.abs_diff(minted.issued) <= self.shared.reuse.as_secs().saturating_add(1)
@@ -209,7 +210,7 @@ impl Signer {
         let now = unix_now()?;
         let bearer = self.sign(now)?;
         let minted = Minted { bearer: bearer.clone(), at: Instant::now(), issued: now };
-        *self.shared.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(minted);
+        *self.shared.current.lock() = Some(minted);
         Ok(bearer)
     }
 
@@ -312,7 +313,7 @@ mod tests {
     fn a_token_is_reused_until_its_time_is_up() {
         let key = PrivateKey::parse(&secret(testing::private_pem())).unwrap();
         let signer = Signer::new(key.clone(), "q1", None, Duration::from_secs(60));
-        let minted = |s: &Signer| s.shared.current.lock().unwrap().as_ref().unwrap().at;
+        let minted = |s: &Signer| s.shared.current.lock().as_ref().unwrap().at;
         signer.bearer().unwrap();
         let first = minted(&signer);
         signer.clone().bearer().unwrap();
@@ -324,7 +325,7 @@ mod tests {
         assert_eq!(minted(&signer), second, "the fresh one serves on");
 
         // The clock was set back by an hour after the token had been signed.
-        signer.shared.current.lock().unwrap().as_mut().unwrap().issued += 3600;
+        signer.shared.current.lock().as_mut().unwrap().issued += 3600;
         signer.bearer().unwrap();
         assert!(minted(&signer) > second);
 

@@ -3,7 +3,7 @@
 //! The one rule for tokens, [`reconnects`]: without a token, or with the very token that the stored
 //! credentials were got for, the host reconnects with what is held; any other token provisions anew and what
 //! is stored doesn't count. Order: [`ask`] shows the credentials, applies the bundle in memory and checks the
-//! key; [`Accepted::store`] stores (key first) and only then hands out the [`Site`]. What lies between is the
+//! key; [`Accepted::store`] stores (key first) and only then hands out the [`Registration`]. What lies between is the
 //! caller's: the tunnel. Whatever fails before storing leaves the files as they were.
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::state::credentials::{self, CredentialsError, StoredConfig, StoredCred
 
 /// A host that the cloud has accepted.
 #[derive(Debug, Clone)]
-pub struct Site {
+pub struct Registration {
     pub identity: Identity,
     pub cloud: CloudSettings,
     pub vpn: VpnSettings,
@@ -230,7 +230,7 @@ impl Accepted {
     ///
     /// # Errors
     /// When a file can't be written.
-    pub fn store(self) -> Result<Site, ProvisionError> {
+    pub fn store(self) -> Result<Registration, ProvisionError> {
         let Accepted { applied, key, dir, token } = self;
         credentials::save(&dir, &to_store(&applied), key.pem(), token.as_ref()).map_err(|e| {
             let error = ProvisionError::Store(e);
@@ -238,7 +238,7 @@ impl Accepted {
         })?;
         let Applied { identity, cloud, vpn, key_id, .. } = applied;
         let signer = Signer::new(key, &identity.qpu_id, Some(&key_id), cloud.jwt_reuse);
-        Ok(Site { identity, cloud, vpn, signer, provisioned: token.is_some() })
+        Ok(Registration { identity, cloud, vpn, signer, provisioned: token.is_some() })
     }
 }
 

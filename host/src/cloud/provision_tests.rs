@@ -111,7 +111,7 @@ struct Start {
 }
 
 impl Start {
-    async fn run(&self, server: &Scripted) -> Result<Site, Failure> {
+    async fn run(&self, server: &Scripted) -> Result<Registration, Failure> {
         let mut settings = settings(&server.url, self.dir.clone());
         settings.credentials.node_token = self.token.map(Secret::new);
         let stored = load(&mut settings);

@@ -17,12 +17,12 @@ use crate::state::files;
 
 /// The process's surroundings, taken once at the start.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
+pub struct ProcessEnv {
     pub environment: HashMap<String, String>,
     pub cwd: PathBuf,
 }
 
-impl Surroundings {
+impl ProcessEnv {
     /// A variable of the system, by its exact name; an empty one counts as unset.
     pub fn plain(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str).filter(|v| !v.is_empty())
@@ -40,21 +40,21 @@ impl Surroundings {
 ///
 /// # Errors
 /// When no directory can be made out for this user.
-pub fn dirs(around: &Surroundings) -> Result<Dirs, ConfigError> {
-    let absolute = |p: &str| around.cwd.join(p);
-    let named = around
+pub fn dirs(env: &ProcessEnv) -> Result<Dirs, ConfigError> {
+    let absolute = |p: &str| env.cwd.join(p);
+    let named = env
         .ours("CODA_STATE_DIR")
-        .or_else(|| around.plain("STATE_DIRECTORY").and_then(|list| list.split(':').next()));
+        .or_else(|| env.plain("STATE_DIRECTORY").and_then(|list| list.split(':').next()));
     if let Some(dir) = named {
         return Ok(Dirs { credentials: absolute(dir), state: absolute(dir) });
     }
-    let credentials = absolute(around.plain("TMPDIR").unwrap_or("/tmp"));
+    let credentials = absolute(env.plain("TMPDIR").unwrap_or("/tmp"));
     let root = files::effective_user().is_ok_and(|uid| uid == 0);
     let state = if root {
         PathBuf::from("/var/lib/coda-host")
-    } else if let Some(dir) = around.plain("XDG_STATE_HOME") {
+    } else if let Some(dir) = env.plain("XDG_STATE_HOME") {
         absolute(dir).join("coda-host")
-    } else if let Some(home) = around.plain("HOME") {
+    } else if let Some(home) = env.plain("HOME") {
         Path::new(home).join(".local/state/coda-host")
     } else {
         return Err(ConfigError::NoStateDir);
@@ -67,12 +67,12 @@ pub fn dirs(around: &Surroundings) -> Result<Dirs, ConfigError> {
 /// # Errors
 /// The first value that can't be used, by the name of its variable.
 pub fn settings(
-    around: &Surroundings,
+    env: &ProcessEnv,
     flags: HashMap<&'static str, String>,
     dirs: Dirs,
     stored: Option<&StoredCredentials>,
 ) -> Result<(Settings, Vec<Shown>), ConfigError> {
-    let mut s = Source::new(around.environment.clone(), flags);
+    let mut s = Source::new(env.environment.clone(), flags);
     let empty = crate::state::credentials::StoredConfig::default();
     let config = stored.map_or(&empty, |s| &s.config);
     let redis_url = config.redis_url.as_ref().map(|u| u.expose().to_string());
@@ -91,11 +91,11 @@ pub fn settings(
             .or_else(|| stored.and_then(|s| s.private_key.clone())),
         jwt_key_id: s.optional("CODA_JWT_KEY_ID", config.jwt_key_id.clone()),
     };
-    let ca_file = s.optional("CODA_CA_FILE", None).map(|p| around.cwd.join(p));
+    let ca_file = s.optional("CODA_CA_FILE", None).map(|p| env.cwd.join(p));
     let cloud = cloud(&mut s, config, ca_file)?;
     let jobs = jobs(&mut s)?;
     let webhook = webhook(&mut s)?;
-    let executor = executor(&mut s, around)?;
+    let executor = executor(&mut s, env)?;
     let api = ApiSettings {
         host: s.text("CODA_HOST", None, "0.0.0.0"),
         port: s.integer("CODA_PORT", None, 8080, 0..=65535)? as u16,
@@ -110,7 +110,7 @@ pub fn settings(
         probe_targets: s.json_list("CODA_VPN_PROBE_TARGETS", config.vpn_probe_targets.clone())?,
         allow_degraded: s.boolean("CODA_ALLOW_DEGRADED_STARTUP", None, false)?,
         auto: s.boolean("CODA_NODE_AUTO_VPN", config.node_auto_vpn, true)?,
-        profile_path: around.cwd.join(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, &default_profile)),
+        profile_path: env.cwd.join(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, &default_profile)),
         start_timeout: s.seconds("CODA_VPN_START_TIMEOUT_SEC", None, 30.0)?,
         stop_timeout: s.seconds("CODA_VPN_STOP_TIMEOUT_SEC", None, 5.0)?,
         command_timeout: s.seconds("CODA_VPN_COMMAND_TIMEOUT_SEC", None, 10.0)?,
@@ -209,18 +209,18 @@ fn webhook(s: &mut Source) -> Result<WebhookSettings, ConfigError> {
     })
 }
 
-fn executor(s: &mut Source, around: &Surroundings) -> Result<ExecutorSettings, ConfigError> {
+fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, ConfigError> {
     let device = s.optional("CODA_DEVICE_CONFIG", None);
-    let fallback = around.cwd.join("site/device.yaml");
+    let fallback = env.cwd.join("site/device.yaml");
     let device_config = match device {
-        Some(path) => Some(around.cwd.join(path)),
+        Some(path) => Some(env.cwd.join(path)),
         None => fallback.is_file().then_some(fallback),
     };
     let plugin_path = s.text("CODA_PLUGIN_PATH", None, "");
     Ok(ExecutorSettings {
         factory: s.optional("CODA_EXECUTOR_FACTORY", None),
         device_config,
-        plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| around.cwd.join(p)).collect(),
+        plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| env.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
         isolated: isolated(s)?,
         user: s.optional("CODA_EXECUTOR_USER", None),

@@ -447,10 +447,7 @@ fn key() -> String {
 
 /// A random id in the form of RFC 9562, version 4.
 pub fn uuid4() -> String {
-    let bits = rand::random::<u128>() & !(0xf << 76) | 4 << 76;
-    let bits = bits & !(0b11 << 62) | 0b10 << 62;
-    let text = format!("{bits:032x}");
-    format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+    uuid::Uuid::new_v4().to_string()
 }
 
 #[cfg(test)]

@@ -1,17 +1,20 @@
-//! Tells whoever started the host that it is up, stopping or alive: systemd's notification protocol.
+//! Tells the process that started the host that it is up, stopping or alive: systemd's notification protocol.
 //!
 //! One datagram per message to the socket that `NOTIFY_SOCKET` names, as sd_notify(3) describes. `start --daemon`
 //! listens in the same way, so there is one means for both.
+//!
+//! The crate `sd-notify` is not used: it reads `NOTIFY_SOCKET` from the environment at each message, and the host takes
+//! that variable out of its environment before a plugin or a child could see it.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// They are meant for this process alone. OpenVPN takes a `NOTIFY_SOCKET` of its own for the word that systemd
-/// started it, and then never goes into the background.
+/// Variables that are meant for this process alone, and are taken out of its environment. OpenVPN, for one, takes
+/// `NOTIFY_SOCKET` as a sign that systemd started it, and then never goes into the background.
 pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
-/// The other end, if there is one.
+/// The process that started the host, if it listens.
 #[derive(Debug)]
 pub struct Notifier {
     socket: Option<(UnixDatagram, SocketAddr)>,
@@ -19,7 +22,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Reads `NOTIFY_SOCKET` and `WATCHDOG_USEC`.
+    /// A notifier for the values of `NOTIFY_SOCKET` and `WATCHDOG_USEC`.
     pub fn new(socket: Option<&str>, watchdog_usec: Option<&str>) -> Notifier {
         let socket = socket.filter(|s| !s.is_empty()).and_then(|name| {
             let address = match name.strip_prefix('@') {
@@ -29,7 +32,7 @@ impl Notifier {
             match (UnixDatagram::unbound(), address) {
                 (Ok(socket), Ok(address)) => Some((socket, address)),
                 (Err(error), _) | (_, Err(error)) => {
-                    tracing::warn!(name, %error, "NOTIFY_SOCKET can't be used");
+                    tracing::warn!(name, %error, "the socket of NOTIFY_SOCKET can't be used");
                     None
                 }
             }
@@ -39,7 +42,7 @@ impl Notifier {
         Notifier { socket, watchdog }
     }
 
-    /// How often to say that all is well: twice as often as is asked for.
+    /// How often to call [`Notifier::alive`]: twice as often as is asked for.
     pub fn watchdog_interval(&self) -> Option<Duration> {
         self.socket.as_ref().and(self.watchdog).map(|d| d / 2)
     }
@@ -60,7 +63,7 @@ impl Notifier {
         if let Some((socket, address)) = &self.socket
             && let Err(error) = socket.send_to_addr(message.as_bytes(), address)
         {
-            tracing::debug!(%error, "whoever started the host could not be told");
+            tracing::debug!(%error, "the process that started the host could not be notified");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Keeps the log of a daemon small: what is beyond the limit moves to `<log>.1`.
 //!
-//! The log is copied and cut rather than renamed, since the process writes to it through open descriptors that are
-//! not ours to replace (a plugin's output among them). Every writer appends.
+//! The log is copied and truncated rather than renamed, since the process writes to it through open descriptors that
+//! the host can't replace (those of a plugin among them). Every writer appends.
 
 use std::fs::File;
 use std::io;
@@ -9,25 +9,26 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What the older piece's name ends with.
+/// Suffix of the older piece's name.
 pub const OLD_SUFFIX: &str = ".1";
 
-/// Names the log to a daemon; whoever runs in the foreground has its output kept by somebody else.
+/// Variable that gives a daemon the path of its log. A host in the foreground has none: its output belongs to its
+/// supervisor.
 pub const LOG_VARIABLE: &str = "CODA_DAEMON_LOG";
 
-/// Looks at the log's size from time to time, for ever.
+/// Rotates the log whenever it exceeds the limit, for ever.
 pub async fn keep_small(log: PathBuf, max_bytes: u64, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let path = log.clone();
-        let cut = tokio::task::spawn_blocking(move || cut(&path, max_bytes)).await;
-        if let Ok(Err(error)) = cut {
-            tracing::warn!(log = %log.display(), %error, "the log can't be kept small");
+        let rotated = tokio::task::spawn_blocking(move || rotate(&path, max_bytes)).await;
+        if let Ok(Err(error)) = rotated {
+            tracing::warn!(log = %log.display(), %error, "the log could not be rotated");
         }
     }
 }
 
-fn cut(log: &Path, max_bytes: u64) -> io::Result<bool> {
+fn rotate(log: &Path, max_bytes: u64) -> io::Result<bool> {
     if std::fs::symlink_metadata(log)?.len() <= max_bytes {
         return Ok(false);
     }
@@ -50,15 +51,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_beyond_the_limit_starts_anew_and_the_old_one_is_kept() {
+    fn a_log_beyond_the_limit_is_emptied_and_its_content_kept() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("x.log");
         std::fs::write(&log, "0123456789").unwrap();
-        assert!(!cut(&log, 10).unwrap());
-        assert!(cut(&log, 9).unwrap());
+        assert!(!rotate(&log, 10).unwrap());
+        assert!(rotate(&log, 9).unwrap());
         assert_eq!(std::fs::read(&log).unwrap(), b"");
         assert_eq!(std::fs::read(dir.path().join("x.log.1")).unwrap(), b"0123456789");
-        assert!(cut(&dir.path().join("missing"), 1).is_err());
+        assert!(rotate(&dir.path().join("missing"), 1).is_err());
     }
 
     #[test]
@@ -70,12 +71,12 @@ mod tests {
         std::fs::write(&victim, "precious").unwrap();
         std::fs::write(&log, "0123456789").unwrap();
         symlink(&victim, &old).unwrap();
-        assert!(cut(&log, 1).unwrap());
+        assert!(rotate(&log, 1).unwrap());
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
         assert_eq!(std::fs::symlink_metadata(&old).unwrap().permissions().mode() & 0o7777, 0o600);
         std::fs::remove_file(&log).unwrap();
         symlink(&victim, &log).unwrap();
-        assert!(cut(&log, 1).is_err(), "the log itself is no link either");
+        assert!(rotate(&log, 1).is_err(), "the log itself is no link either");
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
     }
 }

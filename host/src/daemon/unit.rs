@@ -92,7 +92,7 @@ fn read(unit: &str, shown: &str) -> Result<Given, UnitError> {
     // Files win over the unit's own lines.
     given
         .environment
-        .extend(words(property("Environment").unwrap_or("")).filter_map(|word| assignment(&word)));
+        .extend(split_words(property("Environment").unwrap_or("")).filter_map(|word| assignment(&word)));
     for (_, file) in properties("EnvironmentFiles").filter(|(_, file)| !file.is_empty()) {
         let (path, flags) = file.rsplit_once(" (").unwrap_or((file, ""));
         let path = Path::new(path);
@@ -112,7 +112,7 @@ fn assignment(text: &str) -> Option<(String, String)> {
 }
 
 /// Words between blanks, without their quotes.
-fn words(text: &str) -> impl Iterator<Item = String> {
+fn split_words(text: &str) -> impl Iterator<Item = String> {
     let (mut found, mut rest) = (Vec::new(), text.trim_start());
     while !rest.is_empty() {
         let (word, behind) = unquoted(rest, char::is_whitespace);

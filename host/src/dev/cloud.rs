@@ -13,7 +13,7 @@ mod tokens;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -191,7 +192,7 @@ impl DevCloud {
 
     /// From now on this key counts; nodes get it with their next connect.
     pub fn rotate_keys(&self, keys: Arc<Keys>) {
-        *self.shared.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        *self.shared.keys.write() = keys;
     }
 
     pub fn on_webhook(&self, hook: impl Fn(&WebhookSeen) -> Option<Answer> + Send + Sync + 'static) {
@@ -235,7 +236,7 @@ impl DevCloud {
 
     /// Closes the port and every connection, as a cloud that is down. What was seen stays.
     pub async fn go_down(&self) {
-        let task = self.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = self.listening.lock().take();
         if let Some(task) = task {
             task.abort();
             // Ends with "cancelled", as asked.
@@ -250,14 +251,14 @@ impl DevCloud {
         let listener =
             TcpListener::bind(address).await.map_err(|source| DevCloudError::Listen { address, source })?;
         let task = tokio::spawn(listen(listener, self.shared.clone()));
-        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        *self.listening.lock() = Some(task);
         Ok(())
     }
 }
 
 impl Drop for DevCloud {
     fn drop(&mut self) {
-        if let Some(task) = self.listening.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(task) = self.listening.lock().take() {
             task.abort();
         }
     }
@@ -320,19 +321,19 @@ struct Named<'a> {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn keys(&self) -> Arc<Keys> {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.keys.read().clone()
     }
 
     fn hooks(&self) -> Arc<Hooks> {
-        self.hooks.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.hooks.read().clone()
     }
 
     fn change_hooks(&self, change: impl FnOnce(&mut Hooks)) {
-        let mut hooks = self.hooks.write().unwrap_or_else(PoisonError::into_inner);
+        let mut hooks = self.hooks.write();
         change(Arc::make_mut(&mut hooks));
     }
 

@@ -6,22 +6,23 @@
 use crate::error::{Explain, exit};
 use crate::sys::{self, Account};
 
-/// Taken when none is named.
+/// The account that is used when none is named.
 pub const USUAL: &str = "coda-executor";
-/// How to make it.
+/// The command that creates the usual account.
 pub const MAKE_USUAL: &str =
     "useradd --system --user-group --no-create-home --shell /usr/sbin/nologin coda-executor";
 
-/// Whose rights the process has.
+/// Whose rights the plugin's process has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunsAs {
-    /// The host's, which isn't root.
+    /// Those of the host, which isn't root.
     Host,
     Account(Account),
-    /// Root's, without its capabilities: nobody has named an account, and the usual one isn't there.
+    /// Those of root without its capabilities: no account is named, and the usual one doesn't exist.
     Root,
 }
 
+/// Why the plugin's process can't have the account.
 #[derive(Debug, thiserror::Error)]
 pub enum AccountError {
     #[error("CODA_EXECUTOR_USER names '{name}', and this machine has no such account")]
@@ -60,10 +61,12 @@ impl Explain for AccountError {
     }
 }
 
-/// Decides for a plugin that is isolated, or not, and what `CODA_EXECUTOR_USER` says.
+/// Decides whose rights the plugin's process has: `isolated` tells whether it has one, `named` is the value of
+/// `CODA_EXECUTOR_USER`.
 ///
 /// # Errors
-/// When that can't be done.
+/// When the named account doesn't exist or can't be looked up, only root could take it on, or the plugin runs in the
+/// host's process.
 pub fn resolve(isolated: bool, named: Option<&str>) -> Result<RunsAs, AccountError> {
     if !isolated {
         return if named.is_some() { Err(AccountError::NotIsolated) } else { Ok(RunsAs::Host) };

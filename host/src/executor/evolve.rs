@@ -1,133 +1,29 @@
-//! `evolve_state` in a slot: a state goes in, operations are applied, a state comes out.
+//! Pure: what an executor may answer to `evolve_state`.
 //!
-//! It uses a slot that is held for it, can be cancelled by its ticket as a run can, and answers on a channel of its
-//! own. What comes back is checked for being a state of the same size; that it
-//! is the right one is the caller's matter.
+//! The answer must be a state of the same size; whether it is the right one is the caller's concern.
 
-use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
-
-use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Stage};
-
-use super::JobContext;
-use super::ffi::CallEvolve;
-use super::pool::{Control, report_changes};
-use super::queue::{Hold, Load, Queue};
-use super::slot::{Slot, cancelled};
-use super::turn::lock;
-use super::view::{Described, View};
-use crate::model::JobId;
+use coda_plugin_abi::{Amplitude, Error, ErrorCode, Stage};
 
 /// How far the norm of an answer may be from 1.
 const NORM_ERROR: f64 = 1e-6;
 
-/// A state, what is to be done with it, and where the answer goes.
-pub struct EvolveJob {
-    /// The caller's own mark, unlike that of any other job in the pool.
-    pub ticket: u64,
-    pub job_id: JobId,
-    /// At most what the executor's hooks say.
-    pub num_qubits: u16,
-    /// `2^num_qubits`, of norm 1; bit `k` of an index is the value of qubit `k`.
-    pub amplitudes: Vec<Amplitude>,
-    pub operations: Arc<[Operation]>,
-    pub context: Arc<JobContext>,
-    /// Called on the slot's thread: it is to pass the answer on, no more.
-    pub answer: Box<dyn FnOnce(EvolveDone) + Send>,
-}
-
-/// What came of it.
-#[derive(Debug)]
-pub struct EvolveDone {
-    pub answer: Result<Vec<Amplitude>, Error>,
-    pub run_time: Duration,
-}
-
-/// The part of an executor that is lent to others: holds on slots, and states evolved in them.
-#[derive(Clone)]
-pub struct Lending {
-    pub(super) control: Sender<Control>,
-    pub(super) view: View,
-}
-
-impl Lending {
-    /// Keeps a slot for somebody; `None` while every slot is taken or jobs wait for one.
-    pub fn hold(&self) -> Option<Hold> {
-        Queue::hold(&self.view.shared)
-    }
-
-    /// How the slots are used now.
-    pub fn load(&self) -> Load {
-        self.view.shared.queue.load()
-    }
-
-    /// The executor in use: another one after a reload.
-    pub fn described(&self) -> Arc<Described> {
-        self.view.described()
-    }
-
-    /// What a call shares with the plugin.
-    pub fn context(&self, job_id: JobId) -> JobContext {
-        JobContext::of(self.view.common.clone(), job_id)
-    }
-
-    /// Has a held slot evolve a state. The slot stays held until `hold` is dropped, too.
-    pub fn evolve_state(&self, hold: &Hold, job: EvolveJob) {
-        hold.enter(Box::new(job));
-    }
-
-    /// As [`Executor::cancel`](super::Executor::cancel).
-    pub fn cancel(&self, ticket: u64) {
-        if let Some(turn) = lock(&self.view.shared.turns).get(&ticket) {
-            turn.ask();
-        }
-        if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
-            tracing::debug!("the executor's control thread has ended");
-        }
-    }
-}
-
-impl Slot {
-    /// Runs one call.
-    pub(super) fn evolve(&self, job: &EvolveJob) -> EvolveDone {
-        let turn = lock(&self.shared.turns).get(&job.ticket).cloned();
-        let start = Instant::now();
-        let answer = match turn.filter(|t| t.enter()) {
-            None => Err(cancelled()),
-            Some(turn) => {
-                let answer = self.plugin.evolve_state(
-                    self.index,
-                    &CallEvolve {
-                        job_id: &job.job_id,
-                        num_qubits: job.num_qubits,
-                        amplitudes: &job.amplitudes,
-                        operations: &job.operations,
-                        context: &job.context,
-                    },
-                );
-                turn.leave(self.shared.control_timeout);
-                report_changes(&self.shared.dispositions, &self.common.plugin(), "evolve_state");
-                let answer = answer.map_err(|e| Error { text: self.common.masked(e.text), ..e });
-                self.told(answer.and_then(|state| check(state, job.amplitudes.len())), &turn)
-            }
-        };
-        lock(&self.shared.turns).remove(&job.ticket);
-        EvolveDone { answer, run_time: start.elapsed() }
-    }
-}
-
-fn check(state: Vec<Amplitude>, len: usize) -> Result<Vec<Amplitude>, Error> {
+/// Passes on a state of `len` amplitudes.
+///
+/// # Errors
+/// When the number of amplitudes is another one, or the norm is not 1.
+pub(super) fn check_state(state: Vec<Amplitude>, len: usize) -> Result<Vec<Amplitude>, Error> {
     let contract = |text: String| Err(Error::new(ErrorCode::Contract, text).at(Stage::Run));
     if state.len() != len {
         return contract(format!("the executor returned {} amplitudes for {len}", state.len()));
     }
     let norm: f64 = state.iter().map(|a| a.re * a.re + a.im * a.im).sum();
-    // Also when it is no number.
-    if (norm - 1.0).abs() <= NORM_ERROR {
-        return Ok(state);
+    // In this form a norm that is not a number is refused too.
+    let is_one = (norm - 1.0).abs() <= NORM_ERROR;
+    if is_one {
+        Ok(state)
+    } else {
+        contract(format!("the executor returned a state of norm {norm}, expected 1"))
     }
-    contract(format!("the executor returned a state of norm {norm}, expected 1"))
 }
 
 #[cfg(test)]
@@ -137,10 +33,10 @@ mod tests {
     #[test]
     fn what_is_no_state_is_refused() {
         let half = Amplitude { re: std::f64::consts::FRAC_1_SQRT_2, im: 0.0 };
-        assert!(check(vec![half; 2], 2).is_ok());
-        let says = |state, len| check(state, len).unwrap_err().text;
-        assert_eq!(says(vec![half; 2], 4), "the executor returned 2 amplitudes for 4");
-        assert!(says(vec![half; 4], 4).contains("norm 2"), "{}", says(vec![half; 4], 4));
-        assert!(says(vec![Amplitude { re: f64::NAN, im: 0.0 }; 2], 2).contains("norm NaN"));
+        assert!(check_state(vec![half; 2], 2).is_ok());
+        let refusal = |state, len| check_state(state, len).unwrap_err().text;
+        assert_eq!(refusal(vec![half; 2], 4), "the executor returned 2 amplitudes for 4");
+        assert!(refusal(vec![half; 4], 4).contains("norm 2"), "{}", refusal(vec![half; 4], 4));
+        assert!(refusal(vec![Amplitude { re: f64::NAN, im: 0.0 }; 2], 2).contains("norm NaN"));
     }
 }

@@ -1,7 +1,7 @@
 //! The unsafe edge: opening a library, calling its functions, copying what it lends.
 //!
 //! ```text
-//! library   dlopen, both doors, one table of functions; create
+//! library   dlopen, both bindings, one table of functions; create
 //! services  what the host lends: log, progress, gauges, the cancel flag
 //! reply     copies of what a call replied
 //! ```
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use coda_plugin_abi::raw::{RawEvolution, RawHost, RawJob, RawStr};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Outcome, Program, Stage};
 
-use library::Table;
+use library::FunctionTable;
 use reply::{Replies, Reply};
 use services::release;
 
@@ -28,7 +28,7 @@ pub use reply::DeviceReply;
 pub use services::{Common, JobContext, Sink};
 
 /// What became of one job of a call: `None` when the plugin gave no answer for it.
-pub type Answer = Option<Result<Outcome, Error>>;
+pub type CallAnswer = Option<Result<Outcome, Error>>;
 
 /// A job as `run` takes it.
 pub struct CallJob<'a> {
@@ -53,9 +53,10 @@ fn absent(hook: &str) -> Error {
 }
 
 /// The answers to a batch call.
+#[derive(Debug)]
 pub struct BatchAnswers {
     /// One for each job of the call.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<CallAnswer>,
     /// The failure of the whole call.
     pub whole: Option<Error>,
     /// Answers beyond the jobs of the call.
@@ -65,7 +66,7 @@ pub struct BatchAnswers {
 /// A live executor. Which function may be called on which thread: `plugin-abi/src/module.rs`.
 #[derive(Clone, Copy)]
 pub struct Instance {
-    table: Table,
+    table: FunctionTable,
     this: *mut c_void,
 }
 
@@ -76,12 +77,12 @@ unsafe impl Send for Instance {}
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    fn new(table: Table, this: *mut c_void) -> Instance {
+    fn new(table: FunctionTable, this: *mut c_void) -> Instance {
         Instance { table, this }
     }
 
     /// Runs one job, for as long as it takes.
-    pub fn run(&self, job: &CallJob<'_>) -> Answer {
+    pub fn run(&self, job: &CallJob<'_>) -> CallAnswer {
         let mut batch = self.call(std::slice::from_ref(job), |raw, reply| {
             // SAFETY: the executor lives, job and reply are lent for the length of the call.
             unsafe { (self.table.run)(self.this, raw.as_ptr(), &reply.raw()) };
@@ -123,7 +124,7 @@ impl Instance {
     /// Applies operations to a state; the answer is as long as the state.
     ///
     /// # Errors
-    /// The plugin's, or that its answer can't be a state.
+    /// When the plugin has no such hook, refuses, or answers with something that can't be a state.
     pub fn evolve_state(&self, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
         let hook = self.table.evolve_state.ok_or_else(|| absent("evolve_state"))?;
         let host = call.context.raw();
@@ -156,7 +157,7 @@ impl Instance {
     /// Asks for the device's description.
     ///
     /// # Errors
-    /// What the plugin replied, or that it replied nothing.
+    /// When the plugin replied an error, or nothing.
     pub fn device(&self) -> Result<DeviceReply, Error> {
         let reply = Reply::new(0);
         // SAFETY: the executor lives, the reply is lent for the length of the call.

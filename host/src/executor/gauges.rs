@@ -3,12 +3,13 @@
 //! The latest value of each is kept; names are those that Prometheus takes, and there is a limit to them, so that a
 //! plugin which makes up names can't fill the memory.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 const MAX_NAME: usize = 64;
 const MAX_GAUGES: usize = 128;
 
+/// The latest values of a plugin's gauges.
 #[derive(Debug, Default)]
 pub struct Gauges(Mutex<BTreeMap<String, f64>>);
 
@@ -16,9 +17,9 @@ impl Gauges {
     /// Keeps the value.
     ///
     /// # Errors
-    /// What is wrong with the name, in words.
+    /// When the name is not one for Prometheus, or the plugin has too many gauges.
     pub fn set(&self, name: &str, value: f64) -> Result<(), String> {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.0.lock();
         if let Some(kept) = values.get_mut(name) {
             *kept = value;
             return Ok(());
@@ -38,12 +39,12 @@ impl Gauges {
     }
 
     pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     /// Every gauge and its latest value, by name.
-    pub fn all(&self) -> Vec<(String, f64)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(n, v)| (n.clone(), *v)).collect()
+    pub fn values(&self) -> Vec<(String, f64)> {
+        self.0.lock().iter().map(|(n, v)| (n.clone(), *v)).collect()
     }
 }
 
@@ -59,7 +60,7 @@ mod tests {
         for bad in ["", "2fast", "a b", "grün", &"x".repeat(65)] {
             assert!(gauges.set(bad, 1.0).is_err(), "{bad}");
         }
-        assert_eq!(gauges.all(), [("fridge_kelvin".to_string(), 0.01)]);
+        assert_eq!(gauges.values(), [("fridge_kelvin".to_string(), 0.01)]);
     }
 
     #[test]

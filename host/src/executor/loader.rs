@@ -13,9 +13,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::elf::{self, ElfError};
 use super::ffi::{Library, OpenError};
-use super::locate::{Located, Source};
+use super::locate::{FactorySource, Located};
 use crate::error::{Explain, exit};
-use crate::model::hex;
 
 /// A library that is open and speaks our interface.
 pub struct Loaded {
@@ -23,6 +22,7 @@ pub struct Loaded {
     pub descriptor: Descriptor,
 }
 
+/// Why a library can't be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error(transparent)]
@@ -112,7 +112,7 @@ fn loader_hint(text: &str) -> String {
 
 /// A file that may be opened: checked, and copied where nobody else writes.
 #[derive(Debug, Clone)]
-pub struct Prepared {
+pub struct PreparedLibrary {
     pub descriptor: Descriptor,
     /// Where the operator keeps it.
     pub path: PathBuf,
@@ -121,7 +121,7 @@ pub struct Prepared {
     /// Libraries beside the plugin that it needs.
     pub companions: Vec<PathBuf>,
     pub entry: String,
-    pub source: Source,
+    pub source: FactorySource,
     /// Of the file's content.
     pub sha256: String,
 }
@@ -129,8 +129,9 @@ pub struct Prepared {
 /// Checks the library's file and makes the copy. Nothing of it has run then.
 ///
 /// # Errors
-/// The first thing that speaks against opening it in this process, or in one of its own when `isolated`.
-pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Prepared, LoadError> {
+/// When the file is no plugin, others may write to it, it is not the pinned one, it can't be copied, or it must not be
+/// opened in this process while it is not `isolated`.
+pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<PreparedLibrary, LoadError> {
     let path = &located.path;
     let inspection = elf::inspect(path)?;
     let own = || path.clone();
@@ -143,7 +144,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
         return Err(LoadError::NoEntry { path: own(), entry, known });
     }
     trusted(path)?;
-    let sha256 = hex(&Sha256::digest(&inspection.bytes));
+    let sha256 = hex::encode(Sha256::digest(&inspection.bytes));
     if let Some(pinned) = located.pinned.as_ref().filter(|p| !p.eq_ignore_ascii_case(&sha256)) {
         return Err(LoadError::Pinned { path: own(), pinned: pinned.clone(), found: sha256 });
     }
@@ -157,7 +158,7 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
     } else {
         private_copy(&inspection.bytes, &sha256, state_dir)?
     };
-    Ok(Prepared {
+    Ok(PreparedLibrary {
         descriptor: inspection.descriptor,
         path: own(),
         opened,
@@ -168,13 +169,13 @@ pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<Pr
     })
 }
 
-impl Prepared {
+impl PreparedLibrary {
     /// Opens the library in this process. Its constructors run on the calling thread.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub fn open(&self) -> Result<Library, LoadError> {
-        Library::open(&self.opened, self.descriptor.door, self.descriptor.api_minor)
+        Library::open(&self.opened, self.descriptor.binding, self.descriptor.api_minor)
             .map_err(|e| self.refused(e))
     }
 
@@ -205,7 +206,10 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     Ok(Loaded { library: prepared.open()?, descriptor: prepared.descriptor })
 }
 
-/// Refuses, for root, a file that somebody else could replace with code of their own.
+/// Refuses, for root, a file that another user could replace with code of their own.
+///
+/// # Errors
+/// When the file belongs to another user, or others may write to it.
 pub fn trusted(path: &Path) -> Result<(), LoadError> {
     let root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
     if !root {
@@ -215,12 +219,12 @@ pub fn trusted(path: &Path) -> Result<(), LoadError> {
     match fs::metadata(path) {
         Ok(m) if m.uid() != 0 => refuse(format!("owned by user {}", m.uid())),
         Ok(m) if m.mode() & 0o022 != 0 => refuse(format!("mode {:04o}", m.mode() & 0o7777)),
-        // Unreadable files are refused by whoever reads them.
+        // A file that can't be read is refused where it is read.
         _ => Ok(()),
     }
 }
 
-/// For everybody who is handed the file; nobody else gets past its directory.
+/// Mode of the private copy. Its directory keeps others out; a plugin's process is handed the open file.
 const COPY_MODE: u32 = 0o555;
 
 fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf, LoadError> {

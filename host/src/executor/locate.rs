@@ -13,11 +13,12 @@ use coda_plugin_abi::descriptor::Kind;
 use super::elf;
 use crate::error::{Explain, exit};
 
+/// The entry of a factory that names none.
 pub const DEFAULT_ENTRY: &str = "create_executor";
 
 /// Where a factory setting was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum FactorySource {
     /// `CODA_EXECUTOR_FACTORY`.
     Environment,
     /// The top-level key of this device config.
@@ -26,12 +27,12 @@ pub enum Source {
     OnlyPlugin,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for FactorySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Environment => f.write_str("CODA_EXECUTOR_FACTORY"),
-            Source::DeviceConfig(path) => write!(f, "executor_factory in {}", path.display()),
-            Source::OnlyPlugin => f.write_str("the only plugin found"),
+            FactorySource::Environment => f.write_str("CODA_EXECUTOR_FACTORY"),
+            FactorySource::DeviceConfig(path) => write!(f, "executor_factory in {}", path.display()),
+            FactorySource::OnlyPlugin => f.write_str("the only plugin found"),
         }
     }
 }
@@ -42,7 +43,7 @@ pub struct Located {
     /// Absolute.
     pub path: PathBuf,
     pub entry: String,
-    pub source: Source,
+    pub source: FactorySource,
     /// The SHA-256 that the file must have, in hexadecimal.
     pub pinned: Option<String>,
 }
@@ -52,14 +53,14 @@ pub enum LocateError {
     #[error(
         "{origin} is '{value}', which names Python code (package.module:attribute), not a plugin library"
     )]
-    PythonStyle { value: String, origin: Source },
+    PythonStyle { value: String, origin: FactorySource },
     #[error("{origin} is '{value}': {why}")]
-    BadValue { value: String, origin: Source, why: &'static str },
+    BadValue { value: String, origin: FactorySource, why: &'static str },
     #[error("{origin} names '{value}', but there is no file {}", path.display())]
-    NoFile { value: String, origin: Source, path: PathBuf },
+    NoFile { value: String, origin: FactorySource, path: PathBuf },
     #[error("{origin} names '{name}', but no plugin directory has it; looked for {} in {}",
             files.join(", "), list(dirs))]
-    NotFound { name: String, origin: Source, files: Vec<String>, dirs: Vec<PathBuf> },
+    NotFound { name: String, origin: FactorySource, files: Vec<String>, dirs: Vec<PathBuf> },
     #[error(
         "no executor is configured, and there is no plugin for hardware in {}{}",
         list(dirs),
@@ -102,7 +103,7 @@ impl Explain for LocateError {
             LocateError::BadValue { .. } => "write <library> or <library>:<entry>, for instance \
                  'libacme.so' or './libacme.so:create_executor'"
                 .into(),
-            LocateError::NoFile { origin: Source::DeviceConfig(_), .. } => {
+            LocateError::NoFile { origin: FactorySource::DeviceConfig(_), .. } => {
                 "relative paths in device.yaml are relative to that file; check the path".into()
             }
             LocateError::NoFile { .. } => {
@@ -126,7 +127,7 @@ impl Explain for LocateError {
 
 /// What is configured, and where names are looked up.
 #[derive(Debug, Clone)]
-pub struct Request<'a> {
+pub struct LocateRequest<'a> {
     /// Value of `CODA_EXECUTOR_FACTORY`.
     pub environment: Option<&'a str>,
     /// The device config's path and its `executor_factory`.
@@ -137,7 +138,7 @@ pub struct Request<'a> {
     pub cwd: &'a Path,
 }
 
-/// The plugin directories: `CODA_PLUGIN_PATH`, the binary's own, `plugins` beside it, `<prefix>/lib/coda-host`.
+/// The plugin directories: `CODA_PLUGIN_PATH`, the binary's own, `plugins` next to it, `<prefix>/lib/coda-host`.
 pub fn plugin_dirs(plugin_path: &[PathBuf], binary: Option<&Path>) -> Vec<PathBuf> {
     let mut dirs = plugin_path.to_vec();
     if let Some(bin_dir) = binary.and_then(Path::parent) {
@@ -154,19 +155,24 @@ pub fn plugin_dirs(plugin_path: &[PathBuf], binary: Option<&Path>) -> Vec<PathBu
 ///
 /// # Errors
 /// When nothing fits; each says what was looked for, where, and what to set.
-pub fn locate(request: &Request<'_>) -> Result<Located, LocateError> {
+pub fn locate(request: &LocateRequest<'_>) -> Result<Located, LocateError> {
     let from_file = request.device_config.and_then(|(path, value)| Some((path, value?)));
     match (request.environment, from_file) {
-        (Some(value), _) => resolve(value, Source::Environment, request.cwd, request.dirs),
+        (Some(value), _) => resolve(value, FactorySource::Environment, request.cwd, request.dirs),
         (None, Some((path, value))) => {
             let base = path.parent().unwrap_or(Path::new("/"));
-            resolve(value, Source::DeviceConfig(path.to_path_buf()), base, request.dirs)
+            resolve(value, FactorySource::DeviceConfig(path.to_path_buf()), base, request.dirs)
         }
         (None, None) => only_plugin(request.dirs),
     }
 }
 
-fn resolve(value: &str, origin: Source, base: &Path, dirs: &[PathBuf]) -> Result<Located, LocateError> {
+fn resolve(
+    value: &str,
+    origin: FactorySource,
+    base: &Path,
+    dirs: &[PathBuf],
+) -> Result<Located, LocateError> {
     let text = value.trim();
     let (library, entry) = match text.rsplit_once(':') {
         Some((library, entry)) => (library, entry),
@@ -229,7 +235,7 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<Located, LocateError> {
             match elf::inspect(&file).map(|i| i.descriptor.kind) {
                 Ok(Kind::Hardware) => hardware.push(file),
                 Ok(Kind::Simulator) => others.push(file),
-                // Test plugins and libraries that are no plugins are nobody's choice.
+                // Test plugins, and libraries that are no plugins, are never chosen.
                 Ok(Kind::Test) | Err(_) => {}
             }
         }
@@ -238,7 +244,7 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<Located, LocateError> {
         1 => Ok(Located {
             path: hardware.remove(0),
             entry: DEFAULT_ENTRY.into(),
-            source: Source::OnlyPlugin,
+            source: FactorySource::OnlyPlugin,
             pinned: None,
         }),
         0 => Err(LocateError::Nothing { dirs: dirs.to_vec(), simulators: others }),
@@ -271,7 +277,7 @@ mod tests {
 
         fn locate(&self, env: Option<&str>, yaml: Option<&str>) -> Result<Located, LocateError> {
             let config = self.path("site/device.yaml");
-            locate(&Request {
+            locate(&LocateRequest {
                 environment: env,
                 device_config: Some((&config, yaml)),
                 dirs: &[self.path("plugins"), self.path("bin")],
@@ -287,7 +293,7 @@ mod tests {
         assert_eq!((yaml.path, yaml.entry.as_str()), (site.path("site/libacme.so"), DEFAULT_ENTRY));
         let env = site.locate(Some("./libacme.so:other_entry"), Some("./ignored.so")).unwrap();
         assert_eq!((env.path, env.entry.as_str()), (site.path("cwd/libacme.so"), "other_entry"));
-        assert_eq!(env.source, Source::Environment);
+        assert_eq!(env.source, FactorySource::Environment);
         let e = site.locate(None, Some("missing/lib.so")).unwrap_err();
         assert!(e.to_string().contains(site.path("site/missing/lib.so").to_str().unwrap()), "{e}");
     }

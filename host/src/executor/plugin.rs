@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use coda_plugin_abi::{Amplitude, Error};
 
-use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, DeviceReply, Instance};
+use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, DeviceReply, Instance};
 use super::worker::{Remote, Trouble};
 
+/// A plugin with an executor in it.
 #[derive(Clone)]
 pub(super) enum Plugin {
     Direct(Instance),
@@ -16,7 +17,7 @@ pub(super) enum Plugin {
 }
 
 impl Plugin {
-    /// Waits until calls can be made; false when they never will be.
+    /// Waits until calls can be made; false when none will be possible any more.
     pub fn wait_up(&self) -> bool {
         match self {
             Plugin::Direct(_) => true,
@@ -24,14 +25,14 @@ impl Plugin {
         }
     }
 
-    /// Nobody waits for it to come back any more.
+    /// Lets the threads go that wait for the plugin's process to come back.
     pub fn leave(&self) {
         if let Plugin::Remote(remote) = self {
             remote.leave();
         }
     }
 
-    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Answer {
+    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> CallAnswer {
         match self {
             Plugin::Direct(instance) => instance.run(job),
             Plugin::Remote(remote) => remote.run(slot, job),
@@ -45,8 +46,10 @@ impl Plugin {
         }
     }
 
+    /// Has the plugin evolve a state.
+    ///
     /// # Errors
-    /// The plugin's.
+    /// When the plugin refuses or fails, or its process dies.
     pub fn evolve_state(&self, slot: usize, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
         match self {
             Plugin::Direct(instance) => instance.evolve_state(call),
@@ -54,12 +57,14 @@ impl Plugin {
         }
     }
 
+    /// What the plugin says of its device.
+    ///
     /// # Errors
-    /// The plugin's.
+    /// When the plugin can't describe its device.
     pub fn device(&self) -> Result<DeviceReply, Error> {
         match self {
             Plugin::Direct(instance) => instance.device(),
-            Plugin::Remote(remote) => Ok(remote.described()),
+            Plugin::Remote(remote) => Ok(remote.device_reply()),
         }
     }
 

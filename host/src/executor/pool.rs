@@ -7,588 +7,286 @@
 //! ```
 //!
 //! Starts and answers come on one channel, in order. The cancel hook is called at most once per job and only
-//! between entry and return of its run: `turn` decides that under a lock.
+//! between entry and return of its run: `in_flight` decides that under a lock.
 
-use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coda_plugin_abi::descriptor::{Door, Kind};
-use coda_plugin_abi::{Device, Error, ErrorCode, Hooks, Outcome, Program};
+use coda_plugin_abi::Error;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
-use super::account::RunsAs;
-use super::evolve::Lending;
-use super::ffi::{Common, CreateRequest, DeviceReply};
-use super::loader::{self, LoadError, Prepared};
-use super::locate::{Located, Source};
+use super::active::{ActivePlugin, PluginInfo, check_device};
+use super::control::{CallInProgress, Canceller, ControlRequest, ControlThread, StuckCall};
+use super::ffi::{Common, DeviceReply};
+use super::in_flight::InFlightCalls;
+use super::job::{RunJob, SlotReport};
+use super::lender::SlotLender;
 use super::plugin::Plugin;
-use super::queue::Queue;
-use super::schema;
-use super::slot::{Shared, Slot, Turns, Witness};
-use super::turn::lock;
-use super::view::{Described, View};
-use super::watchdog::{self, Limits};
-use super::worker::{MakeError, Remote, Restart, Spec};
-use crate::error::{Explain, exit};
-use crate::model::{JobId, MessageId};
-use crate::sys::{Account, Dispositions};
+use super::reload::ExecutorReloader;
+use super::shared::{RunObserver, Shared};
+use super::slot::Slot;
+use super::start::{LoadedPlugin, StartError, StartRequest, first_slot, spawn};
+use super::status::ExecutorStatus;
+use super::{signals, watchdog};
+use crate::model::JobId;
 
 const SLOT_STACK_BYTES: usize = 8 << 20;
 const WATCHDOG_STACK_BYTES: usize = 256 << 10;
-/// More slots than this is a mistake in the plugin, not a device.
-const MAX_SLOTS: u32 = 64;
-const MAX_QUBITS: u32 = 50;
 
-/// How to start an executor.
-pub struct StartRequest {
-    pub located: Located,
-    pub state_dir: PathBuf,
-    /// Absolute path of the device config and its text; empty when there is none.
-    pub config_path: PathBuf,
-    pub config_text: String,
-    pub native_gate_set: String,
-    pub num_qubits: u16,
-    pub control_timeout: Duration,
-    /// Most jobs of one `batch_run`.
-    pub batch_max: usize,
-    /// What to put back after the plugin was called.
-    pub dispositions: Arc<Dispositions>,
-    /// Run the plugin in a process of its own, and when to start it again.
-    pub isolation: Option<Restart>,
-    /// Whose rights that process has.
-    pub runs_as: RunsAs,
-    pub limits: Limits,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    #[error("the plugin {} could not create its executor ({}): {}", path.display(), error.code, error.text)]
-    Create { path: PathBuf, error: Error },
-    #[error("the device config {} does not fit the plugin: {what}", config.display())]
-    Config { config: PathBuf, what: String },
-    #[error("the process of plugin {} could not be used: {what}", path.display())]
-    Process { path: PathBuf, what: String },
-    #[error("the plugin's process runs as '{}', which may not read {}: {why}", account.name, file.display())]
-    Unreadable { account: Box<Account>, file: PathBuf, why: String },
-    #[error("the process of plugin {} could not give up its rights, so nothing is run in it: {what}", path.display())]
-    Rights { path: PathBuf, what: String },
-    #[error("the plugin {} could not describe its device: {}", path.display(), error.text)]
-    Describe { path: PathBuf, error: Error },
-    #[error("the plugin {} describes a device that can't be: {what}", path.display())]
-    BadDevice { path: PathBuf, what: String },
-    #[error("no thread could be started for the plugin")]
-    Thread(#[source] std::io::Error),
-    #[error("the thread of plugin {} ended while it was starting", path.display())]
-    Died { path: PathBuf },
-}
-
-impl Explain for StartError {
-    fn code(&self) -> &'static str {
-        match self {
-            StartError::Load(e) => e.code(),
-            StartError::Create { .. } => "executor-create",
-            StartError::Config { .. } => "executor-config",
-            StartError::Process { .. } => "executor-process",
-            StartError::Unreadable { .. } => "executor-unreadable",
-            StartError::Rights { .. } => "executor-rights",
-            StartError::Describe { .. } => "executor-describe",
-            StartError::BadDevice { .. } => "executor-bad-device",
-            StartError::Thread(_) | StartError::Died { .. } => "executor-thread",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        match self {
-            StartError::Load(e) => e.hint(),
-            StartError::Create { error, .. } if error.code == ErrorCode::Config => {
-                Some("correct the device config; its keys are the vendor's".into())
-            }
-            StartError::Config { .. } => Some(
-                "correct the device config; 'coda-host plugin inspect FILE.so --schema' prints what fits"
-                    .into(),
-            ),
-            StartError::Process { .. } => Some(
-                "try the plugin alone: coda-host plugin check FILE.so --device FILE; then tell the vendor"
-                    .into(),
-            ),
-            StartError::Unreadable { account, file, .. } => Some(format!(
-                "let it: chgrp {} {1} && chmod g+r {1}; its folders must let it through too: namei -l {1}",
-                account.gid,
-                file.display()
-            )),
-            StartError::Rights { .. } => Some(
-                "the host needs CAP_SETUID, CAP_SETGID and CAP_KILL for another account's process; see                  docs/operations.md"
-                    .into(),
-            ),
-            StartError::Create { .. } => Some("check the hardware and its control stack".into()),
-            StartError::Describe { .. } | StartError::BadDevice { .. } => Some("tell the vendor".into()),
-            StartError::Thread(_) => Some("raise the limit on processes (ulimit -u)".into()),
-            StartError::Died { .. } => Some("report this as a bug of coda-host".into()),
-        }
-    }
-
-    fn exit(&self) -> u8 {
-        match self {
-            // It stays so until somebody mends it.
-            StartError::Unreadable { .. } | StartError::Rights { .. } => exit::CONFIG,
-            _ => exit::PLUGIN,
-        }
-    }
-}
-
-/// What is known of the plugin in use, for logs, metrics and `/ready`.
-#[derive(Debug, Clone)]
-pub struct PluginInfo {
-    pub vendor: String,
-    pub name: String,
-    pub version: String,
-    pub kind: Kind,
-    pub api: (u16, u16),
-    pub path: PathBuf,
-    pub sha256: String,
-    pub source: Source,
-}
-
-impl PluginInfo {
-    /// For metrics.
-    pub fn labels(&self) -> [(&'static str, &str); 5] {
-        [
-            ("name", &self.name),
-            ("version", &self.version),
-            ("vendor", &self.vendor),
-            ("kind", self.kind.name()),
-            ("sha256", &self.sha256),
-        ]
-    }
-
-    pub(super) fn of(prepared: &Prepared) -> PluginInfo {
-        let d = &prepared.descriptor;
-        PluginInfo {
-            vendor: d.vendor.clone(),
-            name: d.name.clone(),
-            version: d.version.clone(),
-            kind: d.kind,
-            api: (d.api_major, d.api_minor),
-            path: prepared.path.clone(),
-            sha256: prepared.sha256.clone(),
-            source: prepared.source.clone(),
-        }
-    }
-}
-
-/// The plugin's answer to one job.
-pub type Answer = Result<Outcome, Error>;
-
-/// One job for a slot.
-pub struct RunJob {
-    /// The caller's own mark, given back with the reports; lower ones run first.
-    pub ticket: u64,
-    /// The stream's message, when there is one.
-    pub message_id: Option<MessageId>,
-    pub job_id: JobId,
-    pub program: Arc<Program>,
-    pub shots: u32,
-    pub context: Arc<JobContext>,
-}
-
-/// What the slot threads report.
-#[derive(Debug)]
-pub enum RunDone {
-    /// A slot has taken these jobs: from here on only a cancel ends them.
-    Started { slot: usize, tickets: Vec<u64> },
-    /// One job's answer; always there, a missing one is an error.
-    Job { slot: usize, ticket: u64, answer: Answer, run_time: Duration },
-}
-
-/// A control call that has not come back in time.
-#[derive(Debug, Clone)]
-pub struct Stuck {
-    pub call: String,
-    pub since: Instant,
-}
-
-/// The handle to a running executor. Dropping it leaves the threads to end with the process.
+/// The handle to a running executor. [`Executor::shutdown`] ends it; dropping it leaves the threads to end with the
+/// process.
 pub struct Executor {
-    shared: Arc<Shared>,
-    control: Sender<Control>,
-    threads: Vec<JoinHandle<()>>,
-    busy_control: Arc<Mutex<Option<Stuck>>>,
-    plugin: Plugin,
+    threads: ExecutorThreads,
     common: Arc<Common>,
-    view: View,
-}
-
-pub(super) enum Control {
-    Cancel { ticket: u64 },
-    Shutdown(oneshot::Sender<Option<Error>>),
+    status: ExecutorStatus,
+    canceller: Canceller,
+    reloader: ExecutorReloader,
 }
 
 impl Executor {
-    /// Loads the plugin, creates its executor and asks for its device. Answers come on `done`.
+    /// Loads the plugin, creates its executor and asks for its device. Starts and answers come on `reports`.
     ///
     /// # Errors
-    /// Whatever keeps the executor from being usable; nothing is left running then but, at worst, an idle
-    /// thread.
+    /// When the plugin can't be loaded, its executor can't be created or described, its device is impossible, or a
+    /// thread can't be started. An executor that was created is shut down and destroyed then.
     pub async fn start(
         request: StartRequest,
-        done: UnboundedSender<RunDone>,
+        reports: UnboundedSender<SlotReport>,
     ) -> Result<Executor, StartError> {
-        let (ready, created) = oneshot::channel();
-        let (path, batch_max, limits) = (request.located.path.clone(), request.batch_max, request.limits);
+        let path = request.located.path.clone();
+        let batch_max = request.batch_max;
         let shared = Arc::new(Shared {
-            queue: Queue::default(),
-            turns: Turns::default(),
-            witness: OnceLock::new(),
-            done,
+            queue: Arc::default(),
+            in_flight: InFlightCalls::default(),
+            observer: OnceLock::new(),
+            reports,
             dispositions: request.dispositions.clone(),
             control_timeout: request.control_timeout,
             stuck_run: Mutex::default(),
             limits: request.limits,
         });
-        let first = {
+        let (ready, created) = oneshot::channel();
+        let slot_0 = {
             let shared = shared.clone();
             spawn("slot-0", SLOT_STACK_BYTES, move || first_slot(request, ready, shared))?
         };
-        let (prepared, plugin, common) =
-            created.await.map_err(|_| StartError::Died { path: path.clone() })??;
-        let (described, answer) = oneshot::channel();
-        let busy_control: Arc<Mutex<Option<Stuck>>> = Arc::default();
-        let (control, orders) = channel();
-        let controller = {
-            let (shared, busy, plugin) = (shared.clone(), busy_control.clone(), plugin.clone());
-            let name = common.plugin();
-            spawn("control", SLOT_STACK_BYTES, move || {
-                if described.send(plugin.device()).is_ok() {
-                    report_changes(&shared.dispositions, &name, "device");
-                    controller(&plugin, &orders, &shared, &busy, &name);
-                }
-            })?
-        };
-        let reply = answer.await.map_err(|_| StartError::Died { path: path.clone() })?;
-        let reply = reply.map_err(|error| StartError::Describe { path: path.clone(), error })?;
-        let (device, hooks) = check_device(reply).map_err(|what| StartError::BadDevice { path, what })?;
-        let mut threads = vec![first, controller];
-        for index in 1..usize::from(device.slots) {
-            let (plugin, common) = (plugin.clone(), common.clone());
-            let slot = Slot { index, plugin, common, shared: shared.clone() };
-            threads.push(spawn(&format!("slot-{index}"), SLOT_STACK_BYTES, move || {
-                slot.shared.queue.enter();
-                slot.serve();
-                slot.shared.queue.leave();
-            })?);
-        }
-        shared.queue.open(usize::from(device.slots), if hooks.batch_run { batch_max } else { 1 });
-        let info = PluginInfo::of(&prepared);
-        {
-            let (weak, plugin, control) = (Arc::downgrade(&shared), plugin.clone(), control.clone());
-            // It ends by itself.
-            spawn("watchdog", WATCHDOG_STACK_BYTES, move || {
-                watchdog::watch(&weak, &plugin, &control, limits)
-            })?;
-        }
-        let described = Described { device, hooks, info };
-        let described = Arc::new(RwLock::new(Arc::new(described)));
-        let view = View {
+        let died = || StartError::Died { path: path.clone() };
+        let LoadedPlugin { prepared, plugin, common } = created.await.map_err(|_| died())??;
+        let (requests, inbox) = channel();
+        let mut threads = ExecutorThreads {
             shared: shared.clone(),
             plugin: plugin.clone(),
             common: common.clone(),
-            described,
+            requests: requests.clone(),
+            call_in_progress: CallInProgress::default(),
+            handles: vec![slot_0],
+        };
+
+        let described = threads.start_control(inbox);
+        let opened = async {
+            let reply = described?.await.map_err(|_| died())?;
+            let reply = reply.map_err(|error| StartError::Describe { path: path.clone(), error })?;
+            let (device, hooks) =
+                check_device(reply).map_err(|what| StartError::BadDevice { path: path.clone(), what })?;
+            threads.start_slots(usize::from(device.slots))?;
+            threads.start_watchdog()?;
+            Ok(ActivePlugin { device, hooks, info: PluginInfo::from_library(&prepared) })
+        };
+        let active = match opened.await {
+            Ok(active) => active,
+            Err(error) => {
+                // The device may be in use by the executor that was created.
+                let limit = shared.control_timeout;
+                threads.shutdown(&prepared.descriptor.name, limit).await;
+                return Err(error);
+            }
+        };
+
+        let (slots, batch_run) = (usize::from(active.device.slots), active.hooks.batch_run);
+        shared.queue.open(slots, if batch_run { batch_max } else { 1 });
+        let active = Arc::new(RwLock::new(Arc::new(active)));
+        let status = ExecutorStatus::new(shared.clone(), plugin.clone(), common.clone(), active.clone());
+        let canceller =
+            Canceller { shared: shared.clone(), plugin: plugin.clone(), status: status.clone(), requests };
+        let reloader = ExecutorReloader {
+            queue: shared.queue.clone(),
+            plugin,
+            common: common.clone(),
+            active,
             batch_max,
         };
-        Ok(Executor { shared, control, threads, busy_control, plugin, common, view })
+        Ok(Executor { threads, common, status, canceller, reloader })
     }
 
-    /// The executor in use: another one after a reload.
-    pub fn described(&self) -> Arc<Described> {
-        self.view.described()
+    /// The plugin and device in use: another one after a reload.
+    pub fn active_plugin(&self) -> Arc<ActivePlugin> {
+        self.status.active_plugin()
     }
 
     /// What a job's run shares with the plugin.
     pub fn context(&self, job_id: JobId) -> JobContext {
-        JobContext::of(self.common.clone(), job_id)
+        JobContext::in_executor(self.common.clone(), job_id)
     }
 
-    /// For those who look on.
-    pub fn view(&self) -> View {
-        self.view.clone()
+    /// A view for everyone who may look at the executor but not change it.
+    pub fn status(&self) -> ExecutorStatus {
+        self.status.clone()
     }
 
-    /// Whom the slot threads tell of their calls. Set once, before the first job.
-    pub fn watch(&self, witness: Arc<dyn Witness>) {
-        if self.shared.witness.set(witness).is_err() {
-            tracing::error!("the executor has a witness already; please report this as a bug");
+    /// The means to replace the executor. For the reload alone.
+    pub fn reloader(&self) -> ExecutorReloader {
+        self.reloader.clone()
+    }
+
+    /// The part of the executor that the peer network may use.
+    pub fn slot_lender(&self) -> SlotLender {
+        SlotLender {
+            queue: self.threads.shared.queue.clone(),
+            common: self.common.clone(),
+            status: self.status.clone(),
+            canceller: self.canceller.clone(),
+        }
+    }
+
+    /// Sets who sees the calls on the slot threads. Once, before the first job.
+    pub fn observe(&self, observer: Arc<dyn RunObserver>) {
+        if self.threads.shared.observer.set(observer).is_err() {
+            tracing::error!("the executor has an observer already; please report this as a bug");
         }
     }
 
     /// Lets jobs wait for a slot. Slots take them in the order of their tickets: one is run, several are a batch.
     pub fn submit(&self, jobs: Vec<RunJob>) {
-        self.shared.queue.add(jobs);
+        self.threads.shared.queue.add(jobs);
     }
 
     /// Takes back a job that waits; false when a slot has taken it, and then its start is already reported.
     pub fn withdraw(&self, ticket: u64) -> bool {
-        self.shared.queue.withdraw(ticket)
+        self.threads.shared.queue.withdraw(ticket)
     }
 
     /// Takes back every job that waits.
     pub fn withdraw_all(&self) {
-        self.shared.queue.withdraw_all();
+        self.threads.shared.queue.withdraw_all();
     }
 
-    /// What can be lent to others beside the jobs.
-    pub fn lending(&self) -> Lending {
-        Lending { control: self.control.clone(), view: self.view.clone() }
+    /// The context of a job that a slot has taken and not finished.
+    pub fn context_of(&self, ticket: u64) -> Option<Arc<JobContext>> {
+        self.threads.shared.in_flight.get(ticket).map(|call| call.context())
     }
 
-    /// Asks for the end of a job whose context was set to cancelled: before its call it is skipped, during
-    /// the call the plugin's hook is told, afterwards nothing happens.
+    /// Asks for the end of a job: a job before its call is skipped, during the call the plugin's hook is told, and
+    /// afterwards nothing happens.
     pub fn cancel(&self, ticket: u64) {
-        if let Some(turn) = lock(&self.shared.turns).get(&ticket) {
-            turn.ask();
-        }
-        if self.view.takes_cancels() && self.control.send(Control::Cancel { ticket }).is_err() {
-            tracing::error!("the executor's control thread is gone; please report this as a bug");
-        }
+        self.canceller.cancel(ticket);
     }
 
     /// A control call that takes longer than it may.
-    pub fn stuck(&self) -> Option<Stuck> {
-        lock(&self.busy_control).clone().filter(|s| s.since.elapsed() > self.shared.control_timeout)
+    pub fn stuck(&self) -> Option<StuckCall> {
+        let threads = &self.threads;
+        let call = threads.call_in_progress.lock().clone();
+        call.filter(|call| call.since.elapsed() > threads.shared.control_timeout)
     }
 
     /// Brings the device to rest and drops the executor, once every run has come back; waits at most `limit` for
     /// the plugin.
     pub async fn shutdown(self, limit: Duration) {
-        let (ended, answer) = oneshot::channel();
-        let name = self.described().info.name.clone();
-        let ask = async {
-            if self.control.send(Control::Shutdown(ended)).is_ok()
-                && let Ok(Some(error)) = answer.await
-            {
+        let name = self.active_plugin().info.name.clone();
+        // Each holds a sender of requests and the plugin.
+        let Executor { threads, common, status, canceller, reloader } = self;
+        drop((common, status, canceller, reloader));
+        threads.shutdown(&name, limit).await;
+    }
+}
+
+/// The threads of one executor, and what it takes to start and to end them.
+struct ExecutorThreads {
+    shared: Arc<Shared>,
+    plugin: Plugin,
+    common: Arc<Common>,
+    requests: Sender<ControlRequest>,
+    call_in_progress: CallInProgress,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl ExecutorThreads {
+    /// Starts the control thread. First of all it asks the plugin for its device; the answer comes on the channel.
+    fn start_control(
+        &mut self,
+        inbox: std::sync::mpsc::Receiver<ControlRequest>,
+    ) -> Result<oneshot::Receiver<Result<DeviceReply, Error>>, StartError> {
+        let (describe, described) = oneshot::channel();
+        let control = ControlThread {
+            plugin: self.plugin.clone(),
+            common: self.common.clone(),
+            shared: self.shared.clone(),
+            in_progress: self.call_in_progress.clone(),
+        };
+        self.handles.push(spawn("control", SLOT_STACK_BYTES, move || {
+            let reply = control.plugin.device();
+            signals::restore_after(&control.shared.dispositions, &control.common.plugin(), "device");
+            // Also when nobody waits for the description any more: the thread is needed for the shutdown.
+            drop(describe.send(reply));
+            control.serve(&inbox);
+        })?);
+        Ok(described)
+    }
+
+    /// Starts the slots other than slot 0.
+    fn start_slots(&mut self, slots: usize) -> Result<(), StartError> {
+        for index in 1..slots {
+            let (plugin, common) = (self.plugin.clone(), self.common.clone());
+            let slot = Slot { index, plugin, common, shared: self.shared.clone() };
+            // Counted before it runs, so that slot 0 waits for it in any case.
+            let thread = self.shared.queue.register_thread();
+            self.handles.push(spawn(&format!("slot-{index}"), SLOT_STACK_BYTES, move || {
+                slot.serve();
+                drop(thread);
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Starts the watchdog, which ends by itself when nothing but it knows the executor.
+    fn start_watchdog(&self) -> Result<(), StartError> {
+        let (shared, plugin, requests) =
+            (Arc::downgrade(&self.shared), self.plugin.clone(), self.requests.clone());
+        let limits = self.shared.limits;
+        spawn("watchdog", WATCHDOG_STACK_BYTES, move || {
+            watchdog::watch(&shared, &plugin, &requests, limits);
+        })
+        .map(drop)
+    }
+
+    async fn shutdown(self, name: &str, limit: Duration) {
+        let ExecutorThreads { shared, plugin, requests, handles, .. } = self;
+        let orderly = async {
+            let (answer, answered) = oneshot::channel();
+            let asked = requests.send(ControlRequest::Shutdown(answer)).is_ok();
+            if asked && let Ok(Some(error)) = answered.await {
                 tracing::warn!(plugin = name, error = error.text, "the plugin's shutdown failed");
             }
-            self.shared.queue.stop();
-            self.plugin.leave();
-            drop(self.control);
+            shared.queue.stop();
+            plugin.leave();
+            drop(requests);
             let joined = tokio::task::spawn_blocking(move || {
-                self.threads.into_iter().for_each(|t| drop(t.join()));
+                handles.into_iter().for_each(|handle| {
+                    if handle.join().is_err() {
+                        tracing::error!("a thread of the executor panicked; please report this as a bug");
+                    }
+                });
             });
             drop(joined.await);
         };
-        if tokio::time::timeout(limit, ask).await.is_err() {
+        if tokio::time::timeout(limit, orderly).await.is_err() {
             tracing::warn!(plugin = name, ?limit, "the plugin did not shut down in time; leaving it");
-            if let Some(remote) = self.plugin.remote() {
+            if let Some(remote) = plugin.remote() {
                 remote.kill("it did not shut down in time");
-            }
-        }
-    }
-}
-
-fn spawn(
-    name: &str,
-    stack: usize,
-    body: impl FnOnce() + Send + 'static,
-) -> Result<JoinHandle<()>, StartError> {
-    std::thread::Builder::new()
-        .name(format!("exec-{name}"))
-        .stack_size(stack)
-        .spawn(body)
-        .map_err(StartError::Thread)
-}
-
-/// The plugin in use, with its executor.
-type Made = (Prepared, Plugin, Arc<Common>);
-
-/// Slot 0: loads and creates, then serves like any other, and destroys at the end.
-fn first_slot(request: StartRequest, ready: oneshot::Sender<Result<Made, StartError>>, shared: Arc<Shared>) {
-    let started = create(request);
-    let (plugin, common) = match &started {
-        Ok((_, plugin, common)) => (plugin.clone(), common.clone()),
-        Err(_) => return drop(ready.send(started)),
-    };
-    shared.queue.enter();
-    if ready.send(started).is_err() {
-        return;
-    }
-    let slot = Slot { index: 0, plugin, common, shared };
-    slot.serve();
-    // A run that hasn't come back keeps its executor.
-    slot.shared.queue.wait_alone();
-    if let Some(error) = slot.plugin.destroy() {
-        tracing::warn!(plugin = &*slot.common.plugin(), error = error.text, "dropping the executor failed");
-    }
-}
-
-fn create(request: StartRequest) -> Result<Made, StartError> {
-    let path = request.located.path.clone();
-    if !request.config_path.as_os_str().is_empty() {
-        loader::trusted(&request.config_path)?;
-    }
-    let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
-    let name: Arc<str> = prepared.descriptor.name.as_str().into();
-    let common = Arc::new(Common::new(name.clone()));
-    if let Some(restart) = request.isolation {
-        let spec = Spec::new(&prepared, &request);
-        let remote = Remote::start(spec, common.clone(), restart)
-            .map_err(|e| failed_to_make(e, &prepared, &request.config_path, &common))?;
-        return Ok((prepared, Plugin::Remote(remote), common));
-    }
-    let library = prepared.open()?;
-    report_changes(&request.dispositions, &name, "loading");
-    let secrets = schema::of_plugin(&library, &request.located.entry, &request.config_text)
-        .map_err(|what| StartError::Config { config: request.config_path.clone(), what })?;
-    common.hide(&secrets);
-    let made = library.create(&CreateRequest {
-        common: common.clone(),
-        entry: request.located.entry,
-        config_path: request.config_path,
-        config_text: request.config_text,
-        native_gate_set: request.native_gate_set,
-        num_qubits: request.num_qubits,
-    });
-    report_changes(&request.dispositions, &name, "create");
-    let instance = made.map_err(|error| StartError::Create { path, error: masked(error, &common) })?;
-    Ok((prepared, Plugin::Direct(instance), common))
-}
-
-fn masked(error: Error, common: &Common) -> Error {
-    Error { text: common.masked(error.text), ..error }
-}
-
-/// What kept the plugin's process from having an executor, in the terms of a start in this process.
-pub(super) fn failed_to_make(
-    error: MakeError,
-    prepared: &Prepared,
-    config: &std::path::Path,
-    common: &Common,
-) -> StartError {
-    let path = prepared.path.clone();
-    match error {
-        MakeError::Open(e) => prepared.refused(e).into(),
-        MakeError::Config(what) => StartError::Config { config: config.to_path_buf(), what },
-        MakeError::Create(error) => StartError::Create { path, error: masked(error, common) },
-        MakeError::Describe(error) => StartError::Describe { path, error: masked(error, common) },
-        MakeError::Process(what) => StartError::Process { path, what },
-        MakeError::Rights(what) => StartError::Rights { path, what },
-        MakeError::Unreadable { account, path: file, why } => StartError::Unreadable { account, file, why },
-    }
-}
-
-impl Spec {
-    /// For a prepared library and what its executor is asked for.
-    pub(super) fn new(prepared: &Prepared, request: &StartRequest) -> Spec {
-        let account = match &request.runs_as {
-            RunsAs::Account(account) => Some(account.clone()),
-            RunsAs::Host | RunsAs::Root => None,
-        };
-        let in_place = prepared.opened == prepared.path;
-        let mut reads = Vec::new();
-        if account.is_some() {
-            reads.extend(Some(request.config_path.clone()).filter(|p| !p.as_os_str().is_empty()));
-            reads.extend(Some(prepared.opened.clone()).filter(|_| in_place));
-            reads.extend(prepared.companions.iter().cloned());
-        }
-        Spec {
-            opened: prepared.opened.clone(),
-            by_descriptor: account.is_some() && !in_place,
-            reads,
-            account,
-            c_door: prepared.descriptor.door == Door::C,
-            api_minor: prepared.descriptor.api_minor,
-            plugin: prepared.descriptor.name.clone(),
-            entry: prepared.entry.clone(),
-            config_path: request.config_path.clone(),
-            config_text: request.config_text.clone(),
-            native_gate_set: request.native_gate_set.clone(),
-            num_qubits: request.num_qubits,
-            log_level: most_verbose(),
-        }
-    }
-}
-
-/// The most verbose level of a plugin's lines that is logged.
-fn most_verbose() -> u32 {
-    use coda_plugin_abi::LogLevel;
-    let enabled = [
-        (tracing::enabled!(target: "plugin", tracing::Level::TRACE), LogLevel::Trace),
-        (tracing::enabled!(target: "plugin", tracing::Level::DEBUG), LogLevel::Debug),
-        (tracing::enabled!(target: "plugin", tracing::Level::INFO), LogLevel::Info),
-        (tracing::enabled!(target: "plugin", tracing::Level::WARN), LogLevel::Warn),
-    ];
-    enabled.into_iter().find(|(on, _)| *on).map_or(LogLevel::Error, |(_, level)| level).code()
-}
-
-/// Puts back signal dispositions that the plugin changed, and says so.
-pub(super) fn report_changes(dispositions: &Dispositions, plugin: &str, call: &str) {
-    let changed = dispositions.restore();
-    if !changed.is_empty() {
-        tracing::warn!(
-            plugin,
-            call,
-            signals = changed.join(" "),
-            "the plugin changed signal handling; put back"
-        );
-    }
-}
-
-pub(crate) fn check_device(reply: DeviceReply) -> Result<(Device, Hooks), String> {
-    let DeviceReply { device, hooks, unknown_targets, num_qubits, slots } = reply;
-    if num_qubits == 0 || num_qubits > MAX_QUBITS {
-        return Err(format!("it has {num_qubits} qubits, allowed are 1 to {MAX_QUBITS}"));
-    }
-    if slots == 0 || slots > MAX_SLOTS {
-        return Err(format!("it has {slots} slots, allowed are 1 to {MAX_SLOTS}"));
-    }
-    if device.targets.is_empty() {
-        return Err(match unknown_targets.is_empty() {
-            true => "it names no native gate set".into(),
-            false => format!("it names only gate sets unknown here (codes {unknown_targets:?})"),
-        });
-    }
-    let outside = |q: u16| u32::from(q) >= num_qubits;
-    for &(a, b) in device.connectivity.edges().unwrap_or_default() {
-        if a == b || outside(a) || outside(b) {
-            return Err(format!("its connectivity has the edge [{a}, {b}] on {num_qubits} qubits"));
-        }
-    }
-    Ok((device, hooks))
-}
-
-fn controller(
-    plugin_calls: &Plugin,
-    orders: &Receiver<Control>,
-    shared: &Shared,
-    busy: &Mutex<Option<Stuck>>,
-    plugin: &str,
-) {
-    let watched = |call: String, body: &mut dyn FnMut() -> Option<Error>| {
-        *lock(busy) = Some(Stuck { call: call.clone(), since: Instant::now() });
-        let error = body();
-        *lock(busy) = None;
-        report_changes(&shared.dispositions, plugin, &call);
-        error
-    };
-    while let Ok(order) = orders.recv() {
-        match order {
-            Control::Cancel { ticket } => {
-                let Some(turn) = lock(&shared.turns).get(&ticket).cloned() else { continue };
-                let call = format!("cancel of job {}", turn.job_id());
-                let error = watched(call, &mut || turn.cancel(|id| plugin_calls.cancel(id)));
-                if let Some(error) = error {
-                    let job_id = turn.job_id();
-                    tracing::warn!(plugin, job_id, error = error.text, "the plugin's cancel hook failed");
-                }
-            }
-            Control::Shutdown(answer) => {
-                let error = watched("shutdown".into(), &mut || plugin_calls.shutdown());
-                return drop(answer.send(error));
             }
         }
     }

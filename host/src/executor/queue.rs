@@ -1,40 +1,27 @@
-//! What waits for a slot, who holds one, and the one count of slots.
+//! Which jobs wait for a slot, who has leased one, and how many calls are in the plugin.
 //!
-//! The driver adds jobs, the slot threads take them in ticket order the moment they are free: between two runs
-//! nobody is asked. A start is announced while the queue is locked, so that a job which can't be withdrawn any
-//! more has its announcement in the channel already.
+//! The driver adds jobs and the slot threads take them in ticket order the moment they are free: nothing is asked
+//! between two runs. A start is announced while the queue is locked, so that a job which can't be withdrawn any more
+//! has its announcement in the channel already.
 //!
-//! A slot can be held for somebody else, but never while jobs wait. What is held and what is busy never exceeds the
-//! slots: all three change under this one lock.
+//! A slot is leased for a reservation only while no job waits. See [`lease`](super::lease) for what a lease is.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::evolve::EvolveJob;
-use super::pool::RunJob;
-use super::turn::lock;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// What a slot does next.
-pub(super) enum Call {
-    Jobs(Vec<RunJob>),
-    /// In a slot that is held.
-    Evolve(Hold, Box<EvolveJob>),
+use super::job::{EvolveJob, EvolveOutcome, RunJob, stopped};
+use super::lease::{LeaseOwner, LeasePurpose, LeaseRefusal, SlotLease, SlotLoad};
+
+/// What a slot thread does next, with the lease of the slot in which it does so.
+pub(super) enum SlotCall {
+    Jobs(SlotLease, Vec<RunJob>),
+    Evolve(SlotLease, Box<EvolveJob>),
 }
 
-/// How the slots are used at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    pub slots: usize,
-    /// With jobs in the plugin.
-    pub busy: usize,
-    /// Kept for somebody, who may be in the plugin.
-    pub held: usize,
-    /// Jobs without a slot.
-    pub waiting: usize,
-}
-
-/// The jobs that wait, shared by the handle and the slot threads.
+/// The jobs that wait and the count of slots, shared by the handle, the slot threads and the leases.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -44,83 +31,90 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, RunJob>,
-    /// What has a hold and takes no slot besides.
-    guests: VecDeque<(Hold, Box<EvolveJob>)>,
+    /// Evolutions with the lease of their slot: they need no further one.
+    leased_calls: VecDeque<(SlotLease, Box<EvolveJob>)>,
     slots: usize,
+    /// Slots leased for jobs.
     busy: usize,
-    held: usize,
+    /// Slots leased for reservations.
+    reserved: usize,
     /// Most jobs of one call.
     batch_max: usize,
     /// Threads that wait for a change.
     idle: usize,
-    /// Threads that have not ended.
+    /// Slot threads that have not ended.
     threads: usize,
     /// Calls in the plugin.
     inside: usize,
-    /// Nothing is taken for a while.
+    /// No call is taken for a while.
     paused: bool,
     stopping: bool,
 }
 
 impl State {
-    fn has_room(&self) -> bool {
-        self.busy + self.held < self.slots
+    fn has_free_slot(&self) -> bool {
+        self.busy + self.reserved < self.slots
     }
 
-    /// Whether a thread that woke would find something.
+    /// Whether a thread that woke would find something to do.
     fn has_work(&self) -> bool {
-        !self.paused && (!self.guests.is_empty() || (!self.waiting.is_empty() && self.has_room()))
+        let job_can_run = !self.waiting.is_empty() && self.has_free_slot();
+        !self.paused && (!self.leased_calls.is_empty() || job_can_run)
     }
 
-    fn next(&mut self) -> Option<Call> {
-        if self.paused {
-            return None;
-        }
-        if let Some((hold, guest)) = self.guests.pop_front() {
-            return Some(Call::Evolve(hold, guest));
-        }
-        if self.waiting.is_empty() || !self.has_room() {
-            return None;
-        }
+    /// The jobs of the next call.
+    fn next_jobs(&mut self) -> Vec<RunJob> {
         let mut jobs = Vec::with_capacity(self.batch_max.min(self.waiting.len()));
         while jobs.len() < self.batch_max
             && let Some((_, job)) = self.waiting.pop_first()
         {
             jobs.push(job);
         }
-        self.busy += 1;
-        Some(Call::Jobs(jobs))
+        jobs
+    }
+
+    fn count(&mut self, purpose: LeasePurpose) -> &mut usize {
+        match purpose {
+            LeasePurpose::Jobs => &mut self.busy,
+            LeasePurpose::Reservation => &mut self.reserved,
+        }
     }
 }
 
-/// A slot kept for somebody, until the last clone is dropped; a call in it has one.
-#[derive(Clone)]
-pub struct Hold(Arc<Held>);
+/// A slot thread is alive until this is dropped.
+pub(super) struct SlotThread(Arc<Queue>);
 
-struct Held(Arc<super::slot::Shared>);
-
-impl Hold {
-    /// Gives the slot something to do.
-    pub(super) fn enter(&self, guest: Box<EvolveJob>) {
-        self.0.0.queue.change(|state| state.guests.push_back((self.clone(), guest)));
-    }
-}
-
-impl Drop for Held {
+impl Drop for SlotThread {
     fn drop(&mut self) {
-        self.0.queue.change(|state| state.held -= 1);
+        self.0.state.lock().threads -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// A call is in the plugin, or its thread has not yet finished with it, until this is dropped.
+pub(super) struct CallGuard(Arc<Queue>);
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.inside -= 1;
+        if state.paused {
+            // `pause` waits for the last call to come back.
+            self.0.changed.notify_all();
+        }
     }
 }
 
 impl Queue {
-    /// Lets so many slots take jobs, so many in one call.
+    /// Sets the number of slots and the most jobs of one call.
     pub fn open(&self, slots: usize, batch_max: usize) {
         self.change(|state| (state.slots, state.batch_max) = (slots, batch_max.max(1)));
     }
 
-    /// A slot thread will take from here until [`Queue::leave`].
-    pub fn enter(&self) {
-        lock(&self.state).threads += 1;
+    /// Counts a slot thread, which will take calls until the value is dropped.
+    pub fn register_thread(self: &Arc<Self>) -> SlotThread {
+        self.state.lock().threads += 1;
+        SlotThread(self.clone())
     }
 
     pub fn add(&self, jobs: Vec<RunJob>) {
@@ -129,216 +123,164 @@ impl Queue {
 
     /// Takes a job back; false when a slot has it or it never was here.
     pub fn withdraw(&self, ticket: u64) -> bool {
-        lock(&self.state).waiting.remove(&ticket).is_some()
+        self.state.lock().waiting.remove(&ticket).is_some()
     }
 
     pub fn withdraw_all(&self) {
-        lock(&self.state).waiting.clear();
+        self.state.lock().waiting.clear();
     }
 
-    pub fn load(&self) -> Load {
-        let state = lock(&self.state);
-        Load { slots: state.slots, busy: state.busy, held: state.held, waiting: state.waiting.len() }
-    }
-
-    /// Keeps a slot of `shared`, whose queue this is, unless every slot is taken or jobs wait for one.
-    pub fn hold(shared: &Arc<super::slot::Shared>) -> Option<Hold> {
-        let mut state = lock(&shared.queue.state);
-        if state.stopping || !state.waiting.is_empty() || !state.has_room() {
-            return None;
+    pub fn load(&self) -> SlotLoad {
+        let state = self.state.lock();
+        SlotLoad {
+            slots: state.slots,
+            busy: state.busy,
+            reserved: state.reserved,
+            waiting: state.waiting.len(),
         }
-        state.held += 1;
-        Some(Hold(Arc::new(Held(shared.clone()))))
+    }
+
+    /// Leases a slot for a reservation.
+    ///
+    /// # Errors
+    /// When every slot is leased, jobs wait for one, or the executor is stopping.
+    pub fn try_lease(self: &Arc<Self>) -> Result<SlotLease, LeaseRefusal> {
+        let mut state = self.state.lock();
+        if state.stopping {
+            return Err(LeaseRefusal::Stopping);
+        }
+        if !state.waiting.is_empty() {
+            return Err(LeaseRefusal::JobsWait);
+        }
+        if !state.has_free_slot() {
+            return Err(LeaseRefusal::Full);
+        }
+        Ok(self.lease(&mut state, LeasePurpose::Reservation))
+    }
+
+    /// Counts one more slot as leased. The caller has seen that one is free.
+    fn lease(self: &Arc<Self>, state: &mut State, purpose: LeasePurpose) -> SlotLease {
+        debug_assert!(state.has_free_slot(), "a slot is leased only while one is free");
+        *state.count(purpose) += 1;
+        SlotLease::new(self.clone(), purpose)
+    }
+
+    /// Has a slot of this queue that is leased for a reservation evolve a state. After `stop` the job is answered with
+    /// an error.
+    pub fn evolve(&self, lease: SlotLease, job: Box<EvolveJob>) {
+        let mut state = self.state.lock();
+        if state.stopping {
+            // The answer gives the lease back, which needs the lock.
+            drop(state);
+            refuse(lease, *job);
+            return;
+        }
+        state.leased_calls.push_back((lease, job));
+        self.wake_for_work(&state);
     }
 
     /// Waits for the next call; `announce` sees it before anyone can miss it here. `None` when the executor stops.
-    pub fn take(&self, announce: impl FnOnce(&Call)) -> Option<Call> {
-        let mut state = lock(&self.state);
+    pub fn take(self: &Arc<Self>, announce: impl FnOnce(&SlotCall)) -> Option<(SlotCall, CallGuard)> {
+        let mut state = self.state.lock();
         let call = loop {
             if state.stopping {
                 return None;
             }
-            if let Some(call) = state.next() {
+            if let Some(call) = self.next(&mut state) {
                 break call;
             }
             state.idle += 1;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
             state.idle -= 1;
         };
         announce(&call);
         state.inside += 1;
-        if state.idle > 0 && state.has_work() {
-            self.changed.notify_one();
-        }
-        Some(call)
+        // One addition may bring work for several threads, but wakes one: each passes the news on.
+        self.wake_for_work(&state);
+        Some((call, CallGuard(self.clone())))
     }
 
-    /// The call has come back.
-    pub fn give_back(&self) {
-        // The caller takes the next call itself.
-        lock(&self.state).busy -= 1;
-    }
-
-    /// A call has come back, and the slot's thread has done with it.
-    pub fn come_back(&self) {
-        let mut state = lock(&self.state);
-        state.inside -= 1;
+    fn next(self: &Arc<Self>, state: &mut State) -> Option<SlotCall> {
         if state.paused {
-            self.changed.notify_all();
+            return None;
         }
+        if let Some((lease, job)) = state.leased_calls.pop_front() {
+            return Some(SlotCall::Evolve(lease, job));
+        }
+        if state.waiting.is_empty() || !state.has_free_slot() {
+            return None;
+        }
+        let jobs = state.next_jobs();
+        Some(SlotCall::Jobs(self.lease(state, LeasePurpose::Jobs), jobs))
     }
 
     /// Takes nothing more and waits until no call is in the plugin; false when one still is after `limit`.
     pub fn pause(&self, limit: Duration) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.paused = true;
-        let waited = self.changed.wait_timeout_while(state, limit, |s| s.inside > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.inside == 0
+        self.changed.wait_while_for(&mut state, |s| s.inside > 0, limit);
+        state.inside == 0
     }
 
     /// Goes on after a pause.
     pub fn resume(&self) {
-        lock(&self.state).paused = false;
+        self.state.lock().paused = false;
         self.changed.notify_all();
     }
 
-    /// No job is taken any more; threads end when their call has come back.
+    /// Takes no more calls: threads end when their call has come back, evolutions that wait are answered with an
+    /// error.
     pub fn stop(&self) {
-        let guests = {
-            let mut state = lock(&self.state);
+        let leased_calls = {
+            let mut state = self.state.lock();
             state.stopping = true;
-            std::mem::take(&mut state.guests)
+            std::mem::take(&mut state.leased_calls)
         };
-        // Whose holds need the lock to go.
-        drop(guests);
+        // Without the lock: the end of each lease needs it.
+        for (lease, job) in leased_calls {
+            refuse(lease, *job);
+        }
         self.changed.notify_all();
     }
 
-    /// A slot thread has ended.
-    pub fn leave(&self) {
-        lock(&self.state).threads -= 1;
-        self.changed.notify_all();
+    /// Waits until the caller's thread is the last slot thread.
+    pub fn wait_for_other_threads(&self) {
+        self.changed.wait_while(&mut self.state.lock(), |s| s.threads > 1);
     }
 
-    /// Waits until the caller's thread is the last.
-    pub fn wait_alone(&self) {
-        let state = lock(&self.state);
-        drop(self.changed.wait_while(state, |s| s.threads > 1));
-    }
-
-    fn change<T>(&self, how: impl FnOnce(&mut State) -> T) {
-        let mut state = lock(&self.state);
+    fn change(&self, how: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock();
         how(&mut state);
-        // A hold that ends leaves nothing to do, most often, and each wake-up costs a reservation's time.
+        self.wake_for_work(&state);
+    }
+
+    /// Wakes one idle thread if it would find something to do. Most often the end of a lease leaves nothing to do, and
+    /// each needless wake-up would be paid by the next reservation.
+    fn wake_for_work(&self, state: &MutexGuard<'_, State>) {
         if state.idle > 0 && state.has_work() {
             self.changed.notify_one();
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::mpsc::channel;
-
-    use coda_plugin_abi::Program;
-
-    use super::super::JobContext;
-    use super::*;
-
-    fn job(ticket: u64) -> RunJob {
-        let ir = br#"{"version":"1.0","target":"cz","num_qubits":1,"gates":[],"measurements":[0],
-            "metadata":{"source_hash":"h","compiled_at":"2026-01-01T00:00:00Z"}}"#;
-        RunJob {
-            ticket,
-            message_id: None,
-            job_id: "J".into(),
-            program: Arc::new(Program::parse(ir).unwrap()),
-            shots: 1,
-            context: Arc::new(JobContext::new("p".into(), "J".into())),
+impl LeaseOwner for Queue {
+    fn end_lease(&self, purpose: LeasePurpose) {
+        let mut state = self.state.lock();
+        let count = state.count(purpose);
+        debug_assert!(*count > 0, "a lease that ends was counted");
+        *count -= 1;
+        if purpose == LeasePurpose::Reservation {
+            self.wake_for_work(&state);
         }
-    }
-
-    fn jobs(tickets: impl IntoIterator<Item = u64>) -> Vec<RunJob> {
-        tickets.into_iter().map(job).collect()
-    }
-
-    fn tickets(call: &Call) -> Vec<u64> {
-        match call {
-            Call::Jobs(jobs) => jobs.iter().map(|j| j.ticket).collect(),
-            Call::Evolve(_, job) => vec![job.ticket],
-        }
-    }
-
-    #[test]
-    fn jobs_are_taken_in_order_so_many_at_once_and_withdrawn_ones_never() {
-        let queue = Queue::default();
-        queue.open(1, 2);
-        // Whichever check came back first.
-        queue.add(jobs([4, 2]));
-        queue.add(jobs([1, 3]));
-        assert!(queue.withdraw(2));
-        assert!(!queue.withdraw(2), "only once");
-        let take = || {
-            let call = queue.take(|_| {}).unwrap();
-            queue.give_back();
-            tickets(&call)
-        };
-        assert_eq!([take(), take()], [vec![1, 3], vec![4]]);
-        assert!(!queue.withdraw(1), "a slot has it");
-    }
-
-    #[test]
-    fn what_can_not_be_withdrawn_has_been_announced() {
-        let queue = Arc::new(Queue::default());
-        queue.open(2, 1);
-        let (announced, seen) = channel();
-        let slots: Vec<_> = (0..2)
-            .map(|_| {
-                let (queue, announced) = (queue.clone(), announced.clone());
-                std::thread::spawn(move || {
-                    while queue.take(|call| announced.send(tickets(call)[0]).unwrap()).is_some() {
-                        queue.give_back();
-                    }
-                })
-            })
-            .collect();
-        let mut taken = Vec::new();
-        let mut withdrawn = Vec::new();
-        for ticket in 0..2000 {
-            queue.add(jobs([ticket]));
-            if ticket % 3 == 0 {
-                std::thread::yield_now();
-            }
-            if queue.withdraw(ticket) {
-                withdrawn.push(ticket);
-            } else {
-                taken.extend(seen.try_iter());
-                assert!(taken.contains(&ticket), "{ticket} is neither here nor announced");
-            }
-        }
-        queue.stop();
-        slots.into_iter().for_each(|s| s.join().unwrap());
-        taken.extend(withdrawn);
-        taken.sort_unstable();
-        assert!(taken.into_iter().eq(0..2000), "each exactly once");
-    }
-
-    #[test]
-    fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
-        let queue = Arc::new(Queue::default());
-        queue.open(3, 1);
-        let (taken, seen) = channel();
-        let slots: Vec<_> = (0..3)
-            .map(|_| {
-                let (queue, taken) = (queue.clone(), taken.clone());
-                std::thread::spawn(move || taken.send(queue.take(|_| {}).map(|c| tickets(&c))).unwrap())
-            })
-            .collect();
-        queue.add(jobs([1, 2, 3]));
-        let mut got: Vec<_> = (0..3).map(|_| seen.recv().unwrap()).collect();
-        got.sort_unstable();
-        assert_eq!(got, [Some(vec![1]), Some(vec![2]), Some(vec![3])]);
-        slots.into_iter().for_each(|s| s.join().unwrap());
+        // After jobs the slot's own thread takes the next call: waking another one would make two threads compete.
     }
 }
+
+/// Answers an evolution that will not run.
+fn refuse(lease: SlotLease, job: EvolveJob) {
+    (job.answer)(EvolveOutcome { answer: Err(stopped()), run_time: Duration::ZERO, lease });
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

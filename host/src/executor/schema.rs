@@ -118,7 +118,7 @@ fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -
             let at = [&path[..], std::slice::from_ref(&name)].concat();
             let mut missing = fault(&path, String::new());
             missing.key = at.join(".");
-            missing.what = format!("it is missing{}", described(schema, &at));
+            missing.what = format!("it is missing{}", description(schema, &at));
             vec![missing]
         }
         _ => {
@@ -138,13 +138,13 @@ fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -
                 }
                 _ => error.to_string(),
             };
-            vec![fault(&path, format!("{text}{}", described(schema, &path)))]
+            vec![fault(&path, format!("{text}{}", description(schema, &path)))]
         }
     }
 }
 
 /// ` (the schema's description)`, or nothing.
-fn described(schema: &Value, path: &[String]) -> String {
+fn description(schema: &Value, path: &[String]) -> String {
     let text = subschema(schema, path).and_then(|s| s.get("description")?.as_str());
     text.map_or(String::new(), |text| format!(" ({})", text.trim()))
 }

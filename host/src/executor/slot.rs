@@ -1,49 +1,21 @@
-//! One slot's thread: takes the next call's jobs, enters the plugin, reports each answer.
+//! One slot's thread: takes the next call, enters the plugin, reports each answer.
 //!
-//! Each slot's calls come from one OS thread, so a control stack bound to a thread works. Nothing here judges
+//! Each slot's calls come from one OS thread, so a control stack that is bound to a thread works. Nothing here judges
 //! counts.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coda_plugin_abi::{Error, ErrorCode, Stage};
-use tokio::sync::mpsc::UnboundedSender;
+use coda_plugin_abi::{Amplitude, Error, ErrorCode, Stage};
 
-use super::JobContext;
-use super::ffi::{CallJob, Common};
+use super::evolve::check_state;
+use super::ffi::{CallEvolve, CallJob, Common};
+use super::in_flight::InFlightCall;
+use super::job::{Answer, EvolveJob, EvolveOutcome, RunJob, SlotReport, cancelled};
 use super::plugin::Plugin;
-use super::pool::{Answer, RunDone, RunJob, report_changes};
-use super::queue::{Call, Queue};
-use super::turn::{Turn, lock};
-use super::watchdog::{Limits, StuckRun};
-use crate::model::JobId;
-use crate::sys::Dispositions;
-
-/// Sees a slot's calls on the slot's own thread, before anything else happens with them.
-pub trait Witness: Send + Sync {
-    /// The jobs are about to enter the plugin.
-    fn begins(&self, slot: usize, jobs: &[RunJob]);
-    /// The plugin has answered.
-    fn answered(&self, job: &RunJob, answer: &Answer);
-    /// The call is over.
-    fn ends(&self, slot: usize);
-}
-
-/// The jobs that are in a call, for the control thread.
-pub(super) type Turns = Mutex<HashMap<u64, Arc<Turn>>>;
-
-/// What the slot threads and the handle share.
-pub(super) struct Shared {
-    pub queue: Queue,
-    pub turns: Turns,
-    pub witness: OnceLock<Arc<dyn Witness>>,
-    pub done: UnboundedSender<RunDone>,
-    pub dispositions: Arc<Dispositions>,
-    pub control_timeout: Duration,
-    pub stuck_run: Mutex<Option<StuckRun>>,
-    pub limits: Limits,
-}
+use super::queue::SlotCall;
+use super::shared::Shared;
+use super::signals;
 
 /// What a slot thread needs.
 pub(super) struct Slot {
@@ -56,82 +28,76 @@ pub(super) struct Slot {
 impl Slot {
     /// Serves calls until told to stop.
     pub fn serve(&self) {
-        let shared = &*self.shared;
         while self.plugin.wait_up()
-            && let Some(call) = shared.queue.take(|call| self.announce(call))
+            && let Some((call, guard)) = self.shared.queue.take(|call| self.announce(call))
         {
             match call {
-                Call::Jobs(jobs) => {
-                    let witness = shared.witness.get();
-                    witness.inspect(|w| w.begins(self.index, &jobs));
-                    self.call(&jobs);
-                    witness.inspect(|w| w.ends(self.index));
-                    shared.queue.give_back();
+                SlotCall::Jobs(lease, jobs) => {
+                    let observer = self.shared.observer.get();
+                    observer.inspect(|o| o.run_started(self.index, &jobs));
+                    self.run_jobs(&jobs);
+                    observer.inspect(|o| o.run_finished(self.index));
+                    drop(lease);
                 }
-                Call::Evolve(hold, job) => {
-                    let done = self.evolve(&job);
-                    // Before the answer: who has it may give the slot back and ask for it again at once.
-                    drop(hold);
-                    (job.answer)(done);
+                SlotCall::Evolve(lease, job) => {
+                    let (answer, run_time) = self.evolve(&job);
+                    // The lease goes with the answer: its receiver decides when the slot is free.
+                    (job.answer)(EvolveOutcome { answer, run_time, lease });
                 }
             }
-            shared.queue.come_back();
+            // Last: a reload that waits for the calls may begin from here on.
+            drop(guard);
         }
     }
 
-    fn announce(&self, call: &Call) {
-        let mut turns = lock(&self.shared.turns);
-        let mut enter = |ticket, job_id: &JobId, context: &Arc<JobContext>| {
-            turns.insert(ticket, Arc::new(Turn::new(job_id.clone(), context.clone())))
-        };
+    /// Makes a call known to the control thread and the watchdog, and reports the start of jobs.
+    fn announce(&self, call: &SlotCall) {
+        let in_flight = &self.shared.in_flight;
         match call {
-            Call::Evolve(_, job) => drop(enter(job.ticket, &job.job_id, &job.context)),
-            Call::Jobs(jobs) => {
+            SlotCall::Evolve(_, job) => in_flight.insert(job.ticket, job.job_id.clone(), job.context.clone()),
+            SlotCall::Jobs(_, jobs) => {
                 for job in jobs {
-                    enter(job.ticket, &job.job_id, &job.context);
+                    in_flight.insert(job.ticket, job.job_id.clone(), job.context.clone());
                 }
                 let tickets = jobs.iter().map(|job| job.ticket).collect();
-                self.report(RunDone::Started { slot: self.index, tickets });
+                self.report(SlotReport::Started { slot: self.index, tickets });
             }
         }
     }
 
-    fn call(&self, jobs: &[RunJob]) {
-        let turns: Vec<Option<Arc<Turn>>> = {
-            let turns = lock(&self.shared.turns);
-            jobs.iter().map(|job| turns.get(&job.ticket).cloned()).collect()
-        };
+    fn run_jobs(&self, jobs: &[RunJob]) {
         let mut entering = Vec::with_capacity(jobs.len());
-        for (job, turn) in jobs.iter().zip(turns) {
-            match turn.filter(|t| t.enter()) {
-                Some(turn) => entering.push((job, turn)),
+        for job in jobs {
+            match self.shared.in_flight.get(job.ticket).filter(|call| call.enter()) {
+                Some(call) => entering.push((job, call)),
                 None => self.finish(job, Err(cancelled()), Duration::ZERO),
             }
         }
         match entering.as_slice() {
             [] => {}
-            [(job, turn)] => self.single(job, turn),
-            several => self.batch(several),
+            [(job, call)] => self.run_single(job, call),
+            several => self.run_batch(several),
         }
     }
 
-    fn single(&self, job: &RunJob, turn: &Turn) {
+    fn run_single(&self, job: &RunJob, call: &InFlightCall) {
         let start = Instant::now();
         let answer = self.plugin.run(self.index, &call_job(job)).unwrap_or_else(|| Err(no_answer()));
-        let answer = self.told(self.masked(answer), turn);
+        let answer = self.name_time_limit(self.masked(answer), call);
         let run_time = start.elapsed();
-        self.keep(job, &answer);
-        turn.leave(self.shared.control_timeout);
-        report_changes(&self.shared.dispositions, &self.common.plugin(), "run");
+        // The answer is recorded first of all: a crash from here on must not lead to a second run.
+        self.record(job, &answer);
+        call.leave(self.shared.control_timeout);
+        self.restore_signals("run");
         self.finish(job, answer, run_time);
     }
 
-    fn batch(&self, jobs: &[(&RunJob, Arc<Turn>)]) {
+    fn run_batch(&self, jobs: &[(&RunJob, Arc<InFlightCall>)]) {
         let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
         let start = Instant::now();
         let batch = self.plugin.batch_run(self.index, &calls);
         let run_time = start.elapsed();
-        report_changes(&self.shared.dispositions, &self.common.plugin(), "batch_run");
+        self.restore_signals("batch_run");
         if let Some(error) = batch.whole {
             tracing::warn!(
                 plugin = &*self.common.plugin(),
@@ -139,37 +105,68 @@ impl Slot {
                 error = error.text,
                 "batch_run failed as a whole; running its jobs one by one"
             );
-            for (job, turn) in jobs {
+            for (job, call) in jobs {
                 // The hook may have been called during the batch; it is not called twice.
                 if job.context.is_cancelled() {
-                    turn.leave(self.shared.control_timeout);
+                    call.leave(self.shared.control_timeout);
                     self.finish(job, Err(cancelled()), run_time);
                 } else {
-                    self.single(job, turn);
+                    self.run_single(job, call);
                 }
             }
             return;
         }
         let given = batch.answers.iter().flatten().count() + batch.surplus;
+        // With one answer too few or too many nobody knows which answer is whose.
         let complete = batch.surplus == 0 && given == jobs.len();
-        let answer =
-            |a: Option<_>| a.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len())));
-        let answers: Vec<_> = batch.answers.into_iter().map(|a| self.masked(answer(a))).collect();
-        jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.keep(job, answer));
-        for ((job, turn), answer) in jobs.iter().zip(answers) {
-            turn.leave(self.shared.control_timeout);
-            self.finish(job, self.told(answer, turn), run_time);
+        let answers: Vec<Answer> = batch
+            .answers
+            .into_iter()
+            .map(|answer| answer.filter(|_| complete).unwrap_or_else(|| Err(wrong_number(given, jobs.len()))))
+            .map(|answer| self.masked(answer))
+            .collect();
+        jobs.iter().zip(&answers).for_each(|((job, _), answer)| self.record(job, answer));
+        for ((job, call), answer) in jobs.iter().zip(answers) {
+            call.leave(self.shared.control_timeout);
+            self.finish(job, self.name_time_limit(answer, call), run_time);
         }
     }
 
-    /// Without the secrets of the device config.
-    fn masked(&self, answer: Answer) -> Answer {
-        answer.map_err(|e| Error { text: self.common.masked(e.text), ..e })
+    /// Evolves one state in this slot.
+    fn evolve(&self, job: &EvolveJob) -> (Result<Vec<Amplitude>, Error>, Duration) {
+        let start = Instant::now();
+        let call = self.shared.in_flight.get(job.ticket).filter(|call| call.enter());
+        let answer = match call {
+            None => Err(cancelled()),
+            Some(call) => {
+                let answer = self.plugin.evolve_state(
+                    self.index,
+                    &CallEvolve {
+                        job_id: &job.job_id,
+                        num_qubits: job.num_qubits,
+                        amplitudes: &job.amplitudes,
+                        operations: &job.operations,
+                        context: &job.context,
+                    },
+                );
+                call.leave(self.shared.control_timeout);
+                self.restore_signals("evolve_state");
+                let answer = self.masked(answer);
+                self.name_time_limit(answer.and_then(|state| check_state(state, job.amplitudes.len())), &call)
+            }
+        };
+        self.shared.in_flight.remove(job.ticket);
+        (answer, start.elapsed())
+    }
+
+    /// The answer without the secrets of the device config.
+    fn masked<T>(&self, answer: Result<T, Error>) -> Result<T, Error> {
+        answer.map_err(|error| self.common.masked_error(error))
     }
 
     /// A failure after a time limit is that of the limit.
-    pub(super) fn told<T>(&self, answer: Result<T, Error>, turn: &Turn) -> Result<T, Error> {
-        let Some(limit) = self.shared.limits.run.filter(|_| turn.is_timed_out()) else { return answer };
+    fn name_time_limit<T>(&self, answer: Result<T, Error>, call: &InFlightCall) -> Result<T, Error> {
+        let Some(limit) = self.shared.limits.run.filter(|_| call.is_timed_out()) else { return answer };
         answer.map_err(|e| {
             let text =
                 format!("the run took longer than {} s and was ended: {}", limit.as_secs_f64(), e.text);
@@ -177,17 +174,21 @@ impl Slot {
         })
     }
 
-    fn keep(&self, job: &RunJob, answer: &Answer) {
-        self.shared.witness.get().inspect(|w| w.answered(job, answer));
+    fn restore_signals(&self, call: &str) {
+        signals::restore_after(&self.shared.dispositions, &self.common.plugin(), call);
+    }
+
+    fn record(&self, job: &RunJob, answer: &Answer) {
+        self.shared.observer.get().inspect(|o| o.run_answered(job, answer));
     }
 
     fn finish(&self, job: &RunJob, answer: Answer, run_time: Duration) {
-        lock(&self.shared.turns).remove(&job.ticket);
-        self.report(RunDone::Job { slot: self.index, ticket: job.ticket, answer, run_time });
+        self.shared.in_flight.remove(job.ticket);
+        self.report(SlotReport::Answered { slot: self.index, ticket: job.ticket, answer, run_time });
     }
 
-    fn report(&self, done: RunDone) {
-        if self.shared.done.send(done).is_err() {
+    fn report(&self, report: SlotReport) {
+        if self.shared.reports.send(report).is_err() {
             tracing::warn!(slot = self.index, "a slot went on after the host had stopped listening");
         }
     }
@@ -195,10 +196,6 @@ impl Slot {
 
 fn call_job(job: &RunJob) -> CallJob<'_> {
     CallJob { job_id: &job.job_id, program: &job.program, shots: job.shots, context: &job.context }
-}
-
-pub(super) fn cancelled() -> Error {
-    Error::new(ErrorCode::Cancelled, "cancelled before it ran").at(Stage::Run)
 }
 
 fn no_answer() -> Error {

@@ -1,102 +1,118 @@
 //! Runs that take too long: first they are asked to end, then nothing waits for them any more.
 //!
-//! A run beyond the time limit is cancelled, as a user would. One that goes on for longer than the grace after its
-//! cancel is killed with its process where the plugin has one of its own. In this process nothing can end it: the
-//! host says so, claims nothing more, and ends for its supervisor to start it again if it is told to. In either case
-//! nothing runs on the hardware beside a run that hasn't come back.
+//! A run beyond the time limit is cancelled, as a user would cancel it. A run that goes on for longer than the grace
+//! period after its cancel is killed with its process where the plugin has one of its own. In this process nothing can
+//! end it: the host says so, claims nothing more, and ends for its supervisor to start it again if it is told to. In
+//! either case nothing runs on the hardware beside a run that has not come back.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::control::ControlRequest;
+use super::in_flight::InFlightCall;
 use super::plugin::Plugin;
-use super::pool::Control;
-use super::slot::Shared;
-use super::turn::{Turn, lock};
+use super::shared::{RunLimits, Shared, StuckRun, WhenStuck};
 use crate::error::exit;
 
-/// How long runs and their ends may take.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Of a run; `None` for no limit.
-    pub run: Option<Duration>,
-    /// After its cancel.
-    pub grace: Duration,
-    /// Whether the host ends when a run in this process doesn't.
-    pub exit: bool,
-}
-
-/// A run in this process that doesn't end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StuckRun {
-    pub job_id: String,
-    /// When it was asked to end.
-    pub since: Instant,
-}
-
-impl Limits {
-    fn look_every(&self) -> Duration {
-        let shortest = self.run.map_or(self.grace, |run| run.min(self.grace));
-        (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1))
-    }
-}
-
-/// Looks at the runs until the executor is gone. For a thread of its own.
-pub(super) fn watch(shared: &Weak<Shared>, plugin: &Plugin, control: &Sender<Control>, limits: Limits) {
-    let pause = limits.look_every();
+/// Looks at the runs until the executor is gone, which it notices by itself. For a thread of its own.
+pub(super) fn watch(
+    shared: &Weak<Shared>,
+    plugin: &Plugin,
+    control: &Sender<ControlRequest>,
+    limits: RunLimits,
+) {
+    let pause = pause_between_looks(limits);
     while let Some(shared) = shared.upgrade() {
-        look(&shared, plugin, control, limits);
+        let stuck = look_at_runs(&shared, plugin, control, limits);
+        report_stuck_run(&shared, stuck, limits.when_stuck);
+        // Nothing is kept of the executor while sleeping, so that it can go.
         drop(shared);
         std::thread::sleep(pause);
     }
 }
 
-fn look(shared: &Shared, plugin: &Plugin, control: &Sender<Control>, limits: Limits) {
-    let turns: Vec<(u64, Arc<Turn>)> =
-        lock(&shared.turns).iter().map(|(t, turn)| (*t, turn.clone())).collect();
+/// An eighth of the shortest limit: late enough not to matter, early enough for short limits.
+fn pause_between_looks(limits: RunLimits) -> Duration {
+    let shortest = limits.run.map_or(limits.grace, |run| run.min(limits.grace));
+    (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1))
+}
+
+/// Cancels and kills what takes too long; a run that can't be ended is returned.
+fn look_at_runs(
+    shared: &Shared,
+    plugin: &Plugin,
+    control: &Sender<ControlRequest>,
+    limits: RunLimits,
+) -> Option<StuckRun> {
     let mut stuck = None;
-    for (ticket, turn) in turns {
-        let Some(since) = turn.running_since() else { continue };
-        let job_id = turn.job_id();
-        match turn.asked_to_end() {
-            None if limits.run.is_some_and(|limit| since.elapsed() > limit) => {
+    for (ticket, call) in shared.in_flight.snapshot() {
+        match next_step(&call, limits) {
+            Step::Wait => {}
+            Step::AskToEnd => {
+                let job_id = call.job_id();
                 tracing::warn!(job_id, limit = ?limits.run, "the run takes too long and is asked to end");
-                turn.time_out();
-                // A control thread that is gone has an executor that is going.
-                control.send(Control::Cancel { ticket }).ok();
-            }
-            Some(asked) if asked.elapsed() > limits.grace => match plugin.remote() {
-                Some(remote) => {
-                    let why = format!(
-                        "the run of job {job_id} went on for more than {:?} after it was asked to end",
-                        limits.grace
-                    );
-                    tracing::error!(job_id, grace = ?limits.grace, "the run did not end; its process is killed");
-                    remote.kill(&why);
+                call.time_out();
+                if control.send(ControlRequest::Cancel { ticket }).is_err() {
+                    tracing::debug!(job_id, "a run exceeded its time limit after the plugin's shutdown");
                 }
-                None => stuck = Some(StuckRun { job_id: job_id.to_string(), since: asked }),
+            }
+            Step::End(run) => match plugin.remote() {
+                Some(remote) => {
+                    let (job_id, grace) = (run.job_id, limits.grace);
+                    tracing::error!(job_id, ?grace, "the run did not end; its process is killed");
+                    remote.kill(&format!(
+                        "the run of job {job_id} went on for more than {grace:?} after it was asked to end"
+                    ));
+                }
+                None => stuck = Some(run),
             },
-            _ => {}
         }
     }
-    let mut known = lock(&shared.stuck_run);
-    if *known == stuck {
+    stuck
+}
+
+/// What is due for one run.
+enum Step {
+    Wait,
+    AskToEnd,
+    End(StuckRun),
+}
+
+fn next_step(call: &Arc<InFlightCall>, limits: RunLimits) -> Step {
+    let Some(running_since) = call.running_since() else { return Step::Wait };
+    match call.asked_to_end() {
+        None if limits.run.is_some_and(|limit| running_since.elapsed() > limit) => Step::AskToEnd,
+        Some(since) if since.elapsed() > limits.grace => {
+            Step::End(StuckRun { job_id: call.job_id().to_string(), since })
+        }
+        _ => Step::Wait,
+    }
+}
+
+/// Publishes the stuck run, and logs it when it changes.
+fn report_stuck_run(shared: &Shared, stuck: Option<StuckRun>, when_stuck: WhenStuck) {
+    let mut published = shared.stuck_run.lock();
+    if *published == stuck {
         return;
     }
-    known.clone_from(&stuck);
-    match stuck {
-        Some(run) => {
-            tracing::error!(
-                job_id = run.job_id,
-                "the executor is stuck in this job: no more jobs are claimed"
-            );
-            if limits.exit {
-                tracing::error!(
-                    "ending for the supervisor to start a new host, as CODA_EXECUTOR_STUCK_EXIT asks for"
-                );
-                std::process::exit(exit::JOB_LEFT.into());
-            }
-        }
-        None => tracing::info!("the stuck run has come back"),
+    published.clone_from(&stuck);
+    // Dropped early: a request for the status must not wait for the log.
+    drop(published);
+    let Some(run) = stuck else {
+        tracing::info!("the stuck run has come back");
+        return;
+    };
+    tracing::error!(job_id = run.job_id, "the executor is stuck in this job: no more jobs are claimed");
+    if when_stuck == WhenStuck::ExitProcess {
+        exit_for_supervisor();
     }
+}
+
+/// Ends the host without waiting for anything: the one place where the executor does so. An orderly end would wait for
+/// the run that never returns, and what must survive an abrupt end is on disk (see the crash table in the
+/// architecture's page).
+fn exit_for_supervisor() -> ! {
+    tracing::error!("ending for the supervisor to start a new host, as CODA_EXECUTOR_STUCK_EXIT asks for");
+    std::process::exit(exit::JOB_LEFT.into());
 }

@@ -10,11 +10,11 @@ use coda_plugin_abi::{Amplitude, Error, ErrorCode, Gate, Operation, Outcome, Pro
 pub const MAX_FRAME: usize = 1 << 31;
 
 /// A frame under construction: four bytes of length, one of kind, the body.
-pub struct Writer(Vec<u8>);
+pub struct FrameWriter(Vec<u8>);
 
-impl Writer {
-    pub fn new(kind: u8) -> Writer {
-        Writer(vec![0, 0, 0, 0, kind])
+impl FrameWriter {
+    pub fn new(kind: u8) -> FrameWriter {
+        FrameWriter(vec![0, 0, 0, 0, kind])
     }
 
     pub fn u16(&mut self, n: u16) {
@@ -54,7 +54,7 @@ impl Writer {
 }
 
 /// The body of a frame, read from its start.
-pub struct Reader<'a>(&'a [u8]);
+pub struct FrameReader<'a>(&'a [u8]);
 
 /// A frame that can't be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,9 +63,9 @@ pub struct Garbled;
 
 type Read<T> = Result<T, Garbled>;
 
-impl<'a> Reader<'a> {
-    pub fn new(body: &'a [u8]) -> Reader<'a> {
-        Reader(body)
+impl<'a> FrameReader<'a> {
+    pub fn new(body: &'a [u8]) -> FrameReader<'a> {
+        FrameReader(body)
     }
 
     fn take(&mut self, n: usize) -> Read<&'a [u8]> {
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-pub fn put_program(w: &mut Writer, program: &Program) {
+pub fn put_program(w: &mut FrameWriter, program: &Program) {
     let notes = program.notes();
     w.u16(program.target().code());
     w.u16(program.num_qubits());
@@ -126,7 +126,7 @@ pub fn put_program(w: &mut Writer, program: &Program) {
     }
 }
 
-pub fn program(r: &mut Reader<'_>) -> Read<Program> {
+pub fn program(r: &mut FrameReader<'_>) -> Read<Program> {
     let target = Target::from_code(r.u16()?).ok_or(Garbled)?;
     let num_qubits = r.u16()?;
     let optimization_level = r.u32()?;
@@ -146,14 +146,14 @@ pub fn program(r: &mut Reader<'_>) -> Read<Program> {
     Ok(program.with_notes(notes))
 }
 
-pub fn put_error(w: &mut Writer, error: &Error) {
+pub fn put_error(w: &mut FrameWriter, error: &Error) {
     w.u32(error.code.code());
     w.u32(error.stage.code());
     w.u32(error.retryable.into());
     w.text(&error.text);
 }
 
-pub fn error(r: &mut Reader<'_>) -> Read<Error> {
+pub fn error(r: &mut FrameReader<'_>) -> Read<Error> {
     let (code, stage, retryable) = (r.u32()?, r.u32()?, r.u32()?);
     Ok(Error {
         code: ErrorCode::from_code(code),
@@ -164,7 +164,7 @@ pub fn error(r: &mut Reader<'_>) -> Read<Error> {
 }
 
 /// What became of one job; `None` when there is no answer.
-pub fn put_answer(w: &mut Writer, answer: Option<&Result<Outcome, Error>>) {
+pub fn put_answer(w: &mut FrameWriter, answer: Option<&Result<Outcome, Error>>) {
     match answer {
         None => w.u16(0),
         Some(Ok(outcome)) => {
@@ -187,7 +187,7 @@ pub fn put_answer(w: &mut Writer, answer: Option<&Result<Outcome, Error>>) {
     }
 }
 
-pub fn answer(r: &mut Reader<'_>) -> Read<Option<Result<Outcome, Error>>> {
+pub fn answer(r: &mut FrameReader<'_>) -> Read<Option<Result<Outcome, Error>>> {
     Ok(match r.u16()? {
         0 => None,
         1 => {
@@ -208,7 +208,7 @@ pub fn answer(r: &mut Reader<'_>) -> Read<Option<Result<Outcome, Error>>> {
     })
 }
 
-pub fn put_amplitudes(w: &mut Writer, amplitudes: &[Amplitude]) {
+pub fn put_amplitudes(w: &mut FrameWriter, amplitudes: &[Amplitude]) {
     w.len(amplitudes.len());
     w.0.reserve(16 * amplitudes.len());
     for a in amplitudes {
@@ -217,12 +217,12 @@ pub fn put_amplitudes(w: &mut Writer, amplitudes: &[Amplitude]) {
     }
 }
 
-pub fn amplitudes(r: &mut Reader<'_>) -> Read<Vec<Amplitude>> {
+pub fn amplitudes(r: &mut FrameReader<'_>) -> Read<Vec<Amplitude>> {
     let n = r.len(16)?;
     (0..n).map(|_| Ok(Amplitude { re: r.f64()?, im: r.f64()? })).collect()
 }
 
-pub fn put_operations(w: &mut Writer, operations: &[Operation]) {
+pub fn put_operations(w: &mut FrameWriter, operations: &[Operation]) {
     w.len(operations.len());
     for o in operations {
         w.u64(o.controls);
@@ -234,7 +234,7 @@ pub fn put_operations(w: &mut Writer, operations: &[Operation]) {
     }
 }
 
-pub fn operations(r: &mut Reader<'_>) -> Read<Vec<Operation>> {
+pub fn operations(r: &mut FrameReader<'_>) -> Read<Vec<Operation>> {
     let n = r.len(76)?;
     let one = |_| {
         let (controls, target) = (r.u64()?, r.u32()?);
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use coda_plugin_abi::GateKind;
 
-    fn body(w: Writer) -> Vec<u8> {
+    fn body(w: FrameWriter) -> Vec<u8> {
         w.finish().unwrap()[5..].to_vec()
     }
 
@@ -266,12 +266,12 @@ mod tests {
             optimization_level: 3,
         };
         let sent = Program::new(Target::Cz, 3, gates, [2, 0]).unwrap().with_notes(notes);
-        let mut w = Writer::new(1);
+        let mut w = FrameWriter::new(1);
         put_program(&mut w, &sent);
         let bytes = body(w);
-        assert_eq!(program(&mut Reader::new(&bytes)).unwrap(), sent);
+        assert_eq!(program(&mut FrameReader::new(&bytes)).unwrap(), sent);
         for cut in 0..bytes.len() {
-            assert_eq!(program(&mut Reader::new(&bytes[..cut])), Err(Garbled), "cut at {cut}");
+            assert_eq!(program(&mut FrameReader::new(&bytes[..cut])), Err(Garbled), "cut at {cut}");
         }
         let outcome = Outcome {
             counts: vec![("01".into(), -3), (String::new(), 4)],
@@ -280,12 +280,12 @@ mod tests {
         };
         let error = Error::new(ErrorCode::Hardware, "cold").at(Stage::Readout).retryable();
         for sent in [None, Some(Ok(outcome)), Some(Err(error))] {
-            let mut w = Writer::new(1);
+            let mut w = FrameWriter::new(1);
             put_answer(&mut w, sent.as_ref());
             let bytes = body(w);
-            assert_eq!(answer(&mut Reader::new(&bytes)).unwrap(), sent);
+            assert_eq!(answer(&mut FrameReader::new(&bytes)).unwrap(), sent);
             for cut in 0..bytes.len() {
-                assert!(answer(&mut Reader::new(&bytes[..cut])).is_err());
+                assert!(answer(&mut FrameReader::new(&bytes[..cut])).is_err());
             }
         }
         let a = |re, im| Amplitude { re, im };
@@ -295,11 +295,11 @@ mod tests {
             reserved: 0,
             matrix: [a(1.0, 2.0), a(3.0, 4.0), a(5.0, 6.0), a(7.0, 8.0)],
         };
-        let mut w = Writer::new(1);
+        let mut w = FrameWriter::new(1);
         put_amplitudes(&mut w, &op.matrix);
         put_operations(&mut w, &[op, op]);
         let bytes = body(w);
-        let mut r = Reader::new(&bytes);
+        let mut r = FrameReader::new(&bytes);
         assert_eq!(
             (amplitudes(&mut r).unwrap(), operations(&mut r).unwrap()),
             (op.matrix.to_vec(), vec![op, op])
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn lengths_beyond_the_frame_allocate_nothing() {
         let huge = u64::MAX.to_le_bytes();
-        assert_eq!(amplitudes(&mut Reader::new(&huge)), Err(Garbled));
-        assert_eq!(Reader::new(&huge).text(), Err(Garbled));
+        assert_eq!(amplitudes(&mut FrameReader::new(&huge)), Err(Garbled));
+        assert_eq!(FrameReader::new(&huge).text(), Err(Garbled));
     }
 }

@@ -12,115 +12,44 @@
 //! them another executor may work on, so that a swap keeps the device idle for no longer than its control stack needs.
 //!
 //! The child dies with this process; its output goes to the log line by line. A call whose process died is answered
-//! with an error that names the signal: whether the hardware ran it nobody can know, so it is not run again.
+//! with an error that names the signal. It is not run again, since the hardware may have run it.
 
 pub mod child;
+mod frames;
 mod process;
+mod spec;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use coda_plugin_abi::{Amplitude, Error, ErrorCode, Stage};
-use serde::{Deserialize, Serialize};
+use coda_plugin_abi::{Amplitude, Error, ErrorCode};
+use parking_lot::{Condvar, Mutex};
 
-use super::ffi::{Answer, BatchAnswers, CallEvolve, CallJob, Common, DeviceReply, JobContext, OpenError};
-use super::turn::lock;
-use super::wire::{self, Reader, Writer};
+use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, Common, DeviceReply, JobContext};
 use crate::backoff::BackoffRange;
-use crate::sys::Account;
-use process::Process;
+use frames::{ControlOrder, SlotAnswer, SlotRequest};
+use process::{Process, unreadable};
 
-/// More slots than this no device has.
-pub const MAX_SLOTS: usize = 64;
+pub use spec::{MakeError, WorkerSpec};
 
-/// Kinds of frames.
-pub(super) mod kind {
-    pub const JSON: u8 = 1;
-    pub const RUN: u8 = 2;
-    pub const BATCH: u8 = 3;
-    pub const EVOLVE: u8 = 4;
-    pub const LOG: u8 = 5;
-    pub const PROGRESS: u8 = 6;
-    pub const GAUGE: u8 = 7;
-    pub const DESTROY: u8 = 8;
-    pub const CREATE: u8 = 9;
-}
-
-/// What the child needs to make the executor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Spec {
-    /// The file to open.
-    pub opened: PathBuf,
-    /// To be opened as the descriptor that comes along: the account doesn't get to where it lies.
-    pub by_descriptor: bool,
-    /// Files that the account must be able to read.
-    pub reads: Vec<PathBuf>,
-    /// Whose rights the process takes on.
-    #[serde(skip)]
-    pub account: Option<Account>,
-    /// Through the C door.
-    pub c_door: bool,
-    pub api_minor: u16,
-    pub plugin: String,
-    pub entry: String,
-    pub config_path: PathBuf,
-    pub config_text: String,
-    pub native_gate_set: String,
-    pub num_qubits: u16,
-    /// The most verbose level that the host logs.
-    pub log_level: u32,
-}
-
-/// How a step of an executor's making ended in the child.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Made {
-    /// The library is open, the config fits; its secrets.
-    Checked(Vec<String>),
-    Created(Box<DeviceReply>),
-    /// Not all rights could be given up.
-    Rights(String),
-    /// The account may not read this file.
-    Unreadable {
-        path: PathBuf,
-        why: String,
-    },
-    Open(OpenError),
-    /// The config doesn't fit the plugin's schema.
-    Config(String),
-    Create(Error),
-    Describe(Error),
-}
-
-/// Why there is no executor.
-#[derive(Debug)]
-pub enum MakeError {
-    Rights(String),
-    Unreadable {
-        account: Box<Account>,
-        path: PathBuf,
-        why: String,
-    },
-    Open(OpenError),
-    Config(String),
-    Create(Error),
-    Describe(Error),
-    /// The process could not be started, or died.
-    Process(String),
-}
+/// How long the news of a process's end may take to reach its keeper after a call has noticed it.
+const KEEPER_LIMIT: Duration = Duration::from_secs(5);
+/// A process whose end its keeper has yet to hear of is looked at again after so long.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// When a process that died is started again.
 #[derive(Debug, Clone, Copy)]
 pub struct Restart {
-    /// Before the second start in a row; the first is at once. Doubles from there.
+    /// The pause before the second start in a row, doubled for each further one; the first start is at once.
     pub backoff: Duration,
+    /// The longest pause.
     pub backoff_max: Duration,
 }
 
-/// Shown in `/ready`.
+/// What `/ready` shows of a plugin's process that dies.
 #[derive(Debug, Clone)]
 pub struct Trouble {
     /// Deaths since the plugin last answered anything.
@@ -132,7 +61,7 @@ pub struct Trouble {
 pub struct Standby {
     process: Option<Arc<Process>>,
     ended: Option<Receiver<String>>,
-    spec: Spec,
+    spec: WorkerSpec,
 }
 
 impl Standby {
@@ -157,17 +86,17 @@ pub struct Remote {
     restart: Restart,
     /// Jobs in a call, for their progress.
     running: Mutex<HashMap<String, Arc<JobContext>>>,
-    described: Mutex<DeviceReply>,
+    device_reply: Mutex<DeviceReply>,
     /// Whether the present process has answered a call.
     answered: AtomicBool,
 }
 
 struct State {
-    spec: Spec,
+    spec: WorkerSpec,
     phase: Phase,
     in_a_row: u32,
     last: String,
-    /// Nobody waits for it to come back.
+    /// The host is stopping: no call waits for the process to come back.
     leaving: bool,
 }
 
@@ -176,7 +105,7 @@ enum Phase {
     Up(Arc<Process>),
     /// Died; to be started again.
     Down,
-    /// Being replaced: nobody but the swap starts anything.
+    /// Being replaced: only the swap starts processes.
     Swapping,
     Stopped,
 }
@@ -185,8 +114,8 @@ impl Remote {
     /// Starts the process and makes the executor.
     ///
     /// # Errors
-    /// What kept it from being made; no process is left then.
-    pub fn start(spec: Spec, common: Arc<Common>, restart: Restart) -> Result<Arc<Remote>, MakeError> {
+    /// When the process can't be started, or can't create the executor; no process is left then.
+    pub fn start(spec: WorkerSpec, common: Arc<Common>, restart: Restart) -> Result<Arc<Remote>, MakeError> {
         let remote = Arc::new(Remote {
             state: Mutex::new(State {
                 spec: spec.clone(),
@@ -199,11 +128,11 @@ impl Remote {
             common,
             restart,
             running: Mutex::default(),
-            described: Mutex::new(DeviceReply::none()),
+            device_reply: Mutex::new(DeviceReply::empty()),
             answered: AtomicBool::new(false),
         });
         let process = Remote::make(&remote, &spec)?;
-        let mut state = lock(&remote.state);
+        let mut state = remote.state.lock();
         Remote::put_up(&remote, &mut state, process);
         drop(state);
         Ok(remote)
@@ -212,12 +141,12 @@ impl Remote {
     /// Starts a process that opens the library and checks the config. Its executor is made by [`Remote::create`].
     ///
     /// # Errors
-    /// What speaks against using it; no process is left then.
-    pub fn prepare(this: &Arc<Remote>, spec: &Spec) -> Result<Standby, MakeError> {
+    /// When the process can't be started, or the library or config can't be used; no process is left then.
+    pub fn prepare(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Standby, MakeError> {
         let weak = Arc::downgrade(this);
         let progress = move |job_id: &str, done, total| {
             if let Some(remote) = weak.upgrade()
-                && let Some(context) = lock(&remote.running).get(job_id)
+                && let Some(context) = remote.running.lock().get(job_id)
             {
                 context.set_progress(done, total);
             }
@@ -259,19 +188,19 @@ impl Remote {
             .name("exec-keeper".into())
             .spawn(keeper)
             .map_err(|e| MakeError::Process(e.to_string()))?;
-        *lock(&this.described) = device;
+        *this.device_reply.lock() = device;
         standby.process = None;
         Ok(process)
     }
 
-    /// A new process with an executor in it, watched by a keeper of its own.
-    fn make(this: &Arc<Remote>, spec: &Spec) -> Result<Arc<Process>, MakeError> {
+    /// Starts a process with an executor in it and a keeper that watches over it.
+    fn make(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Arc<Process>, MakeError> {
         Remote::create(this, Remote::prepare(this, spec)?)
     }
 
-    /// The keeper's work once its process has ended: start another, unless nobody wants one.
+    /// The keeper's work once its process has ended: start another, unless the process was replaced or destroyed.
     fn ended(this: &Arc<Remote>, process: &Arc<Process>, end: &str) {
-        let mut state = lock(&this.state);
+        let mut state = this.state.lock();
         let ours = matches!(&state.phase, Phase::Up(up) if Arc::ptr_eq(up, process));
         if !ours {
             return;
@@ -288,8 +217,7 @@ impl Remote {
             None => state.phase = Phase::Up(process),
             Some(end) => {
                 state.phase = Phase::Down;
-                let this = this.clone();
-                std::thread::spawn(move || Remote::start_again(&this, end));
+                Remote::start_again_in_background(this, state, end);
             }
         }
         this.changed.notify_all();
@@ -297,7 +225,7 @@ impl Remote {
 
     /// Starts a process in the place of one that is down, again and again if need be, later and later.
     fn start_again(this: &Arc<Remote>, mut end: String) {
-        let mut state = lock(&this.state);
+        let mut state = this.state.lock();
         while matches!(state.phase, Phase::Down) {
             // One that has answered something since it was started begins a new count.
             state.in_a_row = if this.answered.swap(false, Ordering::AcqRel) { 1 } else { state.in_a_row + 1 };
@@ -320,7 +248,7 @@ impl Remote {
             let until = Instant::now() + wait;
             while matches!(state.phase, Phase::Down) && Instant::now() < until {
                 let left = until.saturating_duration_since(Instant::now());
-                state = this.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                this.changed.wait_for(&mut state, left);
             }
             if !matches!(state.phase, Phase::Down) {
                 return;
@@ -328,7 +256,7 @@ impl Remote {
             let spec = state.spec.clone();
             drop(state);
             let made = Remote::make(this, &spec);
-            state = lock(&this.state);
+            state = this.state.lock();
             match made {
                 Ok(process) if matches!(state.phase, Phase::Down) => match process.end() {
                     None => {
@@ -344,6 +272,20 @@ impl Remote {
         }
     }
 
+    /// Starts a process in the place of one that is down, while the caller goes on. The caller holds the state's lock.
+    ///
+    /// Nobody joins the thread. It ends by itself as soon as the phase is another one than `Down`: when the process is
+    /// up, and at the latest when `destroy` sets `Stopped`.
+    fn start_again_in_background(this: &Arc<Remote>, state: &mut State, end: String) {
+        let remote = this.clone();
+        let thread = std::thread::Builder::new().name("exec-restart".into());
+        if let Err(error) = thread.spawn(move || Remote::start_again(&remote, end)) {
+            // It stays down, and `/ready` tells: calls wait for a stop or a reload.
+            state.last = format!("could not be started again: {error}");
+            tracing::error!(%error, "no thread could be started to start the plugin's process again; restart coda-host");
+        }
+    }
+
     /// Waits until calls can be made; false when they never will be.
     pub fn wait_up(&self) -> bool {
         self.up().is_some()
@@ -351,18 +293,18 @@ impl Remote {
 
     /// Lets those go who wait for it to come back.
     pub fn leave(&self) {
-        lock(&self.state).leaving = true;
+        self.state.lock().leaving = true;
         self.changed.notify_all();
     }
 
     /// What the executor said of its device when it was made.
-    pub fn described(&self) -> DeviceReply {
-        lock(&self.described).clone()
+    pub fn device_reply(&self) -> DeviceReply {
+        self.device_reply.lock().clone()
     }
 
     /// The process that takes calls.
     fn up(&self) -> Option<Arc<Process>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             match &state.phase {
                 // Its keeper has yet to hear of its end.
@@ -370,8 +312,7 @@ impl Remote {
                 Phase::Stopped => return None,
                 _ if state.leaving => return None,
                 _ => {
-                    let waited = self.changed.wait_timeout(state, Duration::from_millis(100));
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    self.changed.wait_for(&mut state, LOOK_AGAIN);
                 }
             }
         }
@@ -379,59 +320,55 @@ impl Remote {
 
     /// A process that dies again and again, or is away now.
     pub fn trouble(&self) -> Option<Trouble> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let down = matches!(state.phase, Phase::Down);
         // One death is over as soon as the next process is there.
         (down || (state.in_a_row > 1 && !self.answered.load(Ordering::Acquire)))
             .then(|| Trouble { in_a_row: state.in_a_row.max(1), last: state.last.clone() })
     }
 
-    /// One call in a slot: a frame there, a frame back.
+    /// One call in a slot: a request there, an answer back.
     fn call(
         &self,
         slot: usize,
         contexts: &[(&str, &Arc<JobContext>)],
-        frame: Writer,
-    ) -> Result<Vec<u8>, Error> {
-        let too_long = || Error::new(ErrorCode::Resources, "the job is larger than 2 GiB");
-        let frame = frame.finish().ok_or_else(too_long)?;
+        request: &SlotRequest<'_>,
+    ) -> Result<SlotAnswer, Error> {
+        let too_long = |_| Error::new(ErrorCode::Resources, "the job is larger than 2 GiB");
+        let message = request.encode().map_err(too_long)?;
         let stopped = || Error::new(ErrorCode::Other, "the plugin's process is stopped");
         let process = self.up().ok_or_else(stopped)?;
-        let mut running = lock(&self.running);
-        running.extend(contexts.iter().map(|(id, context)| ((*id).to_string(), (*context).clone())));
-        drop(running);
-        let answer = process.call(slot, &frame);
-        let mut running = lock(&self.running);
+        let entered = contexts.iter().map(|(id, context)| ((*id).to_string(), (*context).clone()));
+        self.running.lock().extend(entered);
+        let answer = process.call(slot, &message);
+        let mut running = self.running.lock();
         contexts.iter().for_each(|(id, _)| drop(running.remove(*id)));
         drop(running);
-        match answer {
-            Ok(body) => {
-                self.answered.store(true, Ordering::Release);
-                Ok(body)
-            }
-            Err(end) => {
-                // Whoever asks next finds it down.
-                let mut state = lock(&self.state);
-                while matches!(&state.phase, Phase::Up(up) if Arc::ptr_eq(up, &process)) {
-                    let waited = self.changed.wait_timeout(state, Duration::from_secs(5));
-                    let (next, late) = waited.unwrap_or_else(PoisonError::into_inner);
-                    state = next;
-                    if late.timed_out() {
-                        break;
-                    }
-                }
-                Err(end)
-            }
+        match &answer {
+            Ok(_) => self.answered.store(true, Ordering::Release),
+            // Whoever asks next must find it down.
+            Err(_) if process.end().is_some() => self.wait_for_keeper(&process),
+            Err(_) => {}
         }
+        answer
     }
 
-    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Answer {
-        let mut batch = self.jobs(slot, kind::RUN, std::slice::from_ref(job));
+    /// Waits until the keeper of a process that broke off knows of its end, but not for ever.
+    fn wait_for_keeper(&self, process: &Arc<Process>) {
+        let is_up = |state: &mut State| matches!(&state.phase, Phase::Up(up) if Arc::ptr_eq(up, process));
+        self.changed.wait_while_for(&mut self.state.lock(), is_up, KEEPER_LIMIT);
+    }
+
+    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> CallAnswer {
+        let contexts = [(job.job_id, job.context)];
+        let mut batch = jobs_answer(self.call(slot, &contexts, &SlotRequest::Run(job)), 1);
         batch.answers.pop().flatten().or(batch.whole.map(Err))
     }
 
     pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> BatchAnswers {
-        let mut batch = self.jobs(slot, kind::BATCH, jobs);
+        let contexts: Vec<_> = jobs.iter().map(|job| (job.job_id, job.context)).collect();
+        let answer = self.call(slot, &contexts, &SlotRequest::Batch(jobs));
+        let mut batch = jobs_answer(answer, jobs.len());
         // None of them is run again: the process may have died in any of them.
         if let Some(error) =
             batch.whole.take_if(|e| e.code == ErrorCode::Panic || e.code == ErrorCode::Timeout)
@@ -441,64 +378,40 @@ impl Remote {
         batch
     }
 
-    fn jobs(&self, slot: usize, kind: u8, jobs: &[CallJob<'_>]) -> BatchAnswers {
-        let mut frame = Writer::new(kind);
-        frame.len(jobs.len());
-        for job in jobs {
-            frame.text(job.job_id);
-            frame.u32(job.shots);
-            wire::put_program(&mut frame, job.program);
-        }
-        let contexts: Vec<_> = jobs.iter().map(|job| (job.job_id, job.context)).collect();
-        let failed = |error| BatchAnswers {
-            answers: jobs.iter().map(|_| None).collect(),
-            whole: Some(error),
-            surplus: 0,
-        };
-        match self.call(slot, &contexts, frame) {
-            Ok(body) => batch_answers(&body, jobs.len()).unwrap_or_else(|e| failed(garbled(e))),
-            Err(error) => failed(error),
-        }
-    }
-
+    /// Has the plugin evolve a state.
+    ///
     /// # Errors
-    /// The plugin's, or what became of its process.
+    /// When the plugin refuses or fails, or its process dies.
     pub fn evolve_state(&self, slot: usize, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
-        let mut frame = Writer::new(kind::EVOLVE);
-        frame.text(call.job_id);
-        frame.u16(call.num_qubits);
-        wire::put_amplitudes(&mut frame, call.amplitudes);
-        wire::put_operations(&mut frame, call.operations);
-        let body = self.call(slot, &[(call.job_id, call.context)], frame)?;
-        let mut r = Reader::new(&body);
-        match r.u16().map_err(garbled)? {
-            1 => wire::amplitudes(&mut r).map_err(garbled),
-            _ => Err(wire::error(&mut r).map_err(garbled)?),
+        let contexts = [(call.job_id, call.context)];
+        match self.call(slot, &contexts, &SlotRequest::Evolve(call))? {
+            SlotAnswer::Evolved(answer) => answer,
+            _ => Err(unreadable()),
         }
     }
 
     /// Tells the plugin that a job was cancelled: its flag, and the hook.
     pub fn cancel(&self, job_id: &str) -> Option<Error> {
-        let process = match &lock(&self.state).phase {
+        let process = match &self.state.lock().phase {
             Phase::Up(process) => process.clone(),
             // The job has gone with its process.
             _ => return None,
         };
-        process.control(&child::Order::Cancel(job_id.into())).unwrap_or_else(Some)
+        process.control(&ControlOrder::Cancel(job_id.into())).unwrap_or_else(Some)
     }
 
     /// Brings the device to rest.
     pub fn shutdown(&self) -> Option<Error> {
-        let process = match &lock(&self.state).phase {
+        let process = match &self.state.lock().phase {
             Phase::Up(process) => process.clone(),
             _ => return None,
         };
-        process.control(&child::Order::Shutdown).unwrap_or_else(Some)
+        process.control(&ControlOrder::Shutdown).unwrap_or_else(Some)
     }
 
     /// Frees the executor and ends the process, which is not started again.
     pub fn destroy(&self) -> Option<Error> {
-        let before = std::mem::replace(&mut lock(&self.state).phase, Phase::Stopped);
+        let before = std::mem::replace(&mut self.state.lock().phase, Phase::Stopped);
         self.changed.notify_all();
         match before {
             Phase::Up(process) => process.destroy(),
@@ -508,7 +421,7 @@ impl Remote {
 
     /// Kills the process in its tracks; its calls are answered with an error of this text.
     pub fn kill(&self, why: &str) {
-        if let Phase::Up(process) = &lock(&self.state).phase {
+        if let Phase::Up(process) = &self.state.lock().phase {
             process.kill(why);
         }
     }
@@ -517,7 +430,8 @@ impl Remote {
     /// can't be created, or `accept` doesn't want its device, the old one is made again.
     ///
     /// # Errors
-    /// Why the new one could not be made; whether the old one could, its keeper's log tells.
+    /// When the new executor can't be created or is not accepted. Whether the old one could be created again is in the
+    /// log.
     pub fn swap<E>(
         this: &Arc<Remote>,
         standby: Standby,
@@ -525,13 +439,13 @@ impl Remote {
         failed: &dyn Fn(MakeError) -> E,
     ) -> Result<DeviceReply, E> {
         let (old, before) = {
-            let mut state = lock(&this.state);
+            let mut state = this.state.lock();
             (state.spec.clone(), std::mem::replace(&mut state.phase, Phase::Swapping))
         };
         let plugin = this.common.plugin();
         if let Phase::Up(process) = before {
             // Most control stacks allow one session: the old one ends before the new one begins.
-            for error in [process.control(&child::Order::Shutdown).unwrap_or_else(Some), process.destroy()]
+            for error in [process.control(&ControlOrder::Shutdown).unwrap_or_else(Some), process.destroy()]
                 .into_iter()
                 .flatten()
             {
@@ -542,30 +456,30 @@ impl Remote {
         let spec = standby.spec.clone();
         this.common.rename(&spec.plugin);
         let made = Remote::create(this, standby).map_err(failed).and_then(|process| {
-            accept(&this.described()).map(|()| process.clone()).inspect_err(|_| {
-                process.control(&child::Order::Shutdown).ok();
+            accept(&this.device_reply()).map(|()| process.clone()).inspect_err(|_| {
+                process.control(&ControlOrder::Shutdown).ok();
                 process.destroy();
             })
         });
-        let mut state = lock(&this.state);
+        let mut state = this.state.lock();
         let answer = match made {
             Ok(process) => {
                 state.spec = spec;
                 state.in_a_row = 0;
                 Remote::put_up(this, &mut state, process);
-                Ok(this.described())
+                Ok(this.device_reply())
             }
             Err(error) => {
                 drop(state);
                 this.common.rename(&old.plugin);
                 let again = Remote::make(this, &old);
-                state = lock(&this.state);
+                state = this.state.lock();
                 match again {
                     Ok(process) => Remote::put_up(this, &mut state, process),
                     Err(e) => {
                         state.phase = Phase::Down;
-                        let (this, end) = (this.clone(), format!("could not be started again: {}", e.text()));
-                        std::thread::spawn(move || Remote::start_again(&this, end));
+                        let end = format!("could not be started again: {}", e.text());
+                        Remote::start_again_in_background(this, &mut state, end);
                     }
                 }
                 Err(error)
@@ -576,35 +490,12 @@ impl Remote {
     }
 }
 
-impl MakeError {
-    /// In one line.
-    pub fn text(&self) -> String {
-        match self {
-            MakeError::Open(
-                OpenError::Loader(t) | OpenError::NoModule(t) | OpenError::Layout(t) | OpenError::Table(t),
-            )
-            | MakeError::Config(t)
-            | MakeError::Process(t) => t.clone(),
-            MakeError::Rights(t) => format!("its rights could not be given up: {t}"),
-            MakeError::Unreadable { account, path, why } => {
-                format!("the account {} may not read {}: {why}", account.name, path.display())
-            }
-            MakeError::Create(e) | MakeError::Describe(e) => e.text.clone(),
-        }
-    }
-}
-
-fn batch_answers(body: &[u8], jobs: usize) -> Result<BatchAnswers, wire::Garbled> {
-    let mut r = Reader::new(body);
-    let whole = match r.u16()? {
-        0 => None,
-        _ => Some(wire::error(&mut r)?),
+/// The answers to a run or batch of so many jobs.
+fn jobs_answer(answer: Result<SlotAnswer, Error>, jobs: usize) -> BatchAnswers {
+    let error = match answer {
+        Ok(SlotAnswer::Jobs(batch)) if batch.answers.len() == jobs => return batch,
+        Ok(_) => unreadable(),
+        Err(error) => error,
     };
-    let surplus = r.u64()? as usize;
-    let answers = (0..jobs).map(|_| wire::answer(&mut r)).collect::<Result<_, _>>()?;
-    Ok(BatchAnswers { answers, whole, surplus })
-}
-
-fn garbled(_: wire::Garbled) -> Error {
-    Error::new(ErrorCode::Contract, "the plugin's process sent something that can't be read").at(Stage::Run)
+    BatchAnswers { answers: (0..jobs).map(|_| None).collect(), whole: Some(error), surplus: 0 }
 }

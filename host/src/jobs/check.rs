@@ -1,122 +1,122 @@
-//! Between claim and run: is the message answerable, has the job ended before, can it run here?
+//! Between claim and decision: reads messages, and asks Redis and the history what is known about their jobs.
 //!
-//! Runs beside the driver, for all messages of one read together: one question to Redis, one to history.
-//! Large circuits are parsed off the async threads.
+//! Runs beside the driver, for all messages of one read together: one question to Redis, one to the history.
+//! What follows from the answers is decided by [`admit`] and by the job table. Large circuits are parsed on a
+//! blocking thread, and a job that ended before is not parsed at all.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::lifecycle::{Admission, admit, died_error};
+use super::admission::{Admission, JobRecord, admit, died_error};
 use super::message::{self, Envelope, Message, Work};
 use super::redis::Redis;
-use crate::executor::view::View;
+use super::table::{CheckOutcome, CheckRequest, Event, Subject, Ticket, Verdict};
 use crate::model::{JobId, MessageId};
-use crate::state::db::{Status, Store};
+use crate::state::db::{HistoryEntry, Store};
 
 /// Circuits larger than this are parsed on a blocking thread.
 const LARGE_IR_BYTES: usize = 32 << 10;
 
-/// Judges a callback URL: its origin, or why no result may go there.
+/// Judges a callback URL: its origin, or why no result may be sent there.
 pub type CallbackRule = Arc<dyn Fn(&str) -> Result<Arc<str>, String> + Send + Sync>;
 
-/// What a check needs to know.
+/// What a check needs.
 #[derive(Clone)]
 pub(super) struct Checker {
     pub redis: Redis,
     pub store: Store,
-    pub executor: View,
     pub callback: CallbackRule,
     pub max_deaths: u32,
 }
 
-/// What to do with a message.
-pub(super) enum Verdict {
-    Run(Envelope, Work),
-    /// A result without a run: this error.
-    Unfit(Envelope, String),
-    Duplicate(Envelope),
-    Settle(Envelope, Status, Option<String>, String),
-    Cancelled(Envelope),
-    /// Nobody can be told.
-    DeadLetter {
-        reason: String,
-        fields: String,
-    },
+/// A message whose sender is known.
+struct Addressed {
+    ticket: Ticket,
+    message_id: MessageId,
+    deaths: u32,
+    envelope: Envelope,
+    subject: Subject,
 }
 
 impl Checker {
-    /// Judges the messages of one read. `deaths` has those that the process died on.
-    ///
-    /// # Errors
-    /// When Redis or the database can't be asked; the messages stay pending then.
-    pub async fn check(
-        &self,
-        messages: Vec<Message>,
-        deaths: HashMap<MessageId, u32>,
-    ) -> Result<Vec<(MessageId, Verdict)>, String> {
-        let mut verdicts = Vec::with_capacity(messages.len());
-        let mut open: Vec<(Message, Envelope)> = Vec::with_capacity(messages.len());
-        for m in messages {
-            match message::envelope(&m, |url| (self.callback)(url)) {
-                Ok(envelope) => open.push((m, envelope)),
-                Err(reason) => {
-                    let fields = m.to_json();
-                    verdicts.push((m.id, Verdict::DeadLetter { reason, fields }));
+    /// Checks the messages of one read; an event for each, or one for all when Redis or the database can't be
+    /// asked.
+    pub async fn check(&self, requests: Vec<CheckRequest>) -> Vec<Event> {
+        let tickets: Vec<Ticket> = requests.iter().map(|r| r.ticket).collect();
+        match self.outcomes(requests).await {
+            Ok(outcomes) => {
+                outcomes.into_iter().map(|(ticket, outcome)| Event::Checked { ticket, outcome }).collect()
+            }
+            Err(error) => vec![Event::CheckFailed { tickets, error }],
+        }
+    }
+
+    async fn outcomes(&self, requests: Vec<CheckRequest>) -> Result<Vec<(Ticket, CheckOutcome)>, String> {
+        let mut outcomes = Vec::with_capacity(requests.len());
+        let mut addressed: Vec<Addressed> = Vec::with_capacity(requests.len());
+        for CheckRequest { ticket, message_id, deaths, subject } in requests {
+            let envelope = match &subject {
+                Subject::Message(message) => message::envelope(message, |url| (self.callback)(url)),
+                Subject::Parsed(envelope, _) => Ok(envelope.clone()),
+            };
+            match (envelope, subject) {
+                (Ok(envelope), subject) => {
+                    addressed.push(Addressed { ticket, message_id, deaths, envelope, subject });
+                }
+                (Err(reason), Subject::Message(message)) => {
+                    let fields = message.to_json();
+                    outcomes.push((ticket, CheckOutcome::Unanswerable { reason, fields }));
+                }
+                (Err(reason), Subject::Parsed(..)) => {
+                    outcomes.push((ticket, CheckOutcome::Unanswerable { reason, fields: String::new() }));
                 }
             }
         }
-        if open.is_empty() {
-            return Ok(verdicts);
+        if addressed.is_empty() {
+            return Ok(outcomes);
         }
-        let jobs: Vec<JobId> = open.iter().map(|(_, e)| e.job_id.clone()).collect();
-        let ids: Vec<MessageId> = open.iter().map(|(m, _)| m.id).collect();
-        let seen = self.redis.seen(&jobs).await.map_err(|e| e.to_string())?;
-        let known = self.store.history_of(ids).await.map_err(|e| e.to_string())?;
-        for ((m, envelope), (seen, past)) in open.into_iter().zip(seen.iter().zip(known)) {
-            let id = m.id;
-            let deaths = deaths.get(&id).copied().unwrap_or(0);
-            let admission = admit(id, &envelope.job_id, seen, past.as_ref(), deaths, self.max_deaths);
-            let verdict = match admission {
-                Admission::Duplicate => Verdict::Duplicate(envelope),
-                Admission::Settle { status, error, finished_at } => {
-                    Verdict::Settle(envelope, status, error, finished_at)
-                }
-                Admission::Cancel => Verdict::Cancelled(envelope),
-                Admission::GiveUp { deaths } => Verdict::Unfit(envelope, died_error(deaths)),
-                Admission::Run => match self.work(m).await {
-                    Ok(work) => Verdict::Run(envelope, work),
-                    Err(error) => Verdict::Unfit(envelope, error),
-                },
-            };
-            verdicts.push((id, verdict));
+
+        let jobs: Vec<JobId> = addressed.iter().map(|m| m.envelope.job_id.clone()).collect();
+        let ids: Vec<MessageId> = addressed.iter().map(|m| m.message_id).collect();
+        let records = self.redis.records(&jobs).await.map_err(|e| e.to_string())?;
+        let history = self.store.history_of(ids).await.map_err(|e| e.to_string())?;
+        for ((message, record), past) in addressed.into_iter().zip(&records).zip(history) {
+            outcomes.push((message.ticket, self.outcome(message, record, past.as_ref()).await));
         }
-        Ok(verdicts)
+        Ok(outcomes)
     }
 
-    /// Judges once more a message that was parked behind another one of the same job.
-    ///
-    /// # Errors
-    /// When Redis can't be asked; the message stays pending then.
-    pub async fn again(&self, id: MessageId, envelope: Envelope, work: Work) -> Result<Verdict, String> {
-        let seen =
-            self.redis.seen(std::slice::from_ref(&envelope.job_id)).await.map_err(|e| e.to_string())?;
-        let seen = seen.into_iter().next().unwrap_or_default();
-        Ok(match admit(id, &envelope.job_id, &seen, None, 0, self.max_deaths) {
-            Admission::Duplicate => Verdict::Duplicate(envelope),
-            Admission::Cancel => Verdict::Cancelled(envelope),
-            _ => Verdict::Run(envelope, work),
-        })
+    async fn outcome(
+        &self,
+        message: Addressed,
+        record: &JobRecord,
+        past: Option<&HistoryEntry>,
+    ) -> CheckOutcome {
+        let Addressed { message_id, deaths, envelope, mut subject, .. } = message;
+        let verdict = match admit(message_id, &envelope.job_id, record, past, deaths, self.max_deaths) {
+            Admission::Duplicate => Verdict::Duplicate,
+            Admission::Settle(end) => Verdict::Settle(end),
+            Admission::Cancel => Verdict::Cancelled,
+            Admission::GiveUp { deaths } => Verdict::Fail(died_error(deaths)),
+            Admission::Run => {
+                let work = match subject {
+                    Subject::Message(message) => read_work(message).await,
+                    Subject::Parsed(_, work) => work,
+                };
+                subject = Subject::Parsed(envelope.clone(), work.clone());
+                work.map_or_else(Verdict::Fail, Verdict::Run)
+            }
+        };
+        CheckOutcome::Answerable { envelope, verdict, subject }
     }
+}
 
-    async fn work(&self, m: Message) -> Result<Work, String> {
-        let size: usize = m.fields.iter().map(|(_, v)| v.len()).sum();
-        if size < LARGE_IR_BYTES {
-            return message::work(&m, &self.executor.described().device);
-        }
-        let described = self.executor.described();
-        match tokio::task::spawn_blocking(move || message::work(&m, &described.device)).await {
-            Ok(work) => work,
-            Err(e) => Err(format!("the circuit could not be read: {e}")),
-        }
+async fn read_work(message: Message) -> Result<Work, String> {
+    let size: usize = message.fields.iter().map(|(_, value)| value.len()).sum();
+    if size < LARGE_IR_BYTES {
+        return message::work(&message);
+    }
+    match tokio::task::spawn_blocking(move || message::work(&message)).await {
+        Ok(work) => work,
+        Err(e) => Err(format!("the circuit could not be read: {e}")),
     }
 }

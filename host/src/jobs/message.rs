@@ -77,18 +77,17 @@ pub fn envelope(
     Ok(Envelope { job_id: job_id.into(), callback_url: callback_url.into(), origin })
 }
 
-/// Reads the circuit and the shots, and checks them against the device.
+/// Reads the circuit and the shots.
 ///
 /// # Errors
 /// What is wrong, for the failure webhook.
-pub fn work(message: &Message, device: &Device) -> Result<Work, String> {
+pub fn work(message: &Message) -> Result<Work, String> {
     let shots = shots(message.field("shots"))?;
     let json = message.field("ir_json").ok_or("the message has no field 'ir_json'")?;
     if json.len() > MAX_IR_BYTES {
         return Err(format!("ir_json has {} bytes, allowed are {MAX_IR_BYTES}", json.len()));
     }
     let program = Program::parse(json).map_err(|e| e.to_string())?;
-    fits(&program, shots, device)?;
     Ok(Work { program: Arc::new(program), shots })
 }
 
@@ -189,7 +188,8 @@ mod tests {
     #[test]
     fn work_must_fit_the_device() {
         let with = |ir: &str, shots: &str| {
-            work(&message(&[("ir_json", ir.as_bytes()), ("shots", shots.as_bytes())]), &device())
+            let work = work(&message(&[("ir_json", ir.as_bytes()), ("shots", shots.as_bytes())]))?;
+            fits(&work.program, work.shots, &device()).map(|()| work)
         };
         assert_eq!(with(IR, "100").unwrap().shots, 100);
         assert!(with(IR, "5001").unwrap_err().contains("at most 5000"));

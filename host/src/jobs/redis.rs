@@ -15,7 +15,7 @@ use redis::{
 };
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::lifecycle::Seen;
+use super::admission::JobRecord;
 use super::message::Message;
 use super::writes::{Durability, Question, Write, Writer};
 use crate::error::{Explain, exit};
@@ -289,8 +289,8 @@ impl Redis {
             .collect())
     }
 
-    /// What Redis says of these jobs.
-    pub async fn seen(&self, jobs: &[JobId]) -> Result<Vec<Seen>, Down> {
+    /// What Redis records about these jobs.
+    pub async fn records(&self, jobs: &[JobId]) -> Result<Vec<JobRecord>, Down> {
         let mut pipe = redis::pipe();
         for job in jobs {
             let status = status_key(job);
@@ -303,7 +303,11 @@ impl Redis {
         let mut next = || replies.next().unwrap_or(Value::Nil);
         Ok(jobs
             .iter()
-            .map(|_| Seen { state: text(next()), message_id: text(next()), cancelled: is_there(&next()) })
+            .map(|_| JobRecord {
+                state: text(next()),
+                message_id: text(next()),
+                cancelled: is_there(&next()),
+            })
             .collect())
     }
 

@@ -1,4 +1,4 @@
-//! The reader: keeps the link to Redis, claims messages while there is room, takes up what was left pending.
+//! The reader: keeps the link to Redis, claims messages while there are prefetch permits, takes up what was left pending.
 //!
 //! One task. A blocking read is never dropped: what the server delivers to a dropped read would wait for the
 //! next look through the pending list. It is short instead, and stopping waits for it.
@@ -17,7 +17,7 @@ use super::message::Message;
 use super::redis::{Redis, masked};
 use crate::backoff::Backoff;
 use crate::config::settings::JobSettings;
-use crate::executor::view::View;
+use crate::executor::ExecutorStatus;
 use crate::model::{MessageId, Secret};
 use crate::sys;
 use crate::telemetry::Metrics;
@@ -30,7 +30,7 @@ const DISK_CHECK: Duration = Duration::from_secs(1);
 /// What the reader tells the driver.
 #[derive(Debug)]
 pub enum Claim {
-    /// Messages that this consumer now holds. Each takes a unit of room until the driver gives it back.
+    /// Messages that this consumer now holds. Each takes a prefetch permit until the driver returns it.
     Messages(Vec<Message>),
     /// Ids that are pending although their entries are gone.
     Trimmed(Vec<MessageId>),
@@ -42,12 +42,18 @@ pub enum Claim {
 #[derive(Debug, Default)]
 pub struct ClaimGate {
     disk_full: AtomicBool,
+    store_failing: AtomicBool,
 }
 
 impl ClaimGate {
     /// Whether claiming has stopped for want of disk space.
     pub fn disk_full(&self) -> bool {
         self.disk_full.load(Ordering::Relaxed)
+    }
+
+    /// Results can't be stored, or can be again: nothing is claimed that could not be finished.
+    pub fn set_store_failing(&self, failing: bool) {
+        self.store_failing.store(failing, Ordering::Relaxed);
     }
 }
 
@@ -57,7 +63,7 @@ pub struct Reader {
     pub url: Secret,
     pub settings: JobSettings,
     /// How many more messages may be read ahead.
-    pub room: Arc<Semaphore>,
+    pub prefetch: Arc<Semaphore>,
     /// Most messages of one read.
     pub read_max: usize,
     pub claims: mpsc::Sender<Claim>,
@@ -65,7 +71,7 @@ pub struct Reader {
     pub gate: Arc<ClaimGate>,
     pub state_dir: PathBuf,
     pub metrics: Arc<Metrics>,
-    pub executor: View,
+    pub executor: ExecutorStatus,
 }
 
 /// Why serving ended.
@@ -134,8 +140,8 @@ impl Reader {
                 }
                 next_sweep = Instant::now() + self.settings.recover_interval;
             }
-            if self.executor.stuck_run().is_some() {
-                // Nothing runs beside a run that hasn't come back, so nothing more is asked for.
+            if self.executor.stuck_run().is_some() || self.gate.store_failing.load(Ordering::Relaxed) {
+                // Nothing runs beside a run that hasn't come back, or while results can't be stored.
                 if timeout(DISK_CHECK, self.stop.cancelled()).await.is_ok() {
                     return End::Stopped;
                 }
@@ -150,17 +156,17 @@ impl Reader {
                     continue;
                 }
             }
-            let room = tokio::select! {
-                room = self.take_room(self.read_max) => match room {
-                    Ok(room) => room,
+            let permits = tokio::select! {
+                permits = self.take_permits(self.read_max) => match permits {
+                    Ok(permits) => permits,
                     Err(end) => return end,
                 },
                 () = sleep_until(next_sweep) => continue,
             };
-            match self.redis.read_new(&mut conn, room.num_permits()).await {
+            match self.redis.read_new(&mut conn, permits.num_permits()).await {
                 Ok(messages) => {
                     group_lost = 0;
-                    if let Err(end) = self.hand_over(messages, room).await {
+                    if let Err(end) = self.hand_over(messages, permits).await {
                         return end;
                     }
                 }
@@ -186,32 +192,32 @@ impl Reader {
         }
     }
 
-    /// At least one unit of room, and as many more as are free, up to `max`.
-    async fn take_room(&self, max: usize) -> Result<OwnedSemaphorePermit, End> {
+    /// At least one permit, and as many more as are free, up to `max`.
+    async fn take_permits(&self, max: usize) -> Result<OwnedSemaphorePermit, End> {
         let first = tokio::select! {
-            first = self.room.clone().acquire_owned() => first,
+            first = self.prefetch.clone().acquire_owned() => first,
             () = self.stop.cancelled() => return Err(End::Stopped),
             () = self.redis.wait_failed() => return Err(End::Lost("a command was not answered".into())),
         };
-        let Ok(mut room) = first else { return Err(End::Stopped) };
+        let Ok(mut permits) = first else { return Err(End::Stopped) };
         // Jobs that start in this moment give theirs too: one read instead of several.
         tokio::task::yield_now().await;
-        let more = self.room.available_permits().min(max.saturating_sub(1));
-        if let Ok(more) = self.room.clone().try_acquire_many_owned(more as u32) {
-            room.merge(more);
+        let more = self.prefetch.available_permits().min(max.saturating_sub(1));
+        if let Ok(more) = self.prefetch.clone().try_acquire_many_owned(more as u32) {
+            permits.merge(more);
         }
-        Ok(room)
+        Ok(permits)
     }
 
-    /// Gives messages to the driver, whose room they take.
-    async fn hand_over(&self, messages: Vec<Message>, mut room: OwnedSemaphorePermit) -> Result<(), End> {
+    /// Gives messages to the driver; each takes one of the permits.
+    async fn hand_over(&self, messages: Vec<Message>, mut permits: OwnedSemaphorePermit) -> Result<(), End> {
         if messages.is_empty() || self.stop.is_cancelled() {
             return Ok(());
         }
-        if let Some(taken) = room.split(messages.len().min(room.num_permits())) {
+        if let Some(taken) = permits.split(messages.len().min(permits.num_permits())) {
             taken.forget();
         }
-        drop(room);
+        drop(permits);
         self.tell(Claim::Messages(messages)).await
     }
 
@@ -235,15 +241,15 @@ impl Reader {
                 tracing::info!(messages = unheld.len(), "taking up messages that were left pending");
             }
             while !unheld.is_empty() {
-                let room = self.take_room(unheld.len().min(self.read_max)).await?;
-                let ids: Vec<MessageId> = unheld.drain(..room.num_permits().min(unheld.len())).collect();
+                let permits = self.take_permits(unheld.len().min(self.read_max)).await?;
+                let ids: Vec<MessageId> = unheld.drain(..permits.num_permits().min(unheld.len())).collect();
                 let entries = self.redis.entries(&ids).await.map_err(lost)?;
                 let gone: Vec<MessageId> =
                     ids.iter().zip(&entries).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
                 if !gone.is_empty() {
                     self.tell(Claim::Trimmed(gone)).await?;
                 }
-                self.hand_over(entries.into_iter().flatten().collect(), room).await?;
+                self.hand_over(entries.into_iter().flatten().collect(), permits).await?;
             }
             if !full {
                 return Ok(());

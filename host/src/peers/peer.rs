@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, Job};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, Finish, Load, NoSlot, Now, Slots, Table};
+use super::protocol::{self, Dispatch, Finish, Now, PeerLoad, ReservationTable, Slots};
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
 use super::wire::{
@@ -30,67 +30,42 @@ const LARGE_QUBITS: u16 = 10;
 const NOTES_MAX: usize = 256;
 const NOTES_WAIT: Duration = Duration::from_millis(20);
 
-/// A state for the executor, and where its answer goes.
-pub struct Evolve {
+/// A state for the executor, the slot in which it is evolved, and where the result goes.
+pub struct FragmentWork<Lease> {
+    /// The host's own number of this execution, unlike that of any other.
+    pub key: u64,
+    pub lease: Lease,
+    /// The owner's name of the execution: a label.
     pub execution_id: String,
     pub num_qubits: u16,
     pub amplitudes: Vec<Complex>,
     pub steps: Vec<Unitary>,
-    pub done: Box<dyn FnOnce(Evolved) + Send>,
+    pub done: Box<dyn FnOnce(FragmentResult<Lease>) + Send>,
 }
 
-/// What came of it.
-pub struct Evolved {
+/// How an execution ended. The slot stays leased until the peer has recorded the end.
+pub struct FragmentResult<Lease> {
+    pub lease: Lease,
     pub answer: Result<Vec<Complex>, String>,
     pub run_time: Duration,
 }
 
-/// The executor, as the peer sees it: slots that can be held, and states that are evolved on a held one.
-pub trait Lender: Send + Sync + 'static {
-    /// Holds a free slot.
-    ///
-    /// # Errors
-    /// When there is none for a reservation.
-    fn hold(&self) -> Result<(), NoSlot>;
+/// The executor as the peer sees it: slots that can be leased, and states that are evolved in a leased slot.
+pub trait FragmentExecutor: Slots<Lease: Send + 'static> + Send + Sync + 'static {
+    /// Evolves a state in the leased slot.
+    fn evolve(&self, work: FragmentWork<Self::Lease>);
 
-    /// Gives a held slot back.
-    fn release(&self);
-
-    /// Runs on a held slot. The slot stays held until it is released, so that the record of a hold's end comes before
-    /// the next use.
-    fn evolve(&self, work: Evolve);
-
-    /// Asks the execution to end soon.
-    fn stop(&self, execution_id: &str);
-
-    /// Most qubits of a state that the executor in use takes; none when it can't take over a state at all.
-    fn max_qubits(&self) -> Option<u16>;
+    /// Asks the execution with this key to end soon.
+    fn stop(&self, key: u64);
 
     /// What a device of this kind reports of its fidelity: 1 for an exact simulator.
     fn fidelity(&self) -> Option<f64>;
 }
 
-/// The slots as the table sees them.
-struct Lent(Arc<dyn Lender>);
-
-impl Slots for Lent {
-    fn take(&mut self) -> Result<(), NoSlot> {
-        self.0.hold()
-    }
-
-    fn give(&mut self) {
-        self.0.release();
-    }
-
-    fn max_qubits(&self) -> Option<u16> {
-        self.0.max_qubits()
-    }
-}
-
 /// What others may know of the peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerView {
-    pub load: Load,
+    pub load: PeerLoad,
     pub accepted: u64,
     pub declined: u64,
     pub completed: u64,
@@ -106,25 +81,34 @@ struct Running {
 }
 
 /// What comes back to the network's thread.
-enum Report {
+enum Report<Lease> {
     /// A large document was read.
     Read(Caller, Channel, Result<DispatchRequest, String>),
     /// The executor has answered.
-    Evolved(u64, Job, Evolved),
+    Evolved(u64, Job, FragmentResult<Lease>),
     /// A fragment was made out to be no work for the executor, or its answer is written.
-    Done { key: u64, outcome: Result<Vec<u8>, String>, seconds: f64 },
+    Done(Done<Lease>),
 }
 
-pub struct Peer {
-    table: Table,
-    lender: Arc<dyn Lender>,
+/// An execution whose answer is written.
+struct Done<Lease> {
+    key: u64,
+    lease: Lease,
+    outcome: Result<Vec<u8>, String>,
+    seconds: f64,
+}
+
+/// The peer role.
+pub struct Peer<E: FragmentExecutor> {
+    table: ReservationTable<E::Lease>,
+    executor: Arc<E>,
     log: Log,
     view: watch::Sender<PeerView>,
     started: Instant,
     running: HashMap<u64, Running>,
     next: u64,
-    reports: mpsc::UnboundedSender<Report>,
-    inbox: mpsc::UnboundedReceiver<Report>,
+    reports: mpsc::UnboundedSender<Report<E::Lease>>,
+    inbox: mpsc::UnboundedReceiver<Report<E::Lease>>,
     ready: Vec<Ready>,
     /// Facts that the log's thread hasn't got yet, and when it is to get them.
     unwritten: Vec<EventBatch>,
@@ -133,19 +117,19 @@ pub struct Peer {
     protocols: Vec<String>,
 }
 
-impl Peer {
+impl<E: FragmentExecutor> Peer<E> {
     pub fn new(
-        table: Table,
-        lender: Arc<dyn Lender>,
+        table: ReservationTable<E::Lease>,
+        executor: Arc<E>,
         log: Log,
         view: watch::Sender<PeerView>,
         namespace: &str,
-    ) -> Peer {
+    ) -> Peer<E> {
         let protocols = Step::ALL.iter().map(|s| s.protocol(namespace)).collect();
         let (reports, inbox) = mpsc::unbounded_channel();
         Peer {
             table,
-            lender,
+            executor,
             log,
             view,
             started: Instant::now(),
@@ -192,10 +176,8 @@ impl Peer {
 
     fn prepare(&mut self, caller: &Caller, request: &PrepareRequest) -> Vec<u8> {
         let now = self.now();
-        let lender = self.lender.clone();
-        let mut slots = Lent(lender);
         let answer = match self.log.is_writable() {
-            true => self.table.prepare(now, &caller.peer, request, &mut slots),
+            true => self.table.prepare(now, &caller.peer, request, &*self.executor),
             // What isn't recorded isn't promised.
             false => super::wire::PrepareAnswer {
                 reservation_id: request.reservation_id.clone(),
@@ -221,9 +203,7 @@ impl Peer {
 
     fn dispatch(&mut self, caller: Caller, channel: Channel, request: DispatchRequest) -> Option<Ready> {
         let now = self.now();
-        let lender = self.lender.clone();
-        let mut slots = Lent(lender);
-        let outcome = self.table.dispatch(now, &caller.peer, &request, &mut slots);
+        let outcome = self.table.dispatch(now, &caller.peer, &request);
         self.settle();
         match outcome {
             Dispatch::Answer(bytes) => {
@@ -238,8 +218,8 @@ impl Peer {
                 }
                 None
             }
-            Dispatch::Run => {
-                self.run(caller, channel, request);
+            Dispatch::Run(lease) => {
+                self.run(lease, caller, channel, request);
                 None
             }
         }
@@ -259,9 +239,9 @@ impl Peer {
         write(&protocol::failed(peer_id, request, &error, self.now()))
     }
 
-    fn run(&mut self, caller: Caller, channel: Channel, mut request: DispatchRequest) {
+    fn run(&mut self, lease: E::Lease, caller: Caller, channel: Channel, mut request: DispatchRequest) {
         self.next += 1;
-        let (key, reports, lender) = (self.next, self.reports.clone(), self.lender.clone());
+        let (key, reports, executor) = (self.next, self.reports.clone(), self.executor.clone());
         let head = DispatchRequest { input_payload: serde_json::Value::Null, ..request.clone() };
         let payload = std::mem::take(&mut request.input_payload);
         let large = payload["state"]["num_qubits"].as_f64().is_some_and(|n| n > f64::from(LARGE_QUBITS));
@@ -273,12 +253,12 @@ impl Peer {
             started: Instant::now(),
         };
         self.running.insert(key, running);
-        let max_qubits = self.lender.max_qubits().unwrap_or(0);
+        let max_qubits = self.executor.max_qubits().unwrap_or(0);
         let work = move || match executing::read(request, max_qubits) {
-            Ok(job) => evolve(job, &*lender, key, reports),
+            Ok(job) => evolve(job, lease, &*executor, key, reports),
             Err(error) => {
-                let done = Report::Done { key, outcome: Err(error), seconds: 0.0 };
-                if reports.send(done).is_err() {
+                let done = Done { key, lease, outcome: Err(error), seconds: 0.0 };
+                if reports.send(Report::Done(done)).is_err() {
                     tracing::debug!("a fragment was refused after the network had stopped");
                 }
             }
@@ -289,42 +269,56 @@ impl Peer {
         }
     }
 
-    fn take(&mut self, report: Report) {
+    /// Asks an execution of this owner to end.
+    fn stop(&self, owner: &str, execution_id: &str) {
+        // Two owners may give their executions the same id.
+        let is_it = |r: &Running| r.owner == owner && r.request.execution_id == execution_id;
+        if let Some((key, _)) = self.running.iter().find(|(_, running)| is_it(running)) {
+            self.executor.stop(*key);
+        }
+    }
+
+    fn take(&mut self, report: Report<E::Lease>) {
         match report {
             Report::Read(caller, channel, Ok(request)) => {
                 let ready = self.dispatch(caller, channel, request);
                 self.ready.extend(ready);
             }
             Report::Read(caller, _, Err(why)) => refuse(&caller, Step::Dispatch, &why),
-            Report::Evolved(key, job, evolved) => self.evolved(key, job, evolved),
-            Report::Done { key, outcome, seconds } => self.done(key, outcome, seconds),
+            Report::Evolved(key, job, result) => self.evolved(key, job, result),
+            Report::Done(done) => self.done(done),
         }
     }
 
     /// Writes an answer: here, or beside when it is large.
-    fn evolved(&mut self, key: u64, job: Job, evolved: Evolved) {
-        let seconds = evolved.run_time.as_secs_f64();
-        let (fidelity, now) = (self.lender.fidelity(), self.now());
-        let (peer_id, large) = (self.table.limits().peer_id.clone(), job.num_qubits > LARGE_QUBITS);
-        let answer = evolved.answer;
-        let written = move || {
+    fn evolved(&mut self, key: u64, job: Job, result: FragmentResult<E::Lease>) {
+        let FragmentResult { lease, answer, run_time } = result;
+        let seconds = run_time.as_secs_f64();
+        let (fidelity, now) = (self.executor.fidelity(), self.now());
+        let (peer_id, is_large) = (self.table.limits().peer_id.clone(), job.num_qubits > LARGE_QUBITS);
+        let write_answer = move || {
             let state = answer?;
             executing::check(&state, job.num_qubits)?;
             Ok(executing::answer(job, &state, &peer_id, seconds * 1000.0, fidelity, now))
         };
-        if !large {
-            return self.done(key, written(), seconds);
+        if !is_large {
+            return self.done(Done { key, lease, outcome: write_answer(), seconds });
         }
         let reports = self.reports.clone();
         tokio::task::spawn_blocking(move || {
-            if reports.send(Report::Done { key, outcome: written(), seconds }).is_err() {
+            let done = Done { key, lease, outcome: write_answer(), seconds };
+            if reports.send(Report::Done(done)).is_err() {
                 tracing::debug!("an answer was written after the network had stopped");
             }
         });
     }
 
-    fn done(&mut self, key: u64, outcome: Result<Vec<u8>, String>, seconds: f64) {
-        let Some(running) = self.running.remove(&key) else { return };
+    fn done(&mut self, done: Done<E::Lease>) {
+        let Done { key, lease, outcome, seconds } = done;
+        let Some(running) = self.running.remove(&key) else {
+            tracing::error!(key, "an execution ended that is not known to run; please report this as a bug");
+            return;
+        };
         let now = self.now();
         let (bytes, error) = match outcome {
             Ok(bytes) => (bytes, None),
@@ -344,12 +338,10 @@ impl Peer {
                 self.count(|v| &mut v.completed);
             }
         }
-        let fidelity = if error.is_none() { self.lender.fidelity() } else { None };
+        let fidelity = if error.is_none() { self.executor.fidelity() } else { None };
         let answer: Arc<[u8]> = bytes.into();
         let finish = Finish { answer: answer.clone(), error, seconds, fidelity };
-        let lender = self.lender.clone();
-        let mut slots = Lent(lender);
-        self.table.finished(now, &running.owner, execution, finish, &mut slots);
+        self.table.finished(now, &running.owner, execution, finish, lease);
         self.settle();
         for (caller, channel) in running.waiting {
             let bytes = self.readable(&caller, &running.request, answer.to_vec());
@@ -358,30 +350,37 @@ impl Peer {
     }
 }
 
-/// Hands a job to the executor and sees to its answer.
-fn evolve(mut job: Job, lender: &dyn Lender, key: u64, reports: mpsc::UnboundedSender<Report>) {
+/// Hands a job to the executor, whose result comes back as a report.
+fn evolve<E: FragmentExecutor>(
+    mut job: Job,
+    lease: E::Lease,
+    executor: &E,
+    key: u64,
+    reports: mpsc::UnboundedSender<Report<E::Lease>>,
+) {
     let (num_qubits, execution_id) = (job.num_qubits, job.execution_id.clone());
     let (amplitudes, steps) = (std::mem::take(&mut job.amplitudes), std::mem::take(&mut job.steps));
     // On the slot's thread, which has the next call to do.
-    let done = move |evolved: Evolved| {
-        if reports.send(Report::Evolved(key, job, evolved)).is_err() {
+    let done = move |result: FragmentResult<E::Lease>| {
+        if reports.send(Report::Evolved(key, job, result)).is_err() {
             tracing::debug!("an execution ended after the network had stopped");
         }
     };
-    lender.evolve(Evolve { execution_id, num_qubits, amplitudes, steps, done: Box::new(done) });
+    let done = Box::new(done);
+    executor.evolve(FragmentWork { key, lease, execution_id, num_qubits, amplitudes, steps, done });
 }
 
 fn refuse(caller: &Caller, step: Step, why: &str) {
     tracing::debug!(peer = caller.peer, step = step.name(), why, "a request breaks the contract's form");
 }
 
-impl Drop for Peer {
+impl<E: FragmentExecutor> Drop for Peer<E> {
     fn drop(&mut self) {
         self.write_notes();
     }
 }
 
-impl Role for Peer {
+impl<E: FragmentExecutor> Role for Peer<E> {
     fn serves(&self) -> bool {
         true
     }
@@ -399,16 +398,15 @@ impl Role for Peer {
             return None;
         }
         let bytes = &document.bytes;
-        let lender = self.lender.clone();
-        let mut slots = Lent(lender.clone());
         let answered = match step {
             Step::Prepare => read(bytes).map(|r| self.prepare(&caller, &r)),
-            Step::Commit => read::<CommitRequest>(bytes)
-                .map(|r| write(&self.table.commit(self.now(), &caller.peer, &r, &mut slots))),
+            Step::Commit => {
+                read::<CommitRequest>(bytes).map(|r| write(&self.table.commit(self.now(), &caller.peer, &r)))
+            }
             Step::Cancel => read::<CancelRequest>(bytes).map(|r| {
-                let (answer, stop) = self.table.cancel(self.now(), &caller.peer, &r, &mut slots);
+                let (answer, stop) = self.table.cancel(self.now(), &caller.peer, &r);
                 if let Some(execution) = stop {
-                    lender.stop(&execution);
+                    self.stop(&caller.peer, &execution);
                 }
                 write(&answer)
             }),
@@ -443,8 +441,7 @@ impl Role for Peer {
                 }
             }
             () = expiry => {
-                let lender = self.lender.clone();
-                self.table.expire(self.now(), &mut Lent(lender));
+                self.table.expire(self.now());
                 self.settle();
                 if self.write_at.is_some_and(|at| at <= Instant::now()) {
                     self.write_notes();
@@ -487,7 +484,7 @@ impl Role for Peer {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let heartbeat = Heartbeat {
             peer_id: limits.peer_id.clone(),
-            health_status: if self.lender.max_qubits().is_some() { "healthy" } else { "degraded" }.into(),
+            health_status: if self.executor.max_qubits().is_some() { "healthy" } else { "degraded" }.into(),
             active_reservations: count(load.reservations),
             active_executions: count(load.executions),
             peer_log_position: 0,

@@ -2,13 +2,14 @@
 //! leave to run come out.
 //!
 //! What always holds:
-//! - every reservation that isn't over holds one slot of the executor, taken when it was accepted: held and running
-//!   together never exceed the slots;
-//! - a hold ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
+//! - every reservation that isn't over has one leased slot of the executor, acquired when it was accepted. The lease
+//!   is a value: it lies in the reservation, moves into the execution, comes back with its end, and is dropped after
+//!   the end is recorded. So reservations and executions together never exceed the slots;
+//! - a reservation ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
 //! - only who made a reservation, by the authenticated peer id, may commit, cancel or use it;
 //! - an execution id runs at most once for its owner, and its answer is kept.
 //!
-//! Time is elapsed time: a clock that is set doesn't lengthen a hold.
+//! Time is elapsed time: a clock that is set doesn't lengthen a reservation.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -58,7 +59,7 @@ impl Allow {
 
 /// What this peer lends, and within which bounds.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct PeerLimits {
     pub peer_id: String,
     pub allow: Allow,
     pub services: Vec<String>,
@@ -76,6 +77,14 @@ const KEPT_BYTES: usize = 32 << 20;
 /// Owners whose answers are kept.
 const KEPT_OWNERS: usize = 256;
 
+/// The reason for a prepare that the ledger does not allow.
+const NOT_RECORDED: &str =
+    "this peer could not record the reservation; please report this as a bug of the peer";
+
+/// The ledger does not allow what the table asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct NotRecorded;
+
 /// Why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoSlot {
@@ -88,36 +97,51 @@ pub enum NoSlot {
 
 /// The executor's slots, shared with cloud jobs.
 pub trait Slots {
-    /// Holds a free slot.
+    /// A leased slot. Dropping it gives the slot back.
+    type Lease;
+
+    /// Leases a free slot.
     ///
     /// # Errors
-    /// When there is none for a reservation.
-    fn take(&mut self) -> Result<(), NoSlot>;
+    /// When every slot is leased, cloud jobs wait for one, or the host is stopping.
+    fn try_acquire(&self) -> Result<Self::Lease, NoSlot>;
 
-    fn give(&mut self);
-
-    /// Most qubits of a state that the executor takes now; none when it can't take over a state at all.
+    /// Most qubits of a state that the executor takes now; `None` when it can't take over a state at all.
     fn max_qubits(&self) -> Option<u16>;
 }
 
 /// A reservation that is not over.
 #[derive(Debug)]
-struct Held {
+struct Reservation<Lease> {
     owner: String,
     state: State,
     /// Its name in the log: the reservation's id and a number of ours, since ids come again.
     name: String,
     /// As [`Now::elapsed`].
     ends: Duration,
-    /// The execution that uses it.
-    running: Option<String>,
+    slot: ReservedSlot<Lease>,
     /// What was estimated at prepare, for the pace.
     work: f64,
 }
 
+/// Where the leased slot of a reservation is.
+#[derive(Debug)]
+enum ReservedSlot<Lease> {
+    /// Nothing runs in it.
+    Idle(Lease),
+    /// The execution of this id has the lease until it ends.
+    InUse { execution_id: String },
+}
+
+impl<Lease> ReservedSlot<Lease> {
+    fn is_idle(&self) -> bool {
+        matches!(self, ReservedSlot::Idle(_))
+    }
+}
+
 /// The answers that one owner may ask for again.
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptAnswers {
     order: VecDeque<String>,
     executions: HashMap<String, Execution>,
     bytes: usize,
@@ -131,27 +155,29 @@ enum Execution {
 
 /// What a dispatch leads to.
 #[derive(Debug)]
-pub enum Dispatch {
+pub enum Dispatch<Lease> {
     Answer(Arc<[u8]>),
     /// The execution is running: its answer is this one's too.
     Wait,
-    /// It is to be run on the slot that is held for it, and `finished` is to be told.
-    Run,
+    /// The execution is to be run in this slot, and the lease is to be given back to `finished` at its end.
+    Run(Lease),
 }
 
-/// What was done, in numbers.
+/// How much is lent now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct PeerLoad {
     pub reservations: usize,
     pub executions: usize,
 }
 
 /// The peer's table.
 #[derive(Debug)]
-pub struct Table {
-    limits: Limits,
-    held: HashMap<String, Held>,
-    kept: HashMap<String, Kept>,
+pub struct ReservationTable<Lease> {
+    limits: PeerLimits,
+    /// By reservation id.
+    reservations: HashMap<String, Reservation<Lease>>,
+    /// By owner.
+    kept: HashMap<String, KeptAnswers>,
     /// Owners with kept answers, the least recent first.
     owners: VecDeque<String>,
     notes: Vec<EventBatch>,
@@ -160,12 +186,12 @@ pub struct Table {
     pace: f64,
 }
 
-impl Table {
-    /// `first` numbers the holds: larger than in any former run.
-    pub fn new(limits: Limits, first: u64) -> Table {
-        Table {
+impl<Lease> ReservationTable<Lease> {
+    /// `first` numbers the reservations in the log: it must be larger than any number of a former run.
+    pub fn new(limits: PeerLimits, first: u64) -> ReservationTable<Lease> {
+        ReservationTable {
             limits,
-            held: HashMap::new(),
+            reservations: HashMap::new(),
             kept: HashMap::new(),
             owners: VecDeque::new(),
             notes: Vec::new(),
@@ -174,7 +200,7 @@ impl Table {
         }
     }
 
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &PeerLimits {
         &self.limits
     }
 
@@ -183,42 +209,51 @@ impl Table {
         std::mem::take(&mut self.notes)
     }
 
-    pub fn load(&self) -> Load {
-        let executions = self.held.values().filter(|h| h.running.is_some()).count();
-        Load { reservations: self.held.len() - executions, executions }
+    pub fn load(&self) -> PeerLoad {
+        let executions = self.reservations.values().filter(|r| !r.slot.is_idle()).count();
+        PeerLoad { reservations: self.reservations.len() - executions, executions }
     }
 
-    /// When the next hold ends by itself.
+    /// When the next reservation ends by itself.
     pub fn next_end(&self) -> Option<Duration> {
-        self.held.values().filter(|h| h.running.is_none()).map(|h| h.ends).min()
+        self.reservations.values().filter(|r| r.slot.is_idle()).map(|r| r.ends).min()
     }
 
-    /// Ends the holds whose time is over. Every request does that first.
-    pub fn expire(&mut self, now: Now, slots: &mut dyn Slots) {
-        let over = |h: &Held| h.running.is_none() && h.ends <= now.elapsed;
+    /// Ends the reservations whose time is over. Every request does that first.
+    pub fn expire(&mut self, now: Now) {
+        let is_over = |r: &Reservation<Lease>| r.slot.is_idle() && r.ends <= now.elapsed;
         let ended: Vec<String> =
-            self.held.iter().filter(|(_, h)| over(h)).map(|(id, _)| id.clone()).collect();
+            self.reservations.iter().filter(|(_, r)| is_over(r)).map(|(id, _)| id.clone()).collect();
         for id in ended {
-            self.end(&id, &Command::Expire, now, slots);
+            self.end(&id, &Command::Expire, now);
         }
     }
 
-    /// Records the end of a hold and gives its slot back.
-    fn end(&mut self, id: &str, command: &Command, now: Now, slots: &mut dyn Slots) {
-        let Some(mut held) = self.held.remove(id) else { return };
-        self.record(&mut held, command, now);
-        slots.give();
+    /// Records the end of a reservation, and drops its lease if nothing runs in it.
+    fn end(&mut self, id: &str, command: &Command, now: Now) {
+        let Some(mut reservation) = self.reservations.remove(id) else { return };
+        let recorded = self.record(&mut reservation, command, now);
+        debug_assert!(recorded.is_ok(), "a reservation that is not over can end");
+        // Dropped here, after the record: whoever gets the slot next is recorded later.
+        drop(reservation);
     }
 
-    fn record(&mut self, held: &mut Held, command: &Command, now: Now) {
+    /// Applies a command to a reservation and notes the facts for the log.
+    fn record(
+        &mut self,
+        reservation: &mut Reservation<Lease>,
+        command: &Command,
+        now: Now,
+    ) -> Result<(), NotRecorded> {
         // The table asks for nothing that its own states don't allow; the log gets only what the ledger allows.
-        let Ok(facts) = ledger::decide(Some(&held.state), command) else { return };
+        let facts = ledger::decide(Some(&reservation.state), command).map_err(|_| NotRecorded)?;
+        let mut state = reservation.state.clone();
         for fact in &facts {
-            if let Ok(state) = ledger::fold(Some(held.state.clone()), now.at, fact) {
-                held.state = state;
-            }
+            state = ledger::fold(Some(state), now.at, fact).map_err(|_| NotRecorded)?;
         }
-        self.notes.push(EventBatch { hold: held.name.clone(), at: now.at, facts });
+        reservation.state = state;
+        self.notes.push(EventBatch { hold: reservation.name.clone(), at: now.at, facts });
+        Ok(())
     }
 
     /// Answers a prepare.
@@ -227,9 +262,9 @@ impl Table {
         now: Now,
         owner: &str,
         request: &PrepareRequest,
-        slots: &mut dyn Slots,
+        slots: &impl Slots<Lease = Lease>,
     ) -> PrepareAnswer {
-        self.expire(now, slots);
+        self.expire(now);
         let answer = |transition: Transition, reason: Option<&str>| PrepareAnswer {
             reservation_id: request.reservation_id.clone(),
             accepting_peer_id: self.limits.peer_id.clone(),
@@ -237,9 +272,9 @@ impl Table {
             reason: reason.map(|r| cut(r, MAX_REASON).to_string()),
             replied_at: time(now.at),
         };
-        if let Some(held) = self.held.get(&request.reservation_id) {
-            return match held.owner == owner {
-                true => answer(held.state.transition, None),
+        if let Some(known) = self.reservations.get(&request.reservation_id) {
+            return match known.owner == owner {
+                true => answer(known.state.transition, None),
                 false => answer(Transition::Rejected, Some("this reservation id is another peer's")),
             };
         }
@@ -247,9 +282,9 @@ impl Table {
             // Nothing is kept of strangers, not even a line in the log.
             return answer(Transition::Rejected, Some("this peer lends nothing to you"));
         }
-        let taken = match self.unfit(request, owner, slots.max_qubits()) {
+        let acquired = match self.unfit(request, owner, slots.max_qubits()) {
             Some(reason) => Err(reason),
-            None => slots.take().map_err(|no| match no {
+            None => slots.try_acquire().map_err(|no| match no {
                 NoSlot::Full => FULL.to_string(),
                 NoSlot::JobsWait => format!("{FULL}: cloud jobs wait for the next slot"),
                 NoSlot::Closing => "this peer is stopping".into(),
@@ -264,34 +299,37 @@ impl Table {
             idempotency_key: Some(request.idempotency_key.clone()),
         };
         let name = format!("{}/{}", request.reservation_id, self.next);
-        if let Err(reason) = taken {
-            let answer = answer(Transition::Rejected, Some(&reason));
-            self.next += 1;
-            let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-            self.notes.push(EventBatch { hold: name, at: now.at, facts });
-            return answer;
-        }
-        let accepted = answer(Transition::Accepted, None);
+        let lease = match acquired {
+            Ok(lease) => lease,
+            Err(reason) => {
+                let answer = answer(Transition::Rejected, Some(&reason));
+                self.next += 1;
+                let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
+                self.notes.push(EventBatch { hold: name, at: now.at, facts });
+                return answer;
+            }
+        };
         let facts = vec![
             Fact::Requested(asked),
             Fact::Accepted { accepting_peer_id: self.limits.peer_id.clone(), held: true },
         ];
         let Ok(Some(state)) = ledger::replay(facts.iter().map(|f| (now.at, f))) else {
-            slots.give();
-            return accepted;
+            // What can't be recorded is not promised; the lease ends here.
+            return answer(Transition::Rejected, Some(NOT_RECORDED));
         };
+        let accepted = answer(Transition::Accepted, None);
         self.next += 1;
         self.notes.push(EventBatch { hold: name.clone(), at: now.at, facts });
         let ends = now.elapsed.saturating_add(Duration::from_secs(request.ttl_seconds.unsigned_abs()));
-        let held = Held {
+        let reservation = Reservation {
             owner: owner.into(),
             state,
             name,
             ends,
-            running: None,
+            slot: ReservedSlot::Idle(lease),
             work: work(request.estimated_qubits, request.estimated_depth),
         };
-        self.held.insert(request.reservation_id.clone(), held);
+        self.reservations.insert(request.reservation_id.clone(), reservation);
         accepted
     }
 
@@ -313,9 +351,9 @@ impl Table {
             Some(format!("{qubits} qubits are asked for, this device takes states of {max_qubits}"))
         } else if seconds > l.max_seconds {
             Some(format!("it would take about {seconds:.0} s, at most {} s are taken on here", l.max_seconds))
-        } else if self.held.len() >= l.max_slots {
+        } else if self.reservations.len() >= l.max_slots {
             Some(FULL.into())
-        } else if self.held.values().filter(|h| h.owner == owner).count() >= l.max_per_peer {
+        } else if self.reservations.values().filter(|r| r.owner == owner).count() >= l.max_per_peer {
             Some("too many open reservations of yours".into())
         } else {
             None
@@ -323,31 +361,25 @@ impl Table {
     }
 
     /// Answers a commit.
-    pub fn commit(
-        &mut self,
-        now: Now,
-        owner: &str,
-        request: &CommitRequest,
-        slots: &mut dyn Slots,
-    ) -> StepAnswer {
-        self.expire(now, slots);
+    pub fn commit(&mut self, now: Now, owner: &str, request: &CommitRequest) -> StepAnswer {
+        self.expire(now);
         let id = &request.reservation_id;
-        let own = self.held.remove(id);
-        let transition = match own {
-            Some(mut held) if held.owner == owner => {
-                if held.state.transition == Transition::Accepted {
-                    self.record(&mut held, &Command::Commit, now);
-                }
-                let transition = held.state.transition;
-                self.held.insert(id.clone(), held);
+        let transition = match self.reservations.remove_entry(id) {
+            Some((id, mut reservation)) if reservation.owner == owner => {
+                let is_recorded = match reservation.state.transition {
+                    Transition::Accepted => self.record(&mut reservation, &Command::Commit, now).is_ok(),
+                    _ => true,
+                };
+                let transition =
+                    if is_recorded { reservation.state.transition } else { Transition::Rejected };
+                self.reservations.insert(id, reservation);
                 transition
             }
-            other => {
-                if let Some(foreign) = other {
-                    self.held.insert(id.clone(), foreign);
-                }
+            Some((id, foreign)) => {
+                self.reservations.insert(id, foreign);
                 Transition::Rejected
             }
+            None => Transition::Rejected,
         };
         StepAnswer {
             reservation_id: id.clone(),
@@ -356,24 +388,18 @@ impl Table {
         }
     }
 
-    /// Answers a cancel; the execution that is to be stopped, when there is one.
-    pub fn cancel(
-        &mut self,
-        now: Now,
-        owner: &str,
-        request: &CancelRequest,
-        slots: &mut dyn Slots,
-    ) -> (StepAnswer, Option<String>) {
-        self.expire(now, slots);
+    /// Answers a cancel; with the execution that is to be stopped, when there is one.
+    pub fn cancel(&mut self, now: Now, owner: &str, request: &CancelRequest) -> (StepAnswer, Option<String>) {
+        self.expire(now);
         let id = &request.reservation_id;
         let mut stop = None;
-        if let Some(held) = self.held.get(id).filter(|h| h.owner == owner) {
-            match &held.running {
+        if let Some(own) = self.reservations.get(id).filter(|r| r.owner == owner) {
+            match &own.slot {
                 // The slot is the plugin's until it returns.
-                Some(execution) => stop = Some(execution.clone()),
-                None => {
+                ReservedSlot::InUse { execution_id } => stop = Some(execution_id.clone()),
+                ReservedSlot::Idle(_) => {
                     let reason = request.reason.clone().unwrap_or_default();
-                    self.end(id, &Command::Cancel { reason }, now, slots);
+                    self.end(id, &Command::Cancel { reason }, now);
                 }
             }
         }
@@ -382,55 +408,58 @@ impl Table {
         (StepAnswer { reservation_id: id.clone(), transition, replied_at: time(now.at) }, stop)
     }
 
-    /// Takes a dispatch: its kept answer, the one that is running, or leave to run it.
-    pub fn dispatch(
-        &mut self,
-        now: Now,
-        owner: &str,
-        request: &DispatchRequest,
-        slots: &mut dyn Slots,
-    ) -> Dispatch {
-        self.expire(now, slots);
+    /// Takes a dispatch: its kept answer, the execution that is running, or leave to run it.
+    pub fn dispatch(&mut self, now: Now, owner: &str, request: &DispatchRequest) -> Dispatch<Lease> {
+        self.expire(now);
         match self.kept.get(owner).and_then(|k| k.executions.get(&request.execution_id)) {
             Some(Execution::Done(answer)) => return Dispatch::Answer(answer.clone()),
             Some(Execution::Running) => return Dispatch::Wait,
             None => {}
         }
-        let committed = |h: &&mut Held| {
-            h.owner == owner && h.state.transition == Transition::Committed && h.running.is_none()
-        };
-        if self.held.get_mut(&request.reservation_id).filter(committed).is_none() {
-            let refusal: Arc<[u8]> = write(&failed(&self.limits.peer_id, request, NOT_COMMITTED, now)).into();
-            if self.limits.allow.admits(owner) {
-                self.keep(owner, &request.execution_id, Execution::Done(refusal.clone()));
-            }
-            return Dispatch::Answer(refusal);
+        if let Some(lease) = self.begin_execution(now, owner, request) {
+            self.keep(owner, &request.execution_id, Execution::Running);
+            return Dispatch::Run(lease);
         }
-        let Some(mut held) = self.held.remove(&request.reservation_id) else {
-            return Dispatch::Wait;
-        };
-        let execution_id = request.execution_id.clone();
-        self.record(&mut held, &Command::Dispatch { execution_id: execution_id.clone() }, now);
-        held.running = Some(execution_id.clone());
-        self.held.insert(request.reservation_id.clone(), held);
-        self.keep(owner, &execution_id, Execution::Running);
-        Dispatch::Run
+        let refusal: Arc<[u8]> = write(&failed(&self.limits.peer_id, request, NOT_COMMITTED, now)).into();
+        if self.limits.allow.admits(owner) {
+            self.keep(owner, &request.execution_id, Execution::Done(refusal.clone()));
+        }
+        Dispatch::Answer(refusal)
     }
 
-    /// Takes note of an execution's end: its answer is kept, and its slot free.
-    pub fn finished(
-        &mut self,
-        now: Now,
-        owner: &str,
-        execution_id: &str,
-        finish: Finish,
-        slots: &mut dyn Slots,
-    ) {
-        let running = |h: &Held| h.owner == owner && h.running.as_deref() == Some(execution_id);
-        let found = self.held.iter().find(|(_, h)| running(h)).map(|(id, h)| (id.clone(), h.work));
-        let Some((id, work)) = found else { return };
+    /// Moves the lease out of the owner's committed reservation; `None` when there is no such reservation whose slot is
+    /// idle, or the begin can't be recorded.
+    fn begin_execution(&mut self, now: Now, owner: &str, request: &DispatchRequest) -> Option<Lease> {
+        let (id, mut reservation) = self.reservations.remove_entry(&request.reservation_id)?;
+        let may_run = reservation.owner == owner
+            && reservation.state.transition == Transition::Committed
+            && reservation.slot.is_idle();
+        let command = Command::Dispatch { execution_id: request.execution_id.clone() };
+        let begins = may_run && self.record(&mut reservation, &command, now).is_ok();
+        let in_use = ReservedSlot::InUse { execution_id: request.execution_id.clone() };
+        let lease = match begins.then(|| std::mem::replace(&mut reservation.slot, in_use)) {
+            Some(ReservedSlot::Idle(lease)) => Some(lease),
+            Some(ReservedSlot::InUse { .. }) | None => None,
+        };
+        self.reservations.insert(id, reservation);
+        lease
+    }
+
+    /// Takes note of an execution's end: its answer is kept, and its slot is free once the end is recorded.
+    pub fn finished(&mut self, now: Now, owner: &str, execution_id: &str, finish: Finish, lease: Lease) {
+        let is_running = |r: &Reservation<Lease>| {
+            let uses =
+                matches!(&r.slot, ReservedSlot::InUse { execution_id: running } if running == execution_id);
+            r.owner == owner && uses
+        };
+        let found = self.reservations.iter().find(|(_, r)| is_running(r)).map(|(id, r)| (id.clone(), r.work));
+        let Some((id, work)) = found else {
+            // Its owner may still ask for the answer.
+            self.keep(owner, execution_id, Execution::Done(finish.answer));
+            return;
+        };
         if finish.error.is_none() && work > 0.0 {
-            // The slowest counts, and is forgotten slowly.
+            // The slowest execution counts, and is forgotten slowly.
             self.pace = (finish.seconds / work).max(self.pace * 0.9);
         }
         let execution_id = execution_id.to_string();
@@ -442,13 +471,15 @@ impl Table {
             },
             Some(error) => Command::Fail { execution_id: execution_id.clone(), error },
         };
-        self.end(&id, &command, now, slots);
+        self.end(&id, &command, now);
+        // After the record, as for a reservation that ends without an execution.
+        drop(lease);
         self.keep(owner, &execution_id, Execution::Done(finish.answer));
     }
 
     fn keep(&mut self, owner: &str, execution_id: &str, execution: Execution) {
         if !self.kept.contains_key(owner) {
-            let oldest = |k: &Kept| !k.executions.values().any(|e| matches!(e, Execution::Running));
+            let oldest = |k: &KeptAnswers| !k.executions.values().any(|e| matches!(e, Execution::Running));
             while self.owners.len() >= KEPT_OWNERS {
                 let Some(at) = self.owners.iter().position(|o| self.kept.get(o).is_none_or(oldest)) else {
                     break;

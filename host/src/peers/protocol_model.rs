@@ -21,7 +21,7 @@ impl Random {
 }
 
 #[derive(Debug, Clone)]
-struct Reservation {
+struct ModelReservation {
     owner: &'static str,
     committed: bool,
     ends: u64,
@@ -31,11 +31,12 @@ struct Reservation {
 /// What should be, told by lists alone.
 #[derive(Default)]
 struct Model {
-    open: BTreeMap<String, Reservation>,
+    open: BTreeMap<String, ModelReservation>,
     /// Execution ids by owner: none while running, else the answer.
     answers: BTreeMap<(&'static str, String), Option<String>>,
     runs: BTreeSet<(&'static str, String)>,
-    jobs: usize,
+    /// The slots that cloud jobs have.
+    jobs: Vec<CountedLease>,
 }
 
 impl Model {
@@ -48,7 +49,7 @@ const OWNERS: [&str; 3] = ["a", "b", "stranger"];
 const SLOTS: usize = 3;
 
 struct World {
-    bed: Bed,
+    peer: TestPeer,
     model: Model,
     log: BTreeMap<String, (Option<crate::reservation::ledger::State>, usize)>,
     generation: u64,
@@ -56,7 +57,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        World { bed: Bed::new(SLOTS), model: Model::default(), log: BTreeMap::new(), generation: 0 }
+        World { peer: TestPeer::new(SLOTS), model: Model::default(), log: BTreeMap::new(), generation: 0 }
     }
 
     /// One random step; an error names the invariant.
@@ -64,26 +65,26 @@ impl World {
         let who = OWNERS[random.below(3) as usize];
         let id = format!("{:02}", random.below(8));
         let execution = format!("{:03}", random.below(60));
-        let now = self.bed.now;
+        let now = self.peer.now;
         match random.below(100) {
             0..30 => {
                 let ttl = [4, 5, 6, 20, 300, 301][random.below(6) as usize];
-                self.bed.slots.jobs_wait = random.below(8) == 0;
+                self.peer.slots.jobs_wait = random.below(8) == 0;
                 self.model.expire(now);
                 let expected = match self.model.open.get(&id) {
                     Some(r) if r.owner == who && r.committed => "committed",
                     Some(r) if r.owner == who => "accepted",
                     Some(_) => "rejected",
                     None if who == "stranger" || !(5..=300).contains(&ttl) => "rejected",
-                    None if self.bed.slots.jobs_wait => "rejected",
-                    None if self.model.open.len() + self.model.jobs >= SLOTS => "rejected",
+                    None if self.peer.slots.jobs_wait => "rejected",
+                    None if self.model.open.len() + self.model.jobs.len() >= SLOTS => "rejected",
                     None => "accepted",
                 };
-                let (found, _) = self.bed.prepare_for(who, ask(&id, ttl));
-                self.bed.slots.jobs_wait = false;
+                let (found, _) = self.peer.prepare_for(who, ask(&id, ttl));
+                self.peer.slots.jobs_wait = false;
                 same("answers_follow_the_contract", "prepare", &found, expected)?;
                 if expected == "accepted" {
-                    let fresh = Reservation {
+                    let fresh = ModelReservation {
                         owner: who,
                         committed: false,
                         ends: now + ttl as u64 * 1000,
@@ -101,7 +102,7 @@ impl World {
                     }
                     _ => "rejected",
                 };
-                same("only_the_owner", "commit", &self.bed.commit(who, &id), expected)?;
+                same("only_the_owner", "commit", &self.peer.commit(who, &id), expected)?;
             }
             50..60 => {
                 self.model.expire(now);
@@ -110,7 +111,7 @@ impl World {
                 if own.is_some() && expected.is_none() {
                     self.model.open.remove(&id);
                 }
-                let stopped = self.bed.cancel(who, &id);
+                let stopped = self.peer.cancel(who, &id);
                 if stopped != expected.map(|e| format!("execution-{e}")) {
                     return Err(format!("only_the_owner: cancel stops {stopped:?}"));
                 }
@@ -122,28 +123,27 @@ impl World {
                 if !running.is_empty() {
                     let (owner_name, execution) =
                         running[random.below(running.len() as u64) as usize].clone();
-                    self.bed.finish(owner_name, &execution);
+                    self.peer.finish(owner_name, &execution);
                     self.model
                         .open
                         .retain(|_, r| r.owner != owner_name || r.running.as_ref() != Some(&execution));
                     self.model.answers.insert((owner_name, execution), Some("answer".into()));
                 }
             }
-            88..93 => self.bed.now += [1, 500, 999, 5_000, 20_000, 400_000][random.below(6) as usize],
+            88..93 => self.peer.now += [1, 500, 999, 5_000, 20_000, 400_000][random.below(6) as usize],
             93..96 => {
                 // A cloud job comes, or one ends.
                 if random.below(2) == 0 {
-                    self.model.jobs += usize::from(self.bed.slots.take().is_ok());
-                } else if self.model.jobs > 0 {
-                    self.bed.slots.give();
-                    self.model.jobs -= 1;
+                    self.model.jobs.extend(self.peer.slots.try_acquire());
+                } else {
+                    self.model.jobs.pop();
                 }
             }
             96..99 => {
-                self.bed.table.expire(at(now), &mut self.bed.slots);
+                self.peer.table.expire(at(now));
                 self.model.expire(now);
-                if self.bed.table.next_end().is_some_and(|end| end <= Duration::from_millis(now)) {
-                    return Err("one_release_per_hold: a hold is left behind its end".into());
+                if self.peer.table.next_end().is_some_and(|end| end <= Duration::from_millis(now)) {
+                    return Err("one_release_per_hold: a reservation is left behind its end".into());
                 }
             }
             _ => self.crash()?,
@@ -154,7 +154,7 @@ impl World {
     fn dispatch(&mut self, who: &'static str, id: &str, execution: &str, now: u64) -> Result<(), String> {
         self.model.expire(now);
         let key = (who, execution.to_string());
-        let found = self.bed.dispatch(who, id, execution);
+        let found = self.peer.dispatch(who, id, execution);
         if who == "stranger" {
             return same("only_the_owner", "dispatch", &text(found), NOT_COMMITTED);
         }
@@ -171,7 +171,7 @@ impl World {
                     .get_mut(id)
                     .filter(|r| r.owner == who && r.committed && r.running.is_none());
                 match (own, found) {
-                    (Some(r), Dispatch::Run) => {
+                    (Some(r), Dispatch::Run(())) => {
                         r.running = Some(execution.into());
                         self.model.answers.insert(key.clone(), None);
                         match self.model.runs.insert(key) {
@@ -195,14 +195,18 @@ impl World {
         self.read_log()?;
         self.generation += 1;
         self.log.clear();
-        self.bed.table = Table::new(limits(), self.generation * 10_000_000);
-        self.bed.slots = Counter::new(SLOTS);
+        // The reservations' leases go with the table, those of executions and jobs with their threads.
+        self.peer.table = ReservationTable::new(limits(), self.generation * 10_000_000);
+        self.peer.executing.clear();
         self.model = Model::default();
-        Ok(())
+        match self.peer.slots.out.get() {
+            0 => Ok(()),
+            left => Err(format!("no_over_admission: {left} leases are left behind by nobody")),
+        }
     }
 
     fn read_log(&mut self) -> Result<(), String> {
-        for noted in self.bed.table.notes() {
+        for noted in self.peer.table.notes() {
             for fact in &noted.facts {
                 let (state, releases) = self.log.entry(noted.hold.clone()).or_default();
                 let folded = crate::reservation::ledger::fold(state.take(), noted.at, fact);
@@ -217,11 +221,14 @@ impl World {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        let taken = self.bed.slots.taken;
-        let load = self.bed.table.load();
-        if taken > SLOTS || taken != load.reservations + load.executions + self.model.jobs {
+        let leased = self.peer.slots.out.get();
+        let load = self.peer.table.load();
+        let (executing, jobs) = (self.peer.executing.len(), self.model.jobs.len());
+        let is_counted = leased == load.reservations + load.executions + jobs && load.executions == executing;
+        if leased > SLOTS || !is_counted {
             return Err(format!(
-                "no_over_admission: {taken} of {SLOTS} slots are taken, the load is {load:?}"
+                "no_over_admission: {leased} of {SLOTS} slots are leased, {executing} by executions and {jobs} by \
+                 jobs, the load is {load:?}"
             ));
         }
         // The table looks at the time when it is asked, the model as well.

@@ -1,34 +1,46 @@
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::*;
 
 const ME: &str = "12D3KooWthispeer";
 
+/// Counts leases, and checks that never more are out than there are slots.
 struct Counter {
     total: usize,
-    taken: usize,
+    out: Rc<Cell<usize>>,
     jobs_wait: bool,
     max_qubits: Option<u16>,
 }
 
+/// A slot of the counter, given back when it is dropped.
+#[derive(Debug)]
+struct CountedLease(Rc<Cell<usize>>);
+
+impl Drop for CountedLease {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
 impl Counter {
     fn new(total: usize) -> Counter {
-        Counter { total, taken: 0, jobs_wait: false, max_qubits: Some(10) }
+        Counter { total, out: Rc::default(), jobs_wait: false, max_qubits: Some(10) }
     }
 }
 
 impl Slots for Counter {
-    fn take(&mut self) -> Result<(), NoSlot> {
+    type Lease = CountedLease;
+
+    fn try_acquire(&self) -> Result<CountedLease, NoSlot> {
         if self.jobs_wait {
             return Err(NoSlot::JobsWait);
         }
-        if self.taken == self.total {
+        if self.out.get() == self.total {
             return Err(NoSlot::Full);
         }
-        self.taken += 1;
-        Ok(())
-    }
-
-    fn give(&mut self) {
-        self.taken = self.taken.checked_sub(1).expect("a slot is given back once");
+        self.out.set(self.out.get() + 1);
+        Ok(CountedLease(self.out.clone()))
     }
 
     fn max_qubits(&self) -> Option<u16> {
@@ -36,8 +48,8 @@ impl Slots for Counter {
     }
 }
 
-fn limits() -> Limits {
-    Limits {
+fn limits() -> PeerLimits {
+    PeerLimits {
         peer_id: ME.into(),
         allow: Allow::Listed(["a", "b"].map(|p| format!("12D3KooWowner{p}")).into()),
         services: vec!["hadamard".into()],
@@ -103,15 +115,22 @@ fn done(text: &str) -> Finish {
     Finish { answer: text.as_bytes().into(), error: None, seconds: 0.001, fidelity: Some(1.0) }
 }
 
-struct Bed {
-    table: Table,
+struct TestPeer {
+    table: ReservationTable<CountedLease>,
     slots: Counter,
     now: u64,
+    /// Leases of executions, by owner and execution.
+    executing: HashMap<(String, String), CountedLease>,
 }
 
-impl Bed {
-    fn new(slots: usize) -> Bed {
-        Bed { table: Table::new(limits(), 1), slots: Counter::new(slots), now: 0 }
+impl TestPeer {
+    fn new(slots: usize) -> TestPeer {
+        TestPeer {
+            table: ReservationTable::new(limits(), 1),
+            slots: Counter::new(slots),
+            now: 0,
+            executing: HashMap::new(),
+        }
     }
 
     fn prepare(&mut self, who: &str, id: &str) -> (String, String) {
@@ -119,31 +138,45 @@ impl Bed {
     }
 
     fn prepare_for(&mut self, who: &str, request: PrepareRequest) -> (String, String) {
-        let answer = self.table.prepare(at(self.now), &owner(who), &request, &mut self.slots);
+        let answer = self.table.prepare(at(self.now), &owner(who), &request, &self.slots);
         (answer.transition, answer.reason.unwrap_or_default())
     }
 
     fn commit(&mut self, who: &str, id: &str) -> String {
-        self.table.commit(at(self.now), &owner(who), &commit(id), &mut self.slots).transition
+        self.table.commit(at(self.now), &owner(who), &commit(id)).transition
     }
 
     fn cancel(&mut self, who: &str, id: &str) -> Option<String> {
-        let (answer, stop) = self.table.cancel(at(self.now), &owner(who), &cancel(id), &mut self.slots);
+        let (answer, stop) = self.table.cancel(at(self.now), &owner(who), &cancel(id));
         assert_eq!(answer.transition, "cancelled");
         stop
     }
 
-    fn dispatch(&mut self, who: &str, id: &str, execution: &str) -> Dispatch {
-        self.table.dispatch(at(self.now), &owner(who), &send(id, execution), &mut self.slots)
+    /// Keeps the lease of an execution that is to be run.
+    fn dispatch(&mut self, who: &str, id: &str, execution: &str) -> Dispatch<()> {
+        match self.table.dispatch(at(self.now), &owner(who), &send(id, execution)) {
+            Dispatch::Run(lease) => {
+                let key = (owner(who), format!("execution-{execution}"));
+                assert!(self.executing.insert(key, lease).is_none(), "an execution runs once");
+                Dispatch::Run(())
+            }
+            Dispatch::Answer(answer) => Dispatch::Answer(answer),
+            Dispatch::Wait => Dispatch::Wait,
+        }
     }
 
     fn finish(&mut self, who: &str, execution: &str) {
+        self.finish_with(who, execution, done("answer"));
+    }
+
+    fn finish_with(&mut self, who: &str, execution: &str, finish: Finish) {
         let execution = format!("execution-{execution}");
-        self.table.finished(at(self.now), &owner(who), &execution, done("answer"), &mut self.slots);
+        let lease = self.executing.remove(&(owner(who), execution.clone())).expect("it runs");
+        self.table.finished(at(self.now), &owner(who), &execution, finish, lease);
     }
 }
 
-fn text(dispatch: Dispatch) -> String {
+fn text(dispatch: Dispatch<()>) -> String {
     match dispatch {
         Dispatch::Answer(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         other => panic!("{other:?}"),
@@ -152,9 +185,9 @@ fn text(dispatch: Dispatch) -> String {
 
 #[test]
 fn declines_have_reasons() {
-    let mut bed = Bed::new(1);
+    let mut peer = TestPeer::new(1);
     let mut declined = |request: PrepareRequest, who: &str, part: &str| {
-        let (transition, reason) = bed.prepare_for(who, request);
+        let (transition, reason) = peer.prepare_for(who, request);
         assert!(transition == "rejected" && reason.contains(part), "{transition} {reason}");
     };
     declined(ask("1", 4), "a", "at least 5");
@@ -162,91 +195,91 @@ fn declines_have_reasons() {
     declined(PrepareRequest { service_id: "no_such".into(), ..ask("1", 60) }, "a", "no_such");
     declined(PrepareRequest { estimated_qubits: 1000, ..ask("1", 60) }, "a", "1000 qubits");
     declined(ask("1", 60), "stranger", "lends nothing");
-    assert_eq!(bed.prepare("a", "1").0, "accepted");
-    assert_eq!(bed.prepare("a", "2"), ("rejected".into(), FULL.into()));
-    bed.cancel("a", "1");
-    bed.slots.jobs_wait = true;
-    assert!(bed.prepare("a", "2").1.contains("cloud jobs wait"));
-    bed.slots.jobs_wait = false;
+    assert_eq!(peer.prepare("a", "1").0, "accepted");
+    assert_eq!(peer.prepare("a", "2"), ("rejected".into(), FULL.into()));
+    peer.cancel("a", "1");
+    peer.slots.jobs_wait = true;
+    assert!(peer.prepare("a", "2").1.contains("cloud jobs wait"));
+    peer.slots.jobs_wait = false;
     let bundle = PrepareRequest { service_id: BUNDLE.into(), ..ask("3", 60) };
-    assert_eq!(bed.prepare_for("a", bundle).0, "accepted");
-    let mut no_states = Bed::new(1);
+    assert_eq!(peer.prepare_for("a", bundle).0, "accepted");
+    let mut no_states = TestPeer::new(1);
     no_states.slots.max_qubits = None;
     assert!(no_states.prepare("a", "1").1.contains("evolve_state"));
 }
 
 #[test]
 fn strangers_leave_no_trace() {
-    let mut bed = Bed::new(1);
-    bed.prepare("stranger", "1");
-    bed.dispatch("stranger", "1", "1");
-    assert!(bed.table.notes().is_empty() && bed.table.kept.is_empty());
+    let mut peer = TestPeer::new(1);
+    peer.prepare("stranger", "1");
+    peer.dispatch("stranger", "1", "1");
+    assert!(peer.table.notes().is_empty() && peer.table.kept.is_empty());
 }
 
 #[test]
-fn a_hold_lasts_its_whole_ttl_and_not_a_part_of_a_millisecond_less() {
-    let mut bed = Bed::new(1);
+fn a_reservation_lasts_its_whole_ttl_and_not_a_part_of_a_millisecond_less() {
+    let mut peer = TestPeer::new(1);
     let late = |ms: u64| Now { elapsed: Duration::from_micros(ms * 1_000 + 900), ..at(ms) };
-    let prepare = |bed: &mut Bed, now: Now, id: &str| {
-        bed.table.prepare(now, &owner("a"), &ask(id, 5), &mut bed.slots).transition
+    let prepare = |peer: &mut TestPeer, now: Now, id: &str| {
+        peer.table.prepare(now, &owner("a"), &ask(id, 5), &peer.slots).transition
     };
-    assert_eq!(prepare(&mut bed, late(1_000), "1"), "accepted");
-    assert_eq!(prepare(&mut bed, at(6_000), "2"), "rejected");
-    assert_eq!(prepare(&mut bed, late(6_000), "3"), "accepted");
+    assert_eq!(prepare(&mut peer, late(1_000), "1"), "accepted");
+    assert_eq!(prepare(&mut peer, at(6_000), "2"), "rejected");
+    assert_eq!(prepare(&mut peer, late(6_000), "3"), "accepted");
 }
 
 #[test]
 fn a_commit_does_not_extend_the_ttl_and_expiry_has_one_winner() {
-    let mut bed = Bed::new(1);
-    bed.prepare_for("a", ask("1", 5));
-    bed.now = 4_999;
-    assert_eq!(bed.commit("a", "1"), "committed");
-    bed.now = 5_000;
-    assert!(text(bed.dispatch("a", "1", "1")).contains(NOT_COMMITTED));
-    assert_eq!(bed.commit("a", "1"), "rejected");
-    assert_eq!(bed.prepare("b", "2").0, "accepted", "the slot is free");
-    let kinds: Vec<&str> = bed.table.notes().iter().flat_map(|n| &n.facts).map(Fact::kind).collect();
+    let mut peer = TestPeer::new(1);
+    peer.prepare_for("a", ask("1", 5));
+    peer.now = 4_999;
+    assert_eq!(peer.commit("a", "1"), "committed");
+    peer.now = 5_000;
+    assert!(text(peer.dispatch("a", "1", "1")).contains(NOT_COMMITTED));
+    assert_eq!(peer.commit("a", "1"), "rejected");
+    assert_eq!(peer.prepare("b", "2").0, "accepted", "the slot is free");
+    let kinds: Vec<&str> = peer.table.notes().iter().flat_map(|n| &n.facts).map(Fact::kind).collect();
     assert_eq!(kinds, ["requested", "accepted", "committed", "hold_released", "requested", "accepted"]);
 }
 
 #[test]
 fn a_running_dispatch_keeps_its_slot_until_it_ends() {
-    let mut bed = Bed::new(1);
-    bed.prepare_for("a", ask("1", 5));
-    bed.commit("a", "1");
-    assert!(matches!(bed.dispatch("a", "1", "1"), Dispatch::Run));
-    assert!(matches!(bed.dispatch("a", "1", "1"), Dispatch::Wait));
-    assert!(text(bed.dispatch("a", "1", "2")).contains(NOT_COMMITTED), "it is used up");
-    bed.now = 60_000;
-    assert_eq!(bed.prepare("b", "2").0, "rejected", "the plugin still has it");
-    assert_eq!(bed.cancel("b", "1"), None);
-    assert_eq!(bed.cancel("a", "1").as_deref(), Some("execution-1"));
-    bed.finish("a", "1");
-    assert_eq!(text(bed.dispatch("a", "9", "1")), "answer", "kept, whatever else the request says");
-    assert_eq!(bed.prepare("b", "2").0, "accepted");
+    let mut peer = TestPeer::new(1);
+    peer.prepare_for("a", ask("1", 5));
+    peer.commit("a", "1");
+    assert!(matches!(peer.dispatch("a", "1", "1"), Dispatch::Run(())));
+    assert!(matches!(peer.dispatch("a", "1", "1"), Dispatch::Wait));
+    assert!(text(peer.dispatch("a", "1", "2")).contains(NOT_COMMITTED), "it is used up");
+    peer.now = 60_000;
+    assert_eq!(peer.prepare("b", "2").0, "rejected", "the plugin still has it");
+    assert_eq!(peer.cancel("b", "1"), None);
+    assert_eq!(peer.cancel("a", "1").as_deref(), Some("execution-1"));
+    peer.finish("a", "1");
+    assert_eq!(text(peer.dispatch("a", "9", "1")), "answer", "kept, whatever else the request says");
+    assert_eq!(peer.prepare("b", "2").0, "accepted");
 }
 
 #[test]
 fn a_slow_device_declines_what_takes_too_long() {
-    let mut bed = Bed::new(1);
-    bed.prepare("a", "1");
-    bed.commit("a", "1");
-    bed.dispatch("a", "1", "1");
+    let mut peer = TestPeer::new(1);
+    peer.prepare("a", "1");
+    peer.commit("a", "1");
+    peer.dispatch("a", "1", "1");
     let slow = Finish { seconds: 6.0, ..done("slow") };
-    bed.table.finished(at(0), &owner("a"), "execution-1", slow, &mut bed.slots);
+    peer.finish_with("a", "1", slow);
     let bigger = PrepareRequest { estimated_qubits: 4, ..ask("2", 60) };
-    let (transition, reason) = bed.prepare_for("a", bigger);
+    let (transition, reason) = peer.prepare_for("a", bigger);
     assert!(transition == "rejected" && reason.contains("about 24 s"), "{reason}");
-    assert_eq!(bed.prepare("a", "3").0, "accepted", "6 s are fine");
+    assert_eq!(peer.prepare("a", "3").0, "accepted", "6 s are fine");
 }
 
 #[test]
 fn kept_answers_are_bounded() {
-    let mut bed = Bed::new(1);
+    let mut peer = TestPeer::new(1);
     for n in 0..KEPT_ANSWERS * 2 {
-        bed.dispatch("a", "none", &format!("{n:08}"));
+        peer.dispatch("a", "none", &format!("{n:08}"));
     }
-    let kept = &bed.table.kept[&owner("a")];
+    let kept = &peer.table.kept[&owner("a")];
     assert_eq!((kept.order.len(), kept.executions.len()), (KEPT_ANSWERS, KEPT_ANSWERS));
     let bytes: usize = kept
         .executions
@@ -257,6 +290,32 @@ fn kept_answers_are_bounded() {
         })
         .sum();
     assert_eq!(kept.bytes, bytes);
+}
+
+#[test]
+fn a_slot_is_free_only_after_the_end_of_its_execution_is_recorded() {
+    let mut peer = TestPeer::new(1);
+    peer.prepare("a", "1");
+    peer.commit("a", "1");
+    peer.dispatch("a", "1", "1");
+    assert_eq!(peer.slots.out.get(), 1, "the execution has the lease, not a second one");
+    assert_eq!(peer.table.load(), PeerLoad { reservations: 0, executions: 1 });
+    peer.table.notes();
+    peer.finish("a", "1");
+    assert_eq!(peer.slots.out.get(), 0);
+    let kinds: Vec<&str> = peer.table.notes().iter().flat_map(|n| &n.facts).map(Fact::kind).collect();
+    assert!(kinds.contains(&"hold_released"), "{kinds:?}");
+}
+
+#[test]
+fn a_peer_that_goes_gives_every_slot_back() {
+    let mut peer = TestPeer::new(2);
+    peer.prepare("a", "1");
+    peer.prepare("b", "2");
+    let TestPeer { table, slots, .. } = peer;
+    assert_eq!(slots.out.get(), 2);
+    drop(table);
+    assert_eq!(slots.out.get(), 0);
 }
 
 #[path = "protocol_model.rs"]

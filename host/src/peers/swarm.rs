@@ -13,12 +13,13 @@ mod codec;
 mod gathered;
 mod shell;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use libp2p::identity::Keypair;
 use libp2p::request_response::ResponseChannel;
 use libp2p::{Multiaddr, PeerId};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::registry::Topic;
@@ -256,7 +257,7 @@ impl Network {
         if self.orders.send(Order::Stop).await.is_err() {
             tracing::debug!("the peer network had stopped before");
         }
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         let Some(thread) = thread else { return };
         let joined = tokio::task::spawn_blocking(move || thread.join().is_err()).await;
         if joined.unwrap_or(true) {

@@ -11,9 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use coda_plugin_abi::{Error, ErrorCode, Outcome, Stage};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::model::MessageId;
@@ -108,7 +108,7 @@ impl AnswerJournal {
     }
 
     fn add(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut guard = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.file.lock();
         let (file, size) = &mut *guard;
         if *size > MAX_BYTES {
             std::fs::rename(self.dir.join(FILE), self.dir.join(OLD_FILE))?;

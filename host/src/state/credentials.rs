@@ -181,8 +181,7 @@ fn write_all(
 }
 
 fn token_hash(token: &Secret) -> String {
-    let digest = Sha256::digest(token.expose().as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(token.expose().as_bytes()))
 }
 
 fn text(path: &Path) -> Result<Option<String>, CredentialsError> {

@@ -25,7 +25,7 @@ use super::profile::{self, Checked, MAX_PROFILE, ProfileError};
 use crate::config::settings::VpnSettings;
 use crate::error::{Explain, exit};
 use crate::state::files::{self, FileError};
-use crate::sys::Process;
+use crate::sys::ProcessHandle;
 
 pub const PID_FILE: &str = "coda-node-openvpn.pid";
 pub const LOG_FILE: &str = "coda-node-openvpn.log";
@@ -422,7 +422,7 @@ impl Managed {
 
     fn wait_up(&self, hint: Option<&str>, cancel: &CancellationToken) -> Result<String, OpenvpnError> {
         let until = Instant::now() + self.start_timeout;
-        let mut seen: Option<Process> = None;
+        let mut seen: Option<ProcessHandle> = None;
         loop {
             if cancel.is_cancelled() {
                 return Err(OpenvpnError::BrokenOff);
@@ -473,9 +473,9 @@ impl Managed {
     }
 
     /// Our daemon. The descriptor is taken before the look at the process, so both mean the same one.
-    fn find(&self) -> Result<Option<(u32, Process)>, OpenvpnError> {
+    fn find(&self) -> Result<Option<(u32, ProcessHandle)>, OpenvpnError> {
         let Some(pid) = read_pid(&self.pid_file) else { return Ok(None) };
-        let process = Process::open(pid).map_err(watched)?;
+        let process = ProcessHandle::open(pid).map_err(watched)?;
         Ok(process.filter(|_| is_openvpn_with(pid, &self.profile)).map(|process| (pid, process)))
     }
 

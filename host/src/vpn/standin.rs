@@ -151,7 +151,7 @@ impl Drop for Standin {
             && fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
                 String::from_utf8_lossy(&line).contains(self.profile().to_str().unwrap_or("?"))
             })
-            && let Ok(Some(process)) = crate::sys::Process::open(pid)
+            && let Ok(Some(process)) = crate::sys::ProcessHandle::open(pid)
         {
             process.signal(libc::SIGKILL).ok();
         }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, Located, Source};
-use coda_host::executor::watchdog::Limits;
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use coda_host::executor::worker::Restart;
-use coda_host::executor::{Executor, JobContext, RunDone, RunJob, StartRequest};
+use coda_host::executor::{Executor, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_plugin_abi::{Gate, GateKind, Program, Target};
@@ -46,7 +45,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         located: Located {
             path: library(name),
             entry: DEFAULT_ENTRY.into(),
-            source: Source::Environment,
+            source: FactorySource::Environment,
             pinned: None,
         },
         state_dir: dir.path().to_path_buf(),
@@ -59,7 +58,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         dispositions: Arc::new(Dispositions::capture()),
         isolation: isolated.then_some(restart),
         runs_as: RunsAs::Host,
-        limits: Limits { run: None, grace: LIMIT, exit: false },
+        limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
     };
     let executor = Executor::start(request, done).await.expect("the plugin starts");
     let gate = |i: usize| Gate::one(GateKind::Rx, (i % 50) as u16, 0.1 + i as f64);
@@ -77,7 +76,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         }]);
         loop {
             match answers.recv().await.expect("the slot thread lives") {
-                RunDone::Job { answer, run_time, .. } => {
+                SlotReport::Answered { answer, run_time, .. } => {
                     answer.expect("counts");
                     // The first ones warm up.
                     if ticket as usize >= runs / 10 {
@@ -85,7 +84,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
                     }
                     break;
                 }
-                RunDone::Started { .. } => {}
+                SlotReport::Started { .. } => {}
             }
         }
     }

@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime};
 use super::{Finding, Verdict, peer};
 use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
-use crate::config::load::{self, Surroundings};
+use crate::config::load::{self, ProcessEnv};
 use crate::config::settings::Dirs;
-use crate::daemon::neighbours;
-use crate::daemon::place::{self, Holder};
+use crate::daemon::conflicts;
+use crate::daemon::instance_lock::{self, LockHolder};
 use crate::executor::account::{self, RunsAs};
 use crate::executor::elf;
 use crate::executor::locate::Located;
@@ -29,19 +29,19 @@ const CLOCK_WARN: Duration = Duration::from_secs(30);
 const CLOCK_FAIL: Duration = Duration::from_secs(300);
 
 /// Runs them all; none keeps the others from running.
-pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
+pub async fn all(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let dirs = match load::dirs(around) {
+    let dirs = match load::dirs(env) {
         Ok(dirs) => dirs,
         Err(e) => return vec![Finding::failure("directories", &e.into())],
     };
     findings.extend(directories(&dirs));
-    let prepared = app::prepare(around, HashMap::new());
+    let prepared = app::prepare(env, HashMap::new());
     let no_cloud = prepared.as_ref().is_ok_and(|p| p.settings.peer.no_cloud);
     if !no_cloud {
         findings.push(stored(&dirs));
     }
-    let holder = match place::holder(&dirs.state) {
+    let holder = match instance_lock::holder(&dirs.state) {
         Ok(holder) => holder,
         Err(e) => {
             findings.push(Finding::failure("running", &e.into()));
@@ -61,12 +61,12 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
         }
     };
     findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
-    findings.push(match neighbours::no_python_node(&dirs.credentials, prepared.qpu_id()) {
+    findings.push(match conflicts::no_python_node(&dirs.credentials, prepared.qpu_id()) {
         Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
         Err(e) => Finding::failure("coda-node", &e.into()),
     });
     findings.extend(runs_as(&prepared));
-    findings.push(plugin(&prepared, around, holder.is_some() || no_plugin).await);
+    findings.push(plugin(&prepared, env, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
     if prepared.settings.peer.enabled {
         findings.extend(peer::all(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
@@ -77,8 +77,8 @@ pub async fn all(around: &Surroundings, no_plugin: bool) -> Vec<Finding> {
     }
     findings.extend(cloud(&prepared).await);
     findings.extend(redis(&prepared).await);
-    findings.push(openvpn(&prepared, around));
-    findings.extend(tunnel(&prepared, around, holder.is_some()));
+    findings.push(openvpn(&prepared, env));
+    findings.extend(tunnel(&prepared, env, holder.is_some()));
     findings
 }
 
@@ -183,8 +183,8 @@ fn runs_as(prepared: &Prepared) -> Option<Finding> {
     })
 }
 
-async fn plugin(prepared: &Prepared, around: &Surroundings, only_file: bool) -> Finding {
-    let located = match app::locate_plugin(&prepared.settings, &prepared.device, &around.cwd) {
+async fn plugin(prepared: &Prepared, env: &ProcessEnv, only_file: bool) -> Finding {
+    let located = match app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd) {
         Ok(located) => located,
         Err(failure) => return Finding::failure("plugin", &failure),
     };
@@ -215,8 +215,8 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
     settings.dirs.state = scratch.path().to_path_buf();
     match app::start_executor(&settings, &prepared.device, located, dispositions).await {
         Ok((executor, _)) => {
-            let described = executor.described();
-            let (info, device) = (&described.info, &described.device);
+            let active = executor.active_plugin();
+            let (info, device) = (&active.info, &active.device);
             executor.shutdown(prepared.settings.executor.control_timeout).await;
             let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
             let found = format!(
@@ -237,7 +237,7 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
                     todo,
                 );
             }
-            if prepared.settings.peer.enabled && described.hooks.evolve_qubits.is_none() {
+            if prepared.settings.peer.enabled && active.hooks.evolve_qubits.is_none() {
                 return Finding::warn(
                     "plugin",
                     format!("{found}; it can't take over a quantum state, so every reservation is declined"),
@@ -250,7 +250,7 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
     }
 }
 
-fn port(prepared: &Prepared, holder: Option<&Holder>) -> Finding {
+fn port(prepared: &Prepared, holder: Option<&LockHolder>) -> Finding {
     let api = &prepared.settings.api;
     let address = format!("{}:{}", api.host, api.port);
     if let Some(held) = holder.and_then(|h| h.address.as_ref()) {
@@ -321,11 +321,11 @@ async fn redis(prepared: &Prepared) -> Vec<Finding> {
     }
 }
 
-fn openvpn(prepared: &Prepared, around: &Surroundings) -> Finding {
+fn openvpn(prepared: &Prepared, env: &ProcessEnv) -> Finding {
     if !prepared.settings.vpn.required {
         return Finding::skip("vpn", "not required");
     }
-    let path = around.plain("PATH").unwrap_or_default();
+    let path = env.plain("PATH").unwrap_or_default();
     let found = Programs::of_path(path).find("openvpn");
     match found {
         Some(binary) => Finding::pass("vpn", format!("{} is there", binary.display())),
@@ -340,12 +340,12 @@ fn openvpn(prepared: &Prepared, around: &Surroundings) -> Finding {
 }
 
 /// The tunnel's interface, and whether it has taken over the default route.
-fn tunnel(prepared: &Prepared, around: &Surroundings, running: bool) -> Vec<Finding> {
+fn tunnel(prepared: &Prepared, env: &ProcessEnv, running: bool) -> Vec<Finding> {
     let vpn = &prepared.settings.vpn;
     if !vpn.required {
         return Vec::new();
     }
-    let programs = Programs::of_path(around.plain("PATH").unwrap_or_default());
+    let programs = Programs::of_path(env.plain("PATH").unwrap_or_default());
     let up = match interface::detect(&programs, vpn.interface_hint.as_deref(), vpn.command_timeout) {
         Ok(Some(up)) => up,
         Ok(None) if running => {

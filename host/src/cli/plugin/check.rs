@@ -11,8 +11,8 @@ use rand::Rng as _;
 
 use super::super::way::Out;
 use crate::app;
-use crate::check::{self, CASES, Case, Options, report, runner};
-use crate::config::load::Surroundings;
+use crate::check::{self, CASES, Case, CheckOptions, report, runner};
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 use crate::executor::elf;
 use crate::executor::locate::DEFAULT_ENTRY;
@@ -69,8 +69,8 @@ pub struct CaseArgs {
     answer: PathBuf,
 }
 
-pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(around);
+pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+    let mut out = Out::new(env);
     if args.list {
         for case in CASES {
             out.line(&format!("{:<22}{}", case.name, case.about))?;
@@ -90,7 +90,7 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
         return Err(unusable(format!("--tolerance is {}, expected 0 to 1", args.tolerance), None));
     }
     let scratch = tempfile::tempdir().map_err(|e| unusable(format!("no temporary directory: {e}"), None))?;
-    let options = options(&args, around, scratch.path())?;
+    let options = options(&args, env, scratch.path())?;
     let program =
         std::env::current_exe().map_err(|e| unusable(format!("this program can't be found: {e}"), None))?;
     if !args.json {
@@ -125,8 +125,8 @@ pub fn run(args: Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     Ok(if failed { ExitCode::from(exit::FAILURE) } else { ExitCode::SUCCESS })
 }
 
-fn options(args: &Args, around: &Surroundings, scratch: &Path) -> Result<Options, Failure> {
-    let file = args.file.as_ref().map(|f| around.cwd.join(f)).unwrap_or_default();
+fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions, Failure> {
+    let file = args.file.as_ref().map(|f| env.cwd.join(f)).unwrap_or_default();
     let library = file.canonicalize().map_err(|e| {
         unusable(
             format!("{} can't be read: {e}", file.display()),
@@ -137,7 +137,7 @@ fn options(args: &Args, around: &Surroundings, scratch: &Path) -> Result<Options
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
-    let prepared = app::prepare(around, flags)?;
+    let prepared = app::prepare(env, flags)?;
     let named = prepared
         .device
         .executor_factory
@@ -150,7 +150,7 @@ fn options(args: &Args, around: &Surroundings, scratch: &Path) -> Result<Options
         true => DEFAULT_ENTRY.to_string(),
         false => entries.first().cloned().unwrap_or_else(|| DEFAULT_ENTRY.into()),
     };
-    Ok(Options {
+    Ok(CheckOptions {
         library,
         entry: named.unwrap_or_else(usual),
         config_path: prepared.device.path,
@@ -170,7 +170,7 @@ pub fn run_case(args: &CaseArgs) -> Result<ExitCode, Failure> {
     let failed = |what: String| unusable(format!("this command is for `plugin check` itself: {what}"), None);
     let case = check::case(&args.case).ok_or_else(|| failed(format!("no case '{}'", args.case)))?;
     let order = std::fs::read(&args.order).map_err(|e| failed(e.to_string()))?;
-    let options: Options = serde_json::from_slice(&order).map_err(|e| failed(e.to_string()))?;
+    let options: CheckOptions = serde_json::from_slice(&order).map_err(|e| failed(e.to_string()))?;
     let verdict = check::run_here(case, &options);
     let answer = serde_json::to_vec(&verdict).map_err(|e| failed(e.to_string()))?;
     std::fs::write(&args.answer, answer).map_err(|e| failed(e.to_string()))?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::super::way::Out;
-use crate::config::load::Surroundings;
+use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 
 macro_rules! example {
@@ -45,7 +45,7 @@ pub struct Args {
 /// A file of the project: its path and what is in it.
 type Content = (&'static str, String);
 
-pub fn run(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
+pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if !args.name.starts_with(|c: char| c.is_ascii_lowercase())
         || !args.name.chars().all(good)
@@ -56,8 +56,8 @@ pub fn run(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
             "small letters, digits and dashes, the first a letter",
         ));
     }
-    let sdk = sdk(args, around)?;
-    let dir = around.cwd.join(&args.name);
+    let sdk = sdk(args, env)?;
+    let dir = env.cwd.join(&args.name);
     if dir.exists() {
         return Err(unusable(
             format!("{} exists already", dir.display()),
@@ -79,7 +79,7 @@ pub fn run(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
             unusable(format!("{} can't be written: {e}", path.display()), "check space and permissions")
         })?;
     }
-    let mut out = Out::new(around);
+    let mut out = Out::new(env);
     let (build, library) = match args.lang {
         Language::Rust => (
             "cargo test && cargo build --release",
@@ -93,9 +93,8 @@ pub fn run(args: &Args, around: &Surroundings) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn sdk(args: &Args, around: &Surroundings) -> Result<PathBuf, Failure> {
-    let named =
-        args.sdk.clone().or_else(|| around.ours("CODA_SDK").map(PathBuf::from)).map(|p| around.cwd.join(p));
+fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, Failure> {
+    let named = args.sdk.clone().or_else(|| env.ours("CODA_SDK").map(PathBuf::from)).map(|p| env.cwd.join(p));
     let beside = std::env::current_exe()
         .ok()
         .and_then(|exe| Some(exe.parent()?.parent()?.join("share/coda-host/sdk")));

@@ -4,7 +4,6 @@
 //! checking a signature costs more than everything else about a request.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der, PublicKeyX509Der};
@@ -12,6 +11,7 @@ use aws_lc_rs::rsa::{KeyPair, KeySize};
 use aws_lc_rs::signature::KeyPair as _;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
+use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::DevCloudError;
@@ -72,7 +72,7 @@ impl Keys {
     /// Checks signature, algorithm, `kid`, `sub`, `iss`, `iat` and `exp`; the reason is for the answer.
     pub(super) fn check(&self, token: &str, qpu_id: &str) -> Result<(), &'static str> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut good = self.good.lock();
         match good.get(token) {
             Some(exp) if *exp > now => return Ok(()),
             Some(_) => return Err("the JWT has expired"),

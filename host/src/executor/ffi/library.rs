@@ -1,14 +1,14 @@
-//! Opening a library and taking its functions, whichever door it has.
+//! Opening a library and taking its functions, whichever binding it has.
 //!
-//! Both doors come down to one [`Table`] of C functions: the C door hands over its own, the Rust door's module is
-//! checked by abi_stable first and its functions have the same form.
+//! Both bindings come down to one [`FunctionTable`] of C functions: the C binding hands over its own, the
+//! module of the Rust binding is checked by abi_stable first and its functions have the same form.
 
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
 
 use abi_stable::library::{AbiHeaderRef, LibraryError};
-use coda_plugin_abi::descriptor::Door;
+use coda_plugin_abi::descriptor::Binding;
 use coda_plugin_abi::raw::{C_ENTRY_SYMBOL, RawApi, RawCreate, RawEvolution, RawJob, RawReply, RawStr};
 use coda_plugin_abi::version::{self, Verdict};
 use coda_plugin_abi::{Error, ErrorCode, ExecutorModuleRef, ROOT_MODULE_SYMBOL, Stage, v1_0};
@@ -23,25 +23,25 @@ use super::{Common, Instance, JobContext};
 pub enum OpenError {
     /// The system's loader refused it; its own words.
     Loader(String),
-    /// It lacks the symbol that every plugin of its door exports.
+    /// It lacks the symbol that every plugin of its binding exports.
     NoModule(String),
     /// Its interface differs in memory layout; the first lines of the report.
     Layout(String),
-    /// The C door's function table can't be used.
+    /// The C binding's function table can't be used.
     Table(String),
 }
 
 /// A loaded library. It is never closed: code and statics of a plugin can't be unloaded safely.
 #[derive(Clone, Copy)]
 pub struct Library {
-    table: Table,
+    table: FunctionTable,
 }
 
 type ReplyPtr = *const RawReply;
 
 /// The functions of a plugin. What may be absent is optional.
 #[derive(Clone, Copy)]
-pub(super) struct Table {
+pub(super) struct FunctionTable {
     pub create: unsafe extern "C" fn(*const RawCreate, ReplyPtr) -> *mut c_void,
     pub device: unsafe extern "C" fn(*mut c_void, ReplyPtr),
     pub run: unsafe extern "C" fn(*mut c_void, *const RawJob, ReplyPtr),
@@ -54,20 +54,20 @@ pub(super) struct Table {
 }
 
 impl Library {
-    /// Opens the file with all symbols bound and takes the functions of the door and of the minor version that its
-    /// descriptor states; for the Rust door after a check of the layout. Constructors of the library run in this call, on this thread.
+    /// Opens the file with all symbols bound and takes the functions of the binding and of the minor version that its
+    /// descriptor states; for the Rust binding after a check of the layout. Constructors of the library run in this call, on this thread.
     ///
     /// # Errors
-    /// With the loader's or the layout check's own words.
-    pub fn open(path: &Path, door: Door, minor: u16) -> Result<Library, OpenError> {
+    /// When the loader or the layout check refuses the library, in the words of either.
+    pub fn open(path: &Path, binding: Binding, minor: u16) -> Result<Library, OpenError> {
         let flags = RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: loading runs the library's constructors; that a plugin's code is trusted to run in this
         // process is the meaning of configuring it. The file was checked to be a whole library.
         let library = unsafe { DynamicLibrary::open(Some(path.as_os_str()), flags) }
-            .map_err(|e| OpenError::Loader(words(&e)))?;
-        let table = match door {
-            Door::Rust => rust_door(&library, minor),
-            Door::C => c_door(&library),
+            .map_err(|e| OpenError::Loader(loader_message(&e)))?;
+        let table = match binding {
+            Binding::Rust => rust_binding(&library, minor),
+            Binding::C => c_binding(&library),
         }?;
         std::mem::forget(library);
         Ok(Library { table })
@@ -76,7 +76,7 @@ impl Library {
     /// The JSON schema of an entry's device config, when the plugin exports one. Needs no executor.
     ///
     /// # Errors
-    /// What the plugin replied instead, a panic say.
+    /// When the plugin replied an error, such as a panic.
     pub fn config_schema(&self, entry: &str) -> Result<Option<String>, Error> {
         let Some(hook) = self.table.config_schema else { return Ok(None) };
         let reply = Reply::new(0);
@@ -89,9 +89,9 @@ impl Library {
     /// Calls the factory. For thread 0.
     ///
     /// # Errors
-    /// What the factory replied, or that it replied nothing.
+    /// When the factory replied an error, or nothing.
     pub fn create(&self, request: &CreateRequest) -> Result<Instance, Error> {
-        let host = JobContext::of(request.common.clone(), "".into());
+        let host = JobContext::in_executor(request.common.clone(), "".into());
         // The executor may log until it is dropped, from threads that outlive a mere borrow.
         let host = Box::new(Arc::new(host).raw());
         let path = request.config_path.to_string_lossy();
@@ -123,16 +123,16 @@ impl Library {
 }
 
 /// libloading keeps the loader's text in its source.
-fn words(e: &libloading::Error) -> String {
+fn loader_message(e: &libloading::Error) -> String {
     let text = std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string);
     text.trim().to_string()
 }
 
-fn rust_door(library: &DynamicLibrary, minor: u16) -> Result<Table, OpenError> {
+fn rust_binding(library: &DynamicLibrary, minor: u16) -> Result<FunctionTable, OpenError> {
     // SAFETY: the symbol, when present, is abi_stable's header, whose address is what AbiHeaderRef holds.
     let header = unsafe { library.get::<AbiHeaderRef>(ROOT_MODULE_SYMBOL.as_bytes()) }
         .map(|symbol| *symbol)
-        .map_err(|e| OpenError::NoModule(words(&e)))?;
+        .map_err(|e| OpenError::NoModule(loader_message(&e)))?;
     let header = header.upgrade().map_err(|e| OpenError::Layout(brief(&e)))?;
     // Each argument of the module's functions is a pointer or a transparent struct around one.
     macro_rules! table {
@@ -140,7 +140,7 @@ fn rust_door(library: &DynamicLibrary, minor: u16) -> Result<Table, OpenError> {
             // SAFETY: both sides are pointers to functions of one calling convention, whose arguments and results
             // differ in nothing but the name of a pointer's type.
             unsafe {
-            Table {
+            FunctionTable {
                 create: same_form($module.create()),
                 device: same_form($module.device()),
                 run: same_form($module.run()),
@@ -163,7 +163,7 @@ fn rust_door(library: &DynamicLibrary, minor: u16) -> Result<Table, OpenError> {
     Ok(table!(module, Some(same_form(module.evolve_state())), Some(same_form(module.config_schema()))))
 }
 
-/// A function of the Rust door in the form of the C door.
+/// A function of the Rust binding in the form of the C binding.
 ///
 /// # Safety
 /// Both must be pointers to functions of the same calling convention, whose arguments and results differ in nothing
@@ -174,10 +174,10 @@ unsafe fn same_form<F: Copy, G: Copy>(function: F) -> G {
     unsafe { std::mem::transmute_copy(&function) }
 }
 
-fn c_door(library: &DynamicLibrary) -> Result<Table, OpenError> {
+fn c_binding(library: &DynamicLibrary) -> Result<FunctionTable, OpenError> {
     // SAFETY: the symbol's type is fixed by `coda_executor.h`, which the descriptor says this library follows.
     let entry = unsafe { library.get::<extern "C" fn() -> *const RawApi>(C_ENTRY_SYMBOL.as_bytes()) }
-        .map_err(|e| OpenError::NoModule(words(&e)))?;
+        .map_err(|e| OpenError::NoModule(loader_message(&e)))?;
     let api = entry();
     if api.is_null() {
         return Err(OpenError::Table(format!("{C_ENTRY_SYMBOL} returned null")));
@@ -203,7 +203,7 @@ fn c_door(library: &DynamicLibrary) -> Result<Table, OpenError> {
         return Err(OpenError::Table(text));
     }
     let missing = |name: &str| OpenError::Table(format!("it has no '{name}'"));
-    Ok(Table {
+    Ok(FunctionTable {
         create: api.create.ok_or_else(|| missing("create"))?,
         device: api.device.ok_or_else(|| missing("device"))?,
         run: api.run.ok_or_else(|| missing("run"))?,

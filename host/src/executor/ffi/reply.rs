@@ -3,7 +3,6 @@
 //! Nothing is believed: keys may be anything, counts wrong, answers missing or too many.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coda_plugin_abi::raw::{
     Amplitude, RawCount, RawDevice, RawEdge, RawError, RawOutcome, RawReply, RawStr, WHOLE_CALL,
@@ -11,9 +10,10 @@ use coda_plugin_abi::raw::{
 };
 use coda_plugin_abi::{Connectivity, Device, Error, ErrorCode, Hooks, Outcome, Stage, Target};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use super::Answer;
+use super::CallAnswer;
 use super::services::{copied, lent, quietly};
 
 /// Collects what a plugin replies during one call, from whatever thread of its own.
@@ -21,7 +21,7 @@ pub(super) struct Reply(Mutex<Replies>);
 
 #[derive(Default)]
 pub(super) struct Replies {
-    pub answers: Vec<Answer>,
+    pub answers: Vec<CallAnswer>,
     /// Replies for an index beyond the jobs of the call, or for one that was answered already.
     pub surplus: usize,
     pub whole: Option<Error>,
@@ -44,7 +44,7 @@ pub struct DeviceReply {
 
 impl DeviceReply {
     /// Of no device.
-    pub fn none() -> DeviceReply {
+    pub fn empty() -> DeviceReply {
         DeviceReply {
             device: Device::new("", 0, []),
             hooks: Hooks::default(),
@@ -75,7 +75,7 @@ impl Reply {
     }
 
     fn lock(&self) -> MutexGuard<'_, Replies> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn put(&self, index: usize, answer: Result<Outcome, Error>) {
@@ -92,7 +92,7 @@ impl Reply {
     }
 
     pub fn take(self) -> Replies {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.0.into_inner()
     }
 }
 

@@ -4,11 +4,12 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
-use coda_plugin_abi::LogLevel;
 use coda_plugin_abi::raw::{RawHost, RawStr};
+use coda_plugin_abi::{Error, LogLevel};
+use parking_lot::RwLock;
 
 use super::super::gauges::Gauges;
 use crate::model::JobId;
@@ -48,25 +49,30 @@ impl Common {
 
     /// The plugin's name.
     pub fn plugin(&self) -> Arc<str> {
-        self.plugin.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.plugin.read().clone()
     }
 
     /// Another plugin takes the place of the former, whose gauges say nothing any more.
     pub fn rename(&self, plugin: &str) {
-        *self.plugin.write().unwrap_or_else(PoisonError::into_inner) = plugin.into();
+        *self.plugin.write() = plugin.into();
         self.gauges.clear();
     }
 
     /// Hides these values too; those of a former config stay hidden.
     pub fn hide(&self, secrets: &[String]) {
-        let mut hidden = self.secrets.write().unwrap_or_else(PoisonError::into_inner);
+        let mut hidden = self.secrets.write();
         let new = secrets.iter().filter(|s| !hidden.contains(s)).cloned();
         *hidden = hidden.iter().cloned().chain(new.collect::<Vec<_>>()).collect();
     }
 
+    /// The error with its text masked.
+    pub fn masked_error(&self, error: Error) -> Error {
+        Error { text: self.masked(error.text), ..error }
+    }
+
     /// The text without the secrets of the device config.
     pub fn masked(&self, mut text: String) -> String {
-        let secrets = self.secrets.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let secrets = self.secrets.read().clone();
         for secret in secrets.iter() {
             if text.contains(secret.as_str()) {
                 text = text.replace(secret.as_str(), "***");
@@ -135,11 +141,11 @@ pub struct JobContext {
 impl JobContext {
     /// A context apart from every executor's, for tests and tools.
     pub fn new(plugin: Arc<str>, job_id: JobId) -> JobContext {
-        JobContext::of(Arc::new(Common::new(plugin)), job_id)
+        JobContext::in_executor(Arc::new(Common::new(plugin)), job_id)
     }
 
     /// A context of an executor; an empty id stands for the executor itself.
-    pub fn of(common: Arc<Common>, job_id: JobId) -> JobContext {
+    pub fn in_executor(common: Arc<Common>, job_id: JobId) -> JobContext {
         JobContext {
             common,
             job_id,

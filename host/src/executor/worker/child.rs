@@ -5,35 +5,31 @@
 //! the executor was destroyed, when the host asks for no more, and by the kernel when the host dies.
 
 use std::collections::HashMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use coda_plugin_abi::descriptor::Door;
-use coda_plugin_abi::{Error, Program};
-use serde::{Deserialize, Serialize};
+use coda_plugin_abi::Error;
+use coda_plugin_abi::descriptor::Binding;
+use parking_lot::Mutex;
 
+use super::super::active::MAX_SLOTS;
 use super::super::ffi::{
-    CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library, OpenError, Sink,
+    BatchAnswers, CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library,
+    OpenError, Sink,
 };
 use super::super::schema;
-use super::super::turn::lock;
-use super::super::wire::{self, Garbled, Reader, Writer};
-use super::process::{from_json, json, read_frame};
-use super::{MAX_SLOTS, Made, Spec, kind};
+use super::frames::{
+    ControlAnswer, ControlOrder, Frame, ReceivedEvolution, ReceivedJob, ReceivedRequest, SlotAnswer,
+    WorkerEvent, write,
+};
+use super::spec::{StepOutcome, WorkerSpec};
 use crate::sys;
 
 const STACK_BYTES: usize = 8 << 20;
-
-/// A control call.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Order {
-    Cancel(String),
-    Shutdown,
-}
 
 /// Sends what the plugin tells the host.
 struct Events {
@@ -42,11 +38,9 @@ struct Events {
 }
 
 impl Events {
-    fn send(&self, frame: Writer) {
-        if let Some(frame) = frame.finish() {
-            // A host that is gone needs no log.
-            lock(&self.socket).write_all(&frame).ok();
-        }
+    fn send(&self, event: &WorkerEvent<'_>) {
+        // A host that is gone needs no log, and a line that is too long for a frame is lost.
+        write(&mut *self.socket.lock(), event.encode()).ok();
     }
 }
 
@@ -56,31 +50,20 @@ impl Sink for Events {
     }
 
     fn log(&self, level: u32, job_id: &str, text: &str) {
-        let mut frame = Writer::new(kind::LOG);
-        frame.u32(level);
-        frame.text(job_id);
-        frame.text(text);
-        self.send(frame);
+        self.send(&WorkerEvent::Log { level, job_id, text });
     }
 
     fn progress(&self, job_id: &str, done: u64, total: u64) {
-        let mut frame = Writer::new(kind::PROGRESS);
-        frame.text(job_id);
-        frame.u64(done);
-        frame.u64(total);
-        self.send(frame);
+        self.send(&WorkerEvent::Progress { job_id, done, total });
     }
 
     fn gauge(&self, name: &str, value: f64) {
-        let mut frame = Writer::new(kind::GAUGE);
-        frame.text(name);
-        frame.f64(value);
-        self.send(frame);
+        self.send(&WorkerEvent::Gauge { name, value });
     }
 }
 
 /// What the threads share.
-struct Home {
+struct Worker {
     instance: Instance,
     common: Arc<Common>,
     /// Jobs in a call.
@@ -131,75 +114,78 @@ fn first_slot(
 ) -> io::Result<()> {
     let mut slots = slots.into_iter();
     let mut socket = slots.next().ok_or_else(|| io::Error::other("a socket is missing"))?;
-    let (_, body) = read_frame(&mut socket)?;
-    let spec: Spec = from_json(&body)?;
+    let ReceivedRequest::Check(spec) = receive(&mut socket)? else {
+        return Err(io::Error::other("the first request is not the check"));
+    };
     let events = Events { socket: Mutex::new(events), log_level: spec.log_level };
     let mut common = Common::new(spec.plugin.as_str().into());
     common.sink = Some(Box::new(events));
     let common = Arc::new(common);
-    let say = |socket: &mut UnixStream, made: &Made| {
-        socket.write_all(&json(made).ok_or_else(|| io::Error::other("the description is too long"))?)
-    };
-    let checked = rights.map_err(Made::Rights).and_then(|()| check(&spec, &handed));
+    let say = |socket: &mut UnixStream, made: StepOutcome| write(socket, SlotAnswer::Step(made).encode());
+    let checked = rights.map_err(StepOutcome::Rights).and_then(|()| check(&spec, &handed));
     drop(handed);
     let library = match checked {
         Ok((library, secrets)) => {
             common.hide(&secrets);
-            say(&mut socket, &Made::Checked(secrets))?;
+            say(&mut socket, StepOutcome::Checked(secrets))?;
             library
         }
-        Err(made) => return say(&mut socket, &made),
+        Err(made) => return say(&mut socket, made),
     };
     // A host that wants no executor after all has ended this process, or itself.
-    let Ok((kind::CREATE, _)) = read_frame(&mut socket) else { return Ok(()) };
+    let Ok(ReceivedRequest::Create) = receive(&mut socket) else { return Ok(()) };
     let (instance, device) = match create(&spec, &library, &common) {
         Ok(made) => made,
-        Err(made) => return say(&mut socket, &made),
+        Err(made) => return say(&mut socket, made),
     };
     let slots_used = device.slots as usize;
-    let home = Arc::new(Home { instance, common, running: Mutex::default() });
+    let worker = Arc::new(Worker { instance, common, running: Mutex::default() });
     let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body).map(drop)
     };
-    let controlled = home.clone();
+    let controlled = worker.clone();
     spawn("exec-control".into(), Box::new(move || controller(&controlled, control)))?;
     for (index, socket) in (1..slots_used.clamp(1, MAX_SLOTS)).zip(slots) {
-        let home = home.clone();
+        let worker = worker.clone();
         // A slot ends with its socket.
-        spawn(format!("exec-slot-{index}"), Box::new(move || drop(serve(&home, socket))))?;
+        spawn(format!("exec-slot-{index}"), Box::new(move || drop(serve(&worker, socket))))?;
     }
-    say(&mut socket, &Made::Created(Box::new(device)))?;
-    let destroyed = serve(&home, socket.try_clone()?)?;
+    say(&mut socket, StepOutcome::Created(Box::new(device)))?;
+    let destroyed = serve(&worker, socket.try_clone()?)?;
     if destroyed {
-        let error = home.instance.destroy();
-        socket.write_all(&json(&error).unwrap_or_default())?;
+        let error = worker.instance.destroy();
+        write(&mut socket, SlotAnswer::Destroyed(error).encode())?;
     }
     Ok(())
 }
 
 /// Opens the library and checks the config; returns its secrets.
-fn check(spec: &Spec, handed: &OwnedFd) -> Result<(Library, Vec<String>), Made> {
+fn check(spec: &WorkerSpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), StepOutcome> {
     for path in &spec.reads {
         if let Err(e) = std::fs::File::open(path) {
-            return Err(Made::Unreadable { path: path.clone(), why: e.to_string() });
+            return Err(StepOutcome::Unreadable { path: path.clone(), why: e.to_string() });
         }
     }
-    let door = if spec.c_door { Door::C } else { Door::Rust };
+    let binding = if spec.c_binding { Binding::C } else { Binding::Rust };
     let descriptor = format!("/proc/self/fd/{}", handed.as_raw_fd());
     let place = if spec.by_descriptor { Path::new(&descriptor) } else { &spec.opened };
-    let library = Library::open(place, door, spec.api_minor).map_err(|e| {
-        Made::Open(match e {
+    let library = Library::open(place, binding, spec.api_minor).map_err(|e| {
+        StepOutcome::Open(match e {
             OpenError::Loader(text) => {
                 OpenError::Loader(text.replace(&descriptor, &spec.opened.display().to_string()))
             }
             other => other,
         })
     })?;
-    let secrets = schema::of_plugin(&library, &spec.entry, &spec.config_text).map_err(Made::Config)?;
+    let secrets = schema::of_plugin(&library, &spec.entry, &spec.config_text).map_err(StepOutcome::Config)?;
     Ok((library, secrets))
 }
 
-fn create(spec: &Spec, library: &Library, common: &Arc<Common>) -> Result<(Instance, DeviceReply), Made> {
+fn create(
+    spec: &WorkerSpec,
+    library: &Library,
+    common: &Arc<Common>,
+) -> Result<(Instance, DeviceReply), StepOutcome> {
     let request = CreateRequest {
         common: common.clone(),
         entry: spec.entry.clone(),
@@ -211,111 +197,92 @@ fn create(spec: &Spec, library: &Library, common: &Arc<Common>) -> Result<(Insta
     let instance = library
         .create(&request)
         // Said without them in either process.
-        .map_err(|e| Made::Create(Error { text: common.masked(e.text), ..e }))?;
-    let device = instance.device().map_err(Made::Describe)?;
+        .map_err(|e| StepOutcome::Create(common.masked_error(e)))?;
+    let device = instance.device().map_err(StepOutcome::Describe)?;
     Ok((instance, device))
 }
 
-fn controller(home: &Home, mut socket: UnixStream) {
-    while let Ok((_, body)) = read_frame(&mut socket) {
-        let Ok(order) = from_json(&body) else { return };
+fn receive(socket: &mut UnixStream) -> io::Result<ReceivedRequest> {
+    Ok(ReceivedRequest::decode(&Frame::read(socket)?)?)
+}
+
+fn controller(worker: &Worker, mut socket: UnixStream) {
+    while let Ok(frame) = Frame::read(&mut socket) {
+        let Ok(order) = ControlOrder::decode(&frame) else { return };
         let error: Option<Error> = match order {
-            Order::Cancel(job_id) => {
-                if let Some(context) = lock(&home.running).get(&job_id) {
+            ControlOrder::Cancel(job_id) => {
+                if let Some(context) = worker.running.lock().get(&job_id) {
                     context.set_cancelled();
                 }
-                home.instance.cancel(&job_id)
+                worker.instance.cancel(&job_id)
             }
-            Order::Shutdown => home.instance.shutdown(),
+            ControlOrder::Shutdown => worker.instance.shutdown(),
         };
-        if socket.write_all(&json(&error).unwrap_or_default()).is_err() {
+        if write(&mut socket, ControlAnswer(error).encode()).is_err() {
             return;
         }
     }
 }
 
 /// Serves one slot; true when the executor is to be destroyed, false when the host has gone.
-fn serve(home: &Home, mut socket: UnixStream) -> io::Result<bool> {
+fn serve(worker: &Worker, mut socket: UnixStream) -> io::Result<bool> {
     loop {
-        let Ok((kind, body)) = read_frame(&mut socket) else { return Ok(false) };
-        let answer = match kind {
-            kind::DESTROY => return Ok(true),
-            kind::RUN | kind::BATCH => jobs(home, kind, &body),
-            kind::EVOLVE => evolve(home, &body),
-            _ => Err(Garbled),
-        };
-        let frame = answer.map_err(io::Error::other)?.finish();
-        socket.write_all(&frame.ok_or_else(|| io::Error::other("the answer is larger than 2 GiB"))?)?;
-    }
-}
-
-struct Job {
-    id: String,
-    shots: u32,
-    program: Program,
-    context: Arc<JobContext>,
-}
-
-fn jobs(home: &Home, kind: u8, body: &[u8]) -> Result<Writer, Garbled> {
-    let mut r = Reader::new(body);
-    let mut jobs = Vec::new();
-    for _ in 0..r.len(1)? {
-        let (id, shots) = (r.text()?.to_string(), r.u32()?);
-        let context = Arc::new(JobContext::of(home.common.clone(), id.as_str().into()));
-        jobs.push(Job { id, shots, program: wire::program(&mut r)?, context });
-    }
-    lock(&home.running).extend(jobs.iter().map(|job| (job.id.clone(), job.context.clone())));
-    let calls: Vec<CallJob<'_>> = jobs
-        .iter()
-        .map(|Job { id, shots, program, context }| CallJob { job_id: id, program, shots: *shots, context })
-        .collect();
-    let mut frame = Writer::new(kind);
-    match calls.as_slice() {
-        [one] if kind == kind::RUN => {
-            let answer = home.instance.run(one);
-            frame.u16(0);
-            frame.u64(0);
-            wire::put_answer(&mut frame, answer.as_ref());
-        }
-        several => {
-            let batch = home.instance.batch_run(several);
-            frame.u16(batch.whole.is_some().into());
-            if let Some(error) = &batch.whole {
-                wire::put_error(&mut frame, error);
+        let Ok(frame) = Frame::read(&mut socket) else { return Ok(false) };
+        let answer = match ReceivedRequest::decode(&frame)? {
+            ReceivedRequest::Destroy => return Ok(true),
+            ReceivedRequest::Run(job) => SlotAnswer::Jobs(worker.run(&job)),
+            ReceivedRequest::Batch(jobs) => SlotAnswer::Jobs(worker.batch_run(&jobs)),
+            ReceivedRequest::Evolve(job) => SlotAnswer::Evolved(worker.evolve(&job)),
+            ReceivedRequest::Check(_) | ReceivedRequest::Create => {
+                return Err(io::Error::other("the executor is created already"));
             }
-            frame.u64(batch.surplus as u64);
-            batch.answers.iter().for_each(|a| wire::put_answer(&mut frame, a.as_ref()));
-        }
+        };
+        write(&mut socket, answer.encode())?;
     }
-    let mut running = lock(&home.running);
-    jobs.iter().for_each(|job| drop(running.remove(&job.id)));
-    Ok(frame)
 }
 
-fn evolve(home: &Home, body: &[u8]) -> Result<Writer, Garbled> {
-    let mut r = Reader::new(body);
-    let (id, num_qubits) = (r.text()?.to_string(), r.u16()?);
-    let (amplitudes, operations) = (wire::amplitudes(&mut r)?, wire::operations(&mut r)?);
-    let context = Arc::new(JobContext::of(home.common.clone(), id.as_str().into()));
-    lock(&home.running).insert(id.clone(), context.clone());
-    let answer = home.instance.evolve_state(&CallEvolve {
-        job_id: &id,
-        num_qubits,
-        amplitudes: &amplitudes,
-        operations: &operations,
-        context: &context,
-    });
-    lock(&home.running).remove(&id);
-    let mut frame = Writer::new(kind::EVOLVE);
-    match answer {
-        Ok(state) => {
-            frame.u16(1);
-            wire::put_amplitudes(&mut frame, &state);
-        }
-        Err(error) => {
-            frame.u16(2);
-            wire::put_error(&mut frame, &error);
-        }
+impl Worker {
+    /// Makes a call known to the control thread until `end` is told of it.
+    fn begin(&self, id: &str) -> Arc<JobContext> {
+        let context = Arc::new(JobContext::in_executor(self.common.clone(), id.into()));
+        self.running.lock().insert(id.to_string(), context.clone());
+        context
     }
-    Ok(frame)
+
+    fn end(&self, id: &str) {
+        self.running.lock().remove(id);
+    }
+
+    fn run(&self, job: &ReceivedJob) -> BatchAnswers {
+        let context = self.begin(&job.id);
+        let answer = self.instance.run(&call_job(job, &context));
+        self.end(&job.id);
+        BatchAnswers { answers: vec![answer], whole: None, surplus: 0 }
+    }
+
+    fn batch_run(&self, jobs: &[ReceivedJob]) -> BatchAnswers {
+        let contexts: Vec<Arc<JobContext>> = jobs.iter().map(|job| self.begin(&job.id)).collect();
+        let calls: Vec<CallJob<'_>> =
+            jobs.iter().zip(&contexts).map(|(job, context)| call_job(job, context)).collect();
+        let batch = self.instance.batch_run(&calls);
+        jobs.iter().for_each(|job| self.end(&job.id));
+        batch
+    }
+
+    fn evolve(&self, job: &ReceivedEvolution) -> Result<Vec<coda_plugin_abi::Amplitude>, Error> {
+        let context = self.begin(&job.id);
+        let answer = self.instance.evolve_state(&CallEvolve {
+            job_id: &job.id,
+            num_qubits: job.num_qubits,
+            amplitudes: &job.amplitudes,
+            operations: &job.operations,
+            context: &context,
+        });
+        self.end(&job.id);
+        answer
+    }
+}
+
+fn call_job<'a>(job: &'a ReceivedJob, context: &'a Arc<JobContext>) -> CallJob<'a> {
+    CallJob { job_id: &job.id, program: &job.program, shots: job.shots, context }
 }

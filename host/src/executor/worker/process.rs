@@ -1,6 +1,6 @@
 //! One process of a plugin: its sockets, its output, its end.
 //!
-//! Every wait on a socket ends when the process does: whoever waits for its end shuts the sockets down.
+//! Every wait on a socket ends when the process does: the thread that waits for its end shuts the sockets down.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -8,19 +8,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use coda_plugin_abi::{Error, ErrorCode, Stage};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use parking_lot::{Condvar, Mutex};
 
+use super::super::active::MAX_SLOTS;
 use super::super::ffi::{Common, DeviceReply};
-use super::super::turn::lock;
-use super::super::wire::{MAX_FRAME, Reader, Writer};
-use super::child::Order;
-use super::{MAX_SLOTS, Made, MakeError, Spec, kind};
+use super::super::wire::Garbled;
+use super::frames::{ControlAnswer, ControlOrder, Frame, SlotAnswer, SlotRequest, TooLong, WorkerEvent};
+use super::spec::{MakeError, StepOutcome, WorkerSpec};
 use crate::sys;
 
 /// Longest line of output that is logged in one piece.
@@ -30,13 +29,16 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 /// How long the news of a death may take after the sockets have told of it.
 const NEWS_LIMIT: Duration = Duration::from_secs(5);
 
-/// Told of a job's progress.
+/// Called with a job's id, the work done and the total.
 pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
 
+/// A process of a plugin.
 pub struct Process {
-    held: Option<sys::Process>,
+    /// `None` when the process was gone before it could be opened.
+    handle: Option<sys::ProcessHandle>,
     control: Mutex<UnixStream>,
     slots: Vec<Mutex<UnixStream>>,
+    /// A copy of each socket, shut down when the process has ended.
     ends: Vec<UnixStream>,
     end: Mutex<End>,
     ended: Condvar,
@@ -53,7 +55,7 @@ struct End {
 impl Process {
     /// Starts a process with nothing in it yet. How it ended comes on the channel.
     pub fn start(
-        spec: &Spec,
+        spec: &WorkerSpec,
         common: Arc<Common>,
         progress: Arc<OnProgress>,
     ) -> io::Result<(Arc<Process>, Receiver<String>)> {
@@ -80,7 +82,7 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = sys::spawn_worker(command, theirs)?;
-        let held = sys::Process::open(child.id()).ok().flatten();
+        let handle = sys::ProcessHandle::open(child.id()).ok().flatten();
         let ends = ours.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
         let mut ours = ours.into_iter();
         let missing = || io::Error::other("a socket is missing");
@@ -95,31 +97,31 @@ impl Process {
         }
         thread("exec-events".into(), move || listen(events, &common, &*progress))?;
         let process = Arc::new(Process {
-            held,
+            handle,
             control: Mutex::new(control),
             slots: ours.map(Mutex::new).collect(),
             ends,
             end: Mutex::default(),
             ended: Condvar::new(),
         });
-        let (tell, told) = channel();
+        let (tell, ended) = channel();
         let watched = process.clone();
         thread("exec-wait".into(), move || {
             let how = watched.wait(child);
-            // Nobody listens for a process that was only tried.
+            // A process that was only tried has no keeper.
             tell.send(how).ok();
         })?;
-        Ok((process, told))
+        Ok((process, ended))
     }
 
     /// Waits for its end, then wakes everyone who waits for it.
     fn wait(&self, mut child: Child) -> String {
         let status = child.wait();
-        let mut end = lock(&self.end);
+        let mut end = self.end.lock();
         let how = match (&end.killed, status) {
             (Some(why), _) => format!("was killed: {why}"),
-            (None, Ok(status)) => told(status),
-            (None, Err(e)) => format!("ended, nobody knows how: {e}"),
+            (None, Ok(status)) => describe_exit(status),
+            (None, Err(e)) => format!("ended in an unknown way: {e}"),
         };
         end.how = Some(how.clone());
         drop(end);
@@ -132,69 +134,77 @@ impl Process {
     }
 
     /// Has the library opened and the config checked; returns the config's secrets.
-    pub fn check(&self, spec: &Spec) -> Result<Vec<String>, MakeError> {
-        let frame = json(spec).ok_or_else(|| MakeError::Process("the device config is too long".into()))?;
-        match self.step(spec, &frame)? {
-            Made::Checked(secrets) => Ok(secrets),
+    ///
+    /// # Errors
+    /// When the library or the config can't be used, or the process ends.
+    pub fn check(&self, spec: &WorkerSpec) -> Result<Vec<String>, MakeError> {
+        let too_long = |_: TooLong| MakeError::Process("the device config is too long".into());
+        match self.step(spec, &SlotRequest::Check(spec).encode().map_err(too_long)?)? {
+            StepOutcome::Checked(secrets) => Ok(secrets),
             other => Err(MakeError::Process(format!("it was to check its library, and said {other:?}"))),
         }
     }
 
     /// Has the executor created, after the check.
-    pub fn create(&self, spec: &Spec) -> Result<DeviceReply, MakeError> {
-        let frame = Writer::new(kind::CREATE).finish().unwrap_or_default();
-        match self.step(spec, &frame)? {
-            Made::Created(device) => Ok(*device),
+    ///
+    /// # Errors
+    /// When the plugin can't create or describe it, or the process ends.
+    pub fn create(&self, spec: &WorkerSpec) -> Result<DeviceReply, MakeError> {
+        let too_long = |e: TooLong| MakeError::Process(e.to_string());
+        match self.step(spec, &SlotRequest::Create.encode().map_err(too_long)?)? {
+            StepOutcome::Created(device) => Ok(*device),
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
     }
 
-    fn step(&self, spec: &Spec, frame: &[u8]) -> Result<Made, MakeError> {
-        let body = self.call(0, frame).map_err(|e| MakeError::Process(e.text))?;
-        match from_json(&body).map_err(|e| MakeError::Process(e.to_string()))? {
-            Made::Rights(text) => Err(MakeError::Rights(text)),
-            Made::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
+    fn step(&self, spec: &WorkerSpec, message: &[u8]) -> Result<StepOutcome, MakeError> {
+        let answer = self.call(0, message).map_err(|e| MakeError::Process(e.text))?;
+        let SlotAnswer::Step(outcome) = answer else {
+            return Err(MakeError::Process(unreadable().text));
+        };
+        match outcome {
+            StepOutcome::Rights(text) => Err(MakeError::Rights(text)),
+            StepOutcome::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
                 Some(account) => Err(MakeError::Unreadable { account, path, why }),
                 None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
             },
-            Made::Open(e) => Err(MakeError::Open(e)),
-            Made::Config(text) => Err(MakeError::Config(text)),
-            Made::Create(e) => Err(MakeError::Create(e)),
-            Made::Describe(e) => Err(MakeError::Describe(e)),
-            done => Ok(done),
+            StepOutcome::Open(e) => Err(MakeError::Open(e)),
+            StepOutcome::Config(text) => Err(MakeError::Config(text)),
+            StepOutcome::Create(e) => Err(MakeError::Create(e)),
+            StepOutcome::Describe(e) => Err(MakeError::Describe(e)),
+            done @ (StepOutcome::Checked(_) | StepOutcome::Created(_)) => Ok(done),
         }
     }
 
-    /// Sends a frame to a slot and waits for the answer's body.
+    /// Sends a request to a slot and waits for the answer.
     ///
     /// # Errors
-    /// How the process ended meanwhile.
-    pub fn call(&self, slot: usize, frame: &[u8]) -> Result<Vec<u8>, Error> {
+    /// When the process ends meanwhile, with how it ended; when its answer can't be read.
+    pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, Error> {
         let no_slot = || Error::new(ErrorCode::Other, format!("there is no slot {slot}"));
-        let mut socket = lock(self.slots.get(slot).ok_or_else(no_slot)?);
-        let answer = socket.write_all(frame).and_then(|()| read_frame(&mut socket));
-        answer.map(|(_, body)| body).map_err(|_| self.death(Stage::Run))
+        let mut socket = self.slots.get(slot).ok_or_else(no_slot)?.lock();
+        let frame = exchange(&mut socket, message).map_err(|e| self.broken(&e, Stage::Run))?;
+        SlotAnswer::decode(&frame).map_err(|_| unreadable())
     }
 
-    /// One control call.
+    /// One control call: the inner error is the plugin's.
     ///
     /// # Errors
-    /// How the process ended meanwhile.
-    pub fn control(&self, order: &Order) -> Result<Option<Error>, Error> {
-        let mut socket = lock(&self.control);
-        let frame = json(order).unwrap_or_default();
-        let answer = socket.write_all(&frame).and_then(|()| read_frame(&mut socket));
-        let (_, body) = answer.map_err(|_| self.death(Stage::Cancel))?;
-        from_json(&body).map_err(|e| Error::new(ErrorCode::Contract, e.to_string()))
+    /// When the process ends meanwhile, with how it ended; when its answer can't be read.
+    pub fn control(&self, order: &ControlOrder) -> Result<Option<Error>, Error> {
+        let message = order.encode().map_err(|e| Error::new(ErrorCode::Resources, e.to_string()))?;
+        let mut socket = self.control.lock();
+        let frame = exchange(&mut socket, &message).map_err(|e| self.broken(&e, Stage::Cancel))?;
+        ControlAnswer::decode(&frame).map(|answer| answer.0).map_err(|_| unreadable())
     }
 
     /// Destroys the executor; the process ends by itself, or is ended.
     pub fn destroy(&self) -> Option<Error> {
-        let frame = Writer::new(kind::DESTROY).finish().unwrap_or_default();
-        let error = match self.call(0, &frame) {
-            Ok(body) => {
-                from_json(&body).unwrap_or_else(|e| Some(Error::new(ErrorCode::Contract, e.to_string())))
-            }
+        let asked = SlotRequest::Destroy.encode();
+        let asked = asked.map_err(|e| Error::new(ErrorCode::Resources, e.to_string()));
+        let error = match asked.and_then(|message| self.call(0, &message)) {
+            Ok(SlotAnswer::Destroyed(error)) => error,
+            Ok(_) => Some(unreadable()),
             Err(error) => Some(error),
         };
         if !self.wait_ended(END_LIMIT) {
@@ -205,32 +215,41 @@ impl Process {
 
     /// How it ended, once it has.
     pub fn end(&self) -> Option<String> {
-        lock(&self.end).how.clone()
+        self.end.lock().how.clone()
     }
 
     fn wait_ended(&self, limit: Duration) -> bool {
-        let end = lock(&self.end);
-        let waited = self.ended.wait_timeout_while(end, limit, |e| e.how.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.how.is_some()
+        let mut end = self.end.lock();
+        self.ended.wait_while_for(&mut end, |e| e.how.is_none(), limit);
+        end.how.is_some()
     }
 
     /// Ends it at once.
     pub fn kill(&self, why: &str) {
-        let mut end = lock(&self.end);
+        let mut end = self.end.lock();
         if end.how.is_some() {
             return;
         }
         end.killed.get_or_insert_with(|| why.to_string());
         drop(end);
-        if let Some(Err(error)) = self.held.as_ref().map(|p| p.signal(libc::SIGKILL)) {
+        if let Some(Err(error)) = self.handle.as_ref().map(|p| p.signal(libc::SIGKILL)) {
             tracing::error!(%error, "the plugin's process can't be killed");
+        }
+    }
+
+    /// The error of a call whose answer could not be read from the socket.
+    fn broken(&self, error: &io::Error, stage: Stage) -> Error {
+        match error.kind() {
+            // The process lives, but does not keep to the form.
+            io::ErrorKind::InvalidData => unreadable(),
+            _ => self.death(stage),
         }
     }
 
     /// The error of a call that the process did not outlive.
     fn death(&self, stage: Stage) -> Error {
         self.wait_ended(NEWS_LIMIT);
-        let end = lock(&self.end);
+        let end = self.end.lock();
         let how = end.how.clone().unwrap_or_else(|| "broke off the connection".into());
         // Killed by the host: for taking too long.
         let code = if end.killed.is_some() { ErrorCode::Timeout } else { ErrorCode::Panic };
@@ -238,7 +257,18 @@ impl Process {
     }
 }
 
-fn told(status: ExitStatus) -> String {
+/// Writes a request and reads the answer to it.
+fn exchange(socket: &mut UnixStream, message: &[u8]) -> io::Result<Frame> {
+    socket.write_all(message)?;
+    Frame::read(socket)
+}
+
+/// The error of an answer that breaks the form.
+pub fn unreadable() -> Error {
+    Error::new(ErrorCode::Contract, "the plugin's process sent something that can't be read").at(Stage::Run)
+}
+
+fn describe_exit(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("died of {}", sys::signal_name(signal)),
         (None, Some(code)) => format!("ended by itself with status {code}"),
@@ -274,54 +304,15 @@ fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &st
 
 /// Takes log lines, progress and gauges until the process ends.
 fn listen(mut events: UnixStream, common: &Common, progress: &OnProgress) {
-    while let Ok((kind, body)) = read_frame(&mut events) {
-        let mut r = Reader::new(&body);
-        let taken = match kind {
-            kind::LOG => (|| {
-                let (level, job_id) = (r.u32()?, r.text()?);
-                common.log(level, job_id, r.text()?.to_string());
-                Ok(())
-            })(),
-            kind::PROGRESS => (|| {
-                progress(r.text()?, r.u64()?, r.u64()?);
-                Ok(())
-            })(),
-            kind::GAUGE => (|| {
-                common.gauge(r.text()?, r.f64()?);
-                Ok(())
-            })(),
-            _ => Err(super::super::wire::Garbled),
-        };
-        if taken.is_err() {
+    while let Ok(frame) = Frame::read(&mut events) {
+        let taken = WorkerEvent::decode(&frame).map(|event| match event {
+            WorkerEvent::Log { level, job_id, text } => common.log(level, job_id, text.to_string()),
+            WorkerEvent::Progress { job_id, done, total } => progress(job_id, done, total),
+            WorkerEvent::Gauge { name, value } => common.gauge(name, value),
+        });
+        if let Err(Garbled) = taken {
             tracing::error!("the plugin's process sent an event that can't be read; no more are taken");
             return;
         }
     }
-}
-
-/// Kind and body of the next frame.
-pub fn read_frame(socket: &mut UnixStream) -> io::Result<(u8, Vec<u8>)> {
-    let mut head = [0; 5];
-    socket.read_exact(&mut head)?;
-    let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-    if len == 0 || len > MAX_FRAME {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut body = vec![0; len - 1];
-    socket.read_exact(&mut body)?;
-    Ok((head[4], body))
-}
-
-/// A frame of JSON; `None` when it is too long.
-pub fn json(value: &impl Serialize) -> Option<Vec<u8>> {
-    let mut frame = Writer::new(kind::JSON);
-    frame.text(&serde_json::to_string(value).ok()?);
-    frame.finish()
-}
-
-/// # Errors
-/// When the frame isn't what it should be.
-pub fn from_json<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
-    let text = Reader::new(body).text().map_err(io::Error::other)?;
-    serde_json::from_str(text).map_err(io::Error::other)
 }

@@ -1,8 +1,8 @@
 //! One host per state directory: a lock says who runs, never a pid's number.
 //!
 //! The running host holds a lock on `coda-host.lock` until its process ends, however it ends, and describes itself
-//! in that file. A process is signalled only when the lock is held and the description still fits it: pid, start
-//! time, as the kernel tells them. So a stale file, a reused pid or a number like 0 or -1 can hurt nobody.
+//! in that file. A process is signalled only when the lock is held and the description still fits the process: its pid and
+//! its start time. So a stale file, a reused pid or a number like 0 or -1 can do no harm.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -16,110 +16,115 @@ use crate::state::files;
 use crate::sys;
 
 const LOCK_FILE: &str = "coda-host.lock";
-/// For people and for tools that look for one; nobody here believes it.
+/// The pid file, for people and tools that look for one. The host itself never reads it.
 pub const PID_FILE: &str = "coda-host.pid";
 /// Where a daemon writes its log.
 pub const LOG_FILE: &str = "coda-host.log";
 
+/// Why a state directory can't be locked, or its host can't be found out.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
-    #[error("another coda-host is running with {}{}", dir.display(), who(.holder))]
-    Taken { dir: PathBuf, holder: Option<Holder> },
+pub enum InstanceLockError {
+    #[error("another coda-host is running with {}{}", dir.display(), in_parentheses(.holder))]
+    Taken { dir: PathBuf, holder: Option<LockHolder> },
     #[error("the state directory {} can't be used", dir.display())]
     Dir { dir: PathBuf, source: io::Error },
-    #[error("the host of {} can't be told from other processes, so it is not signalled", dir.display())]
-    Unclear { dir: PathBuf },
+    #[error("cannot verify that {} is the host of {}; not sending a signal", process(*.pid), dir.display())]
+    Unclear { dir: PathBuf, pid: Option<u32> },
 }
 
-fn who(holder: &Option<Holder>) -> String {
+fn process(pid: Option<u32>) -> String {
+    pid.map_or("any process".into(), |pid| format!("process {pid}"))
+}
+
+fn in_parentheses(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map_or(String::new(), |h| format!(" (process {})", h.pid))
 }
 
-impl Explain for PlaceError {
+impl Explain for InstanceLockError {
     fn code(&self) -> &'static str {
         match self {
-            PlaceError::Taken { .. } => "already-running",
-            PlaceError::Dir { .. } => "state-dir",
-            PlaceError::Unclear { .. } => "unclear-process",
+            InstanceLockError::Taken { .. } => "already-running",
+            InstanceLockError::Dir { .. } => "state-dir",
+            InstanceLockError::Unclear { .. } => "unclear-process",
         }
     }
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            PlaceError::Taken { .. } => "stop it first (coda-host stop), or give this one its own \
+            InstanceLockError::Taken { .. } => "stop it first (coda-host stop), or give this one its own \
                  CODA_STATE_DIR and CODA_CONSUMER_NAME"
                 .into(),
-            PlaceError::Dir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
-            PlaceError::Unclear { .. } => "look for it with ps and stop it by hand".into(),
+            InstanceLockError::Dir { .. } => "make it writable for this user, or set CODA_STATE_DIR".into(),
+            InstanceLockError::Unclear { .. } => "look for the host with ps and stop it by hand".into(),
         })
     }
 
     fn exit(&self) -> u8 {
         match self {
-            PlaceError::Taken { .. } => exit::FAILURE,
+            InstanceLockError::Taken { .. } => exit::FAILURE,
             _ => exit::CONFIG,
         }
     }
 }
 
-/// What a running host says of itself.
+/// How a running host describes itself in the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct LockHolder {
     pub pid: u32,
-    /// As /proc tells it, in clock ticks since the machine's start.
+    /// The start time in `/proc`, in clock ticks since the machine's start.
     pub started: u64,
-    /// Where its local service listens, once it does.
+    /// The address on which its local service listens, once it does.
     pub address: Option<String>,
 }
 
-/// The place, held until the process ends.
-pub struct Place {
+/// The lock of a state directory, held until the process ends.
+pub struct InstanceLock {
     file: File,
     dir: PathBuf,
     pid_file: PathBuf,
-    holder: Holder,
+    holder: LockHolder,
 }
 
-impl Place {
-    /// Takes the place.
+impl InstanceLock {
+    /// Acquires the lock.
     ///
     /// # Errors
     /// When another host holds it, or the directory can't be used.
-    pub fn take(dir: &Path, pid_dir: &Path) -> Result<Place, PlaceError> {
-        let failed = |source| PlaceError::Dir { dir: dir.to_path_buf(), source };
+    pub fn acquire(dir: &Path, pid_dir: &Path) -> Result<InstanceLock, InstanceLockError> {
+        let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
         files::ensure_dir(dir).map_err(|e| failed(io::Error::other(e)))?;
         let file = open(dir).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let holder = described(&file).ok();
-                return Err(PlaceError::Taken { dir: dir.to_path_buf(), holder });
+                let holder = read_description(&file).ok();
+                return Err(InstanceLockError::Taken { dir: dir.to_path_buf(), holder });
             }
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         let pid = std::process::id();
         let started = started(pid).unwrap_or(0);
-        let mut place = Place {
+        let mut lock = InstanceLock {
             file,
             dir: dir.to_path_buf(),
             pid_file: pid_dir.join(PID_FILE),
-            holder: Holder { pid, started, address: None },
+            holder: LockHolder { pid, started, address: None },
         };
-        place.describe().map_err(failed)?;
-        if let Err(error) = files::write(&place.pid_file, format!("{pid}\n").as_bytes()) {
+        lock.describe().map_err(failed)?;
+        if let Err(error) = files::write(&lock.pid_file, format!("{pid}\n").as_bytes()) {
             // Only for other tools: worth a word, not a refusal.
             tracing::warn!(%error, "the pid file could not be written");
         }
-        Ok(place)
+        Ok(lock)
     }
 
     /// Notes where the local service listens.
     ///
     /// # Errors
     /// When the file can't be written.
-    pub fn listens(&mut self, address: String) -> Result<(), PlaceError> {
+    pub fn listens(&mut self, address: String) -> Result<(), InstanceLockError> {
         self.holder.address = Some(address);
-        self.describe().map_err(|source| PlaceError::Dir { dir: self.dir.clone(), source })
+        self.describe().map_err(|source| InstanceLockError::Dir { dir: self.dir.clone(), source })
     }
 
     fn describe(&mut self) -> io::Result<()> {
@@ -130,7 +135,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for InstanceLock {
     fn drop(&mut self) {
         // The lock goes with the file; the pid file only when it is still ours to remove.
         if let Err(error) = files::remove(&self.pid_file) {
@@ -139,12 +144,12 @@ impl Drop for Place {
     }
 }
 
-/// Who holds the place now.
+/// The host that holds the lock now.
 ///
 /// # Errors
-/// When the directory can't be read, or is held by somebody who can't be told.
-pub fn holder(dir: &Path) -> Result<Option<Holder>, PlaceError> {
-    let failed = |source| PlaceError::Dir { dir: dir.to_path_buf(), source };
+/// When the directory can't be read, or the lock is held by a process that its description does not fit.
+pub fn holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
+    let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
     let file = match open_existing(dir) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -154,18 +159,18 @@ pub fn holder(dir: &Path) -> Result<Option<Holder>, PlaceError> {
         Ok(()) => Ok(None),
         Err(TryLockError::Error(source)) => Err(failed(source)),
         Err(TryLockError::WouldBlock) => {
-            let unclear = || PlaceError::Unclear { dir: dir.to_path_buf() };
-            let holder = described(&file).map_err(|_| unclear())?;
+            let unclear = |pid| InstanceLockError::Unclear { dir: dir.to_path_buf(), pid };
+            let holder = read_description(&file).map_err(|_| unclear(None))?;
             match started(holder.pid) == Some(holder.started) && holder.pid > 1 {
                 true => Ok(Some(holder)),
-                false => Err(unclear()),
+                false => Err(unclear(Some(holder.pid))),
             }
         }
     }
 }
 
-impl Holder {
-    /// Sends it a signal, if it is still the process that took the place.
+impl LockHolder {
+    /// Sends it a signal, if it is still the process that acquired the lock.
     ///
     /// # Errors
     /// When the signal can't be sent.
@@ -196,7 +201,7 @@ fn regular(options: &mut std::fs::OpenOptions, dir: &Path) -> io::Result<File> {
     }
 }
 
-fn described(file: &File) -> io::Result<Holder> {
+fn read_description(file: &File) -> io::Result<LockHolder> {
     let mut text = String::new();
     let mut file = file;
     file.rewind()?;
@@ -215,17 +220,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_host_holds_a_place_and_tells_who_it_is() {
+    fn one_host_holds_the_lock_and_tells_who_it_is() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(holder(dir.path()).unwrap(), None);
-        let mut place = Place::take(dir.path(), dir.path()).unwrap();
-        place.listens("127.0.0.1:8080".into()).unwrap();
+        let mut lock = InstanceLock::acquire(dir.path(), dir.path()).unwrap();
+        lock.listens("127.0.0.1:8080".into()).unwrap();
         let found = holder(dir.path()).unwrap().unwrap();
         assert_eq!((found.pid, found.address.as_deref()), (std::process::id(), Some("127.0.0.1:8080")));
-        let taken = Place::take(dir.path(), dir.path()).err().unwrap().to_string();
+        let taken = InstanceLock::acquire(dir.path(), dir.path()).err().unwrap().to_string();
         assert!(taken.contains(&format!("(process {})", std::process::id())), "{taken}");
         assert!(dir.path().join(PID_FILE).exists());
-        drop(place);
+        drop(lock);
         assert_eq!(holder(dir.path()).unwrap(), None);
         assert!(!dir.path().join(PID_FILE).exists());
     }
@@ -248,7 +253,9 @@ mod tests {
             let file = open(dir.path()).unwrap();
             file.try_lock().unwrap();
             std::fs::write(dir.path().join(LOCK_FILE), &text).unwrap();
-            assert!(matches!(holder(dir.path()), Err(PlaceError::Unclear { .. })), "{text}");
+            let error = holder(dir.path()).unwrap_err();
+            assert!(matches!(error, InstanceLockError::Unclear { .. }), "{text}");
+            assert!(error.to_string().starts_with("cannot verify that "), "{error}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Becoming a connected site behind its tunnel: the order of cloud, VPN and storing.
+//! Registering with the cloud behind the VPN tunnel: in which order cloud, VPN and credentials are dealt with.
 //!
-//! Reconnecting: the stored tunnel first, for the cloud may only be reachable through it. Then the request.
-//! What it answers is checked as a whole, the profile too, before anything is written; then the tunnel comes
-//! up and the credentials are stored; when either fails, both are taken back. Last the preflight, which may
-//! fail with everything stored: the next start reconnects.
+//! A reconnect brings the stored tunnel up first, because the cloud may be reachable through it only. Then the
+//! request is sent. Its answer is checked as a whole, the VPN profile included, before anything is written. Then the
+//! tunnel comes up and the credentials are stored; when either fails, both are undone. The preflight comes last and
+//! may fail with everything stored: the next start reconnects.
 
 use crate::cloud::http::HttpClient;
-use crate::cloud::provision::{self, Accepted, Site, Spent};
+use crate::cloud::provision::{self, Accepted, Registration, Spent};
 use crate::config::settings::Settings;
 use crate::error::{Explain, Failure};
 use crate::state::credentials::StoredCredentials;
@@ -14,18 +14,18 @@ use crate::vpn::guard::Guard;
 use crate::vpn::openvpn::Openvpn;
 use crate::vpn::profile::{self, Checked};
 
-/// Connects; returns the site and the guard of its tunnel, which has made its first check.
+/// Registers the host; returns the registration and the guard of its tunnel, which has made its first check.
 ///
 /// # Errors
-/// Whatever keeps the host from being a site. A stored state is then as it was, unless only the preflight
-/// failed.
+/// When the cloud refuses or can't be reached, the tunnel does not come up or the credentials can't be stored. The
+/// stored state is then unchanged, unless only the preflight failed.
 pub async fn connect(
     client: &HttpClient,
     settings: &Settings,
     stored: Option<&StoredCredentials>,
     connectivity: Option<&[(u16, u16)]>,
     openvpn: &Openvpn,
-) -> Result<(Site, Guard), Failure> {
+) -> Result<(Registration, Guard), Failure> {
     let redeems = provision::redeems(settings, stored);
     let vpn = &settings.vpn;
     // Without a required VPN the request needs no tunnel; a profile then comes with the answer.
@@ -33,16 +33,15 @@ pub async fn connect(
         openvpn.up_stored(vpn.interface_hint.clone()).await?;
     }
     let accepted = provision::ask(client, settings, stored, connectivity).await?;
-    let site = enter(accepted, openvpn).await?;
-    let guard = Guard::new(openvpn.clone(), client.clone(), &site.vpn, &site.cloud)?;
+    let registration = enter(accepted, openvpn).await?;
+    let guard = Guard::new(openvpn.clone(), client.clone(), &registration.vpn, &registration.cloud)?;
     guard.preflight().await?;
-    Ok((site, guard))
+    Ok((registration, guard))
 }
 
-/// Brings the tunnel up and stores: both or nothing.
-async fn enter(accepted: Accepted, openvpn: &Openvpn) -> Result<Site, Failure> {
+/// Brings the tunnel up and stores the credentials: both or neither.
+async fn enter(accepted: Accepted, openvpn: &Openvpn) -> Result<Registration, Failure> {
     let redeemed = accepted.redeemed();
-    // From the wire to the parser.
     let profile = accepted.profile().map(|p| profile::check(p.expose().as_bytes())).transpose();
     let profile: Option<Checked> = profile.map_err(|e| spent(redeemed, e))?;
     let vpn = accepted.vpn();
@@ -54,12 +53,12 @@ async fn enter(accepted: Accepted, openvpn: &Openvpn) -> Result<Site, Failure> {
         _ => None,
     };
     match (accepted.store(), tunnel) {
-        (Ok(site), _) => Ok(site),
+        (Ok(registration), _) => Ok(registration),
         (Err(error), tunnel) => {
             if let Some(tunnel) = tunnel
                 && let Err(left) = openvpn.undo(tunnel).await
             {
-                tracing::error!(error = Failure::from(left).line(), "the VPN could not be taken back");
+                tracing::error!(error = Failure::from(left).line(), "the VPN tunnel could not be undone");
             }
             Err(error.into())
         }
@@ -70,7 +69,7 @@ fn spent<E: Explain>(redeemed: bool, error: E) -> Failure {
     if redeemed { Spent(error).into() } else { error.into() }
 }
 
-/// Stops the managed daemon; told, whatever else happens.
+/// Stops the managed OpenVPN daemon; a failure is logged.
 pub async fn leave(openvpn: &Openvpn) {
     if let Err(error) = openvpn.down().await {
         let failure = Failure::from(error);
@@ -79,5 +78,5 @@ pub async fn leave(openvpn: &Openvpn) {
 }
 
 #[cfg(test)]
-#[path = "site_tests.rs"]
+#[path = "registration_tests.rs"]
 mod tests;

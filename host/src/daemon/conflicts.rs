@@ -1,9 +1,10 @@
-//! Others on this machine that serve the same QPU: a Python coda-node, or a coda-host with a directory of its own.
+//! Conflicting hosts: other processes on this machine that serve the same QPU, a Python coda-node or a coda-host with
+//! another state directory.
 //!
-//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes: by its
-//! command line, and by the directory where it keeps its credentials (`TMPDIR`, else `/tmp`), which is the one we
-//! use or names the same QPU. A coda-host shows itself by a socket whose abstract name stands for stream and
-//! consumer; the kernel takes it away with its process, however that ends.
+//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes: by its command
+//! line, and by the directory where it keeps its credentials (`TMPDIR`, else `/tmp`), which is the one that this host
+//! uses or names the same QPU. A coda-host holds a socket whose abstract name stands for stream and consumer; the
+//! kernel removes the socket with its process, however that ends.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,36 +15,38 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Explain, exit};
-use crate::model::{Secret, hex};
+use crate::model::Secret;
 use crate::state::files;
 
-/// Of a command line, what tells a program from its arguments.
+/// How many arguments of a command line may hold the name of the program.
 const ARGUMENTS: usize = 6;
+/// Longest `coda.config` of a coda-node that is read.
 const CONFIG_MAX: u64 = 1 << 20;
 
+/// Another process serves the same QPU.
 #[derive(Debug, thiserror::Error)]
-pub enum NeighbourError {
+pub enum ConflictError {
     #[error("a Python coda-node (process {pid}) serves this QPU on this machine, with {}", dir.display())]
     PythonNode { pid: u32, dir: PathBuf },
     #[error("another coda-host on this machine serves QPU {qpu_id} as consumer {consumer}")]
     Host { qpu_id: String, consumer: String },
 }
 
-impl Explain for NeighbourError {
+impl Explain for ConflictError {
     fn code(&self) -> &'static str {
         match self {
-            NeighbourError::PythonNode { .. } => "coda-node-running",
-            NeighbourError::Host { .. } => "consumer-taken",
+            ConflictError::PythonNode { .. } => "coda-node-running",
+            ConflictError::Host { .. } => "consumer-taken",
         }
     }
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            NeighbourError::PythonNode { .. } => {
+            ConflictError::PythonNode { .. } => {
                 "stop it first (coda-node stop, or the service that runs it); its credentials are taken over"
                     .into()
             }
-            NeighbourError::Host { .. } => {
+            ConflictError::Host { .. } => {
                 "stop it first, or give this one its own CODA_CONSUMER_NAME if it has a device of its own"
                     .into()
             }
@@ -55,30 +58,30 @@ impl Explain for NeighbourError {
     }
 }
 
-/// The place of one consumer of one stream on this machine, held until it is dropped.
-pub struct ConsumerPlace {
+/// Lock of one consumer of one stream on this machine, held until it is dropped.
+pub struct ConsumerLock {
     _socket: UnixDatagram,
 }
 
-impl ConsumerPlace {
-    /// Takes the place.
+impl ConsumerLock {
+    /// Acquires the lock.
     ///
     /// # Errors
-    /// When another process has it.
-    pub fn take(redis_url: &Secret, qpu_id: &str, consumer: &str) -> Result<Option<Self>, NeighbourError> {
+    /// When another process has the lock.
+    pub fn acquire(redis_url: &Secret, qpu_id: &str, consumer: &str) -> Result<Option<Self>, ConflictError> {
         let mut key = Sha256::new();
         for part in [server(redis_url).as_str(), qpu_id, consumer] {
             key.update(part.as_bytes());
             key.update([0]);
         }
-        let name = format!("coda-host-{}", hex(&key.finalize()));
+        let name = format!("coda-host-{}", hex::encode(key.finalize()));
         match SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address)) {
-            Ok(socket) => Ok(Some(ConsumerPlace { _socket: socket })),
+            Ok(socket) => Ok(Some(ConsumerLock { _socket: socket })),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                Err(NeighbourError::Host { qpu_id: qpu_id.into(), consumer: consumer.into() })
+                Err(ConflictError::Host { qpu_id: qpu_id.into(), consumer: consumer.into() })
             }
             Err(error) => {
-                tracing::warn!(%error, "whether another host serves this QPU here can't be told; going on");
+                tracing::warn!(%error, "could not check for another host on this QPU; continuing");
                 Ok(None)
             }
         }
@@ -96,8 +99,8 @@ fn server(url: &Secret) -> String {
 /// Looks for a coda-node that uses `dir`, or serves `qpu_id` from another directory.
 ///
 /// # Errors
-/// When there is one.
-pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), NeighbourError> {
+/// When there is such a process.
+pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), ConflictError> {
     let own = std::process::id();
     let Ok(processes) = std::fs::read_dir("/proc") else { return Ok(()) };
     for process in processes.flatten() {
@@ -113,7 +116,7 @@ pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), NeighbourE
             a == b || a.canonicalize().ok().is_some_and(|a| b.canonicalize().ok() == Some(a))
         };
         if same(&theirs, dir) || qpu_id.is_some() && stored_qpu(&theirs).as_deref() == qpu_id {
-            return Err(NeighbourError::PythonNode { pid, dir: theirs });
+            return Err(ConflictError::PythonNode { pid, dir: theirs });
         }
     }
     Ok(())
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coda_node_is_told_by_its_command_line() {
+    fn a_coda_node_is_recognised_by_its_command_line() {
         let is = |arguments: &[&str]| is_python_node(arguments.join("\0").as_bytes());
         assert!(is(&["/opt/coda/bin/python3", "/opt/coda/bin/coda-node", "start"]));
         assert!(is(&["/usr/bin/python3", "-m", "uvicorn", "coda_node.server.app:app", "--host", "::"]));
@@ -162,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn one_consumer_of_a_stream_has_one_place() {
+    fn one_consumer_of_a_stream_has_one_lock() {
         let take = |url: &str, consumer: &str| {
-            ConsumerPlace::take(&Secret::new(url), "neighbours-test", consumer).map_err(|e| e.to_string())
+            ConsumerLock::acquire(&Secret::new(url), "conflicts-test", consumer).map_err(|e| e.to_string())
         };
         let first = take("redis://u:a@127.0.0.1:1/0", "worker-0").unwrap();
         let taken = take("redis://127.0.0.1:1/0", "worker-0").err().unwrap();
-        assert!(taken.contains("QPU neighbours-test as consumer worker-0"), "{taken}");
+        assert!(taken.contains("QPU conflicts-test as consumer worker-0"), "{taken}");
         assert!(take("redis://127.0.0.1:1/0", "worker-1").is_ok());
         assert!(take("redis://127.0.0.1:2/0", "worker-0").is_ok(), "another server");
         drop(first);

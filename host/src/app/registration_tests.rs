@@ -37,7 +37,7 @@ fn give(cloud: &DevCloud, required: bool, profile: Option<&str>) {
 }
 
 impl Bed {
-    async fn start(&self, token: Option<&str>) -> Result<(Site, Guard, Openvpn), Failure> {
+    async fn start(&self, token: Option<&str>) -> Result<(Registration, Guard, Openvpn), Failure> {
         let mut settings = self.settings.clone();
         settings.credentials.node_token = token.map(Secret::new);
         let stored = credentials::load(self.standin.dir()).unwrap();

@@ -1,0 +1,318 @@
+//! A start as phases, each of which can end what it and those before it began.
+//!
+//! ```text
+//! Prepared ──> ExecutorStarted ──> Registered ──> Running
+//!  settings     plugin, executor    port, database,   tasks, jobs, peers
+//!               │ end: shutdown,    cloud, locks
+//!               v      drop         │ end: database, then as before
+//! ```
+//!
+//! A step takes its phase by value. When it fails, or the host is asked to stop, the phase ends what there is: most
+//! control stacks allow one session, so an executor must be shut down and dropped however the start goes on. A host
+//! without a cloud takes the same way and only registers nowhere.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::lifecycle::Lifecycle;
+use super::{AppError, Prepared, locate_plugin, registration, runs_as, start_executor};
+use crate::api::{self, Reading};
+use crate::cloud::http::{HttpClient, HttpError};
+use crate::cloud::provision::{self, Registration};
+use crate::config::load::ProcessEnv;
+use crate::config::settings::Settings;
+use crate::daemon::conflicts::ConsumerLock;
+use crate::daemon::instance_lock::InstanceLock;
+use crate::error::{Explain, Failure};
+use crate::executor::account::{self, RunsAs};
+use crate::executor::{Executor, SlotReport};
+use crate::model::MessageId;
+use crate::state::answer_journal::{AnswerJournal, KeptAnswers};
+use crate::state::credentials::Stored;
+use crate::state::db::{Database, Store, StoreContents};
+use crate::state::run_journal::RunJournal;
+use crate::supervise::{Supervisor, TaskKind};
+use crate::vpn::guard::Guard;
+use crate::vpn::openvpn::Openvpn;
+
+/// Why a start goes no further.
+pub enum Halt {
+    Failed(Failure),
+    /// The host was asked to stop.
+    Stopped,
+}
+
+impl<E: Explain> From<E> for Halt {
+    fn from(error: E) -> Halt {
+        Halt::Failed(error.into())
+    }
+}
+
+impl From<Failure> for Halt {
+    fn from(failure: Failure) -> Halt {
+        Halt::Failed(failure)
+    }
+}
+
+/// What every phase needs, and only the process ends.
+pub struct Host {
+    pub env: ProcessEnv,
+    pub lifecycle: Lifecycle,
+    pub lock: InstanceLock,
+    pub openvpn: Openvpn,
+}
+
+/// Phase 1: the executor is there.
+pub struct ExecutorStarted {
+    pub host: Host,
+    pub settings: Arc<Settings>,
+    pub executor: Executor,
+    pub reports: mpsc::UnboundedReceiver<SlotReport>,
+    stored: Option<Stored>,
+    client: JoinHandle<Result<HttpClient, HttpError>>,
+}
+
+impl ExecutorStarted {
+    /// Loads the plugin and creates its executor.
+    ///
+    /// # Errors
+    /// When no plugin is found, it can't be used, or the host is asked to stop.
+    pub async fn start(host: Host, prepared: Prepared) -> Result<ExecutorStarted, Halt> {
+        let Prepared { settings, device, stored, .. } = prepared;
+        let located = locate_plugin(&settings, &device, &host.env.cwd)?;
+        // Reading the system's CA certificates takes as long as loading a plugin: both at once.
+        let client = {
+            let cloud = settings.cloud.clone();
+            tokio::task::spawn_blocking(move || HttpClient::new(&cloud))
+        };
+        let starting = start_executor(&settings, &device, located, host.lifecycle.dispositions.clone());
+        let (executor, reports) = tokio::select! {
+            started = starting => started?,
+            // The hardware may take long to become idle.
+            () = host.lifecycle.stop.cancelled() => return Err(Halt::Stopped),
+        };
+        Ok(ExecutorStarted { host, settings: Arc::new(settings), executor, reports, stored, client })
+    }
+
+    /// Opens port, state and journals, and registers with the cloud unless the host has none.
+    ///
+    /// # Errors
+    /// When one of them can't be used, the cloud refuses, another host serves the QPU, or the host is asked to stop;
+    /// the executor has ended then.
+    pub async fn register(mut self) -> Result<Registered, Halt> {
+        match self.try_register().await {
+            Ok((service, cloud)) => Ok(Registered { started: self, service, cloud }),
+            Err(halt) => {
+                self.end().await;
+                Err(halt)
+            }
+        }
+    }
+
+    async fn try_register(&mut self) -> Result<(LocalService, Option<CloudSide>), Halt> {
+        announce(&self.executor, &self.settings)?;
+        let service = LocalService::start(&self.settings, &mut self.host).await?;
+        let cloud = match self.settings.peer.no_cloud {
+            true => None,
+            false => Some(self.open_cloud_side().await?),
+        };
+        Ok((service, cloud))
+    }
+
+    /// Whatever can fail without the cloud comes first, so that a one-time token is spent only by a host that can
+    /// run.
+    async fn open_cloud_side(&mut self) -> Result<CloudSide, Halt> {
+        let settings = &self.settings;
+        let state_dir = &settings.dirs.state;
+        let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
+        let database = Database::open(state_dir)?;
+        let (run_journal, mut died_running) = RunJournal::open(state_dir).map_err(unusable)?;
+        let (answer_journal, answered) = AnswerJournal::open(state_dir).map_err(unusable)?;
+        // What was answered did not die in the plugin.
+        died_running.retain(|id| !answered.contains_key(id));
+        let client = (&mut self.client).await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
+
+        let (registration, guard) = self.connect(&client).await?;
+        let identity = &registration.identity;
+        let consumer = &settings.jobs.consumer_name;
+        let consumer_lock = ConsumerLock::acquire(&identity.redis_url, &identity.qpu_id, consumer)?;
+        compare(&registration, &self.executor);
+
+        let (store, contents) = database.start(&identity.qpu_id)?;
+        let deaths = match record_deaths(&store, &contents, died_running).await {
+            Ok(deaths) => deaths,
+            Err(error) => {
+                store.close();
+                return Err(error);
+            }
+        };
+        Ok(CloudSide {
+            client,
+            registration,
+            guard,
+            store,
+            contents,
+            deaths,
+            run_journal,
+            answer_journal,
+            answered,
+            consumer_lock,
+        })
+    }
+
+    async fn connect(&self, client: &HttpClient) -> Result<(Registration, Guard), Halt> {
+        let (settings, stored) = (&self.settings, self.stored.as_ref());
+        let edges = self.executor.active_plugin().device.connectivity.edges().map(<[_]>::to_vec);
+        let connecting =
+            registration::connect(client, settings, stored, edges.as_deref(), &self.host.openvpn);
+        tokio::select! {
+            // A registration that is complete is kept: a stop must not undo it.
+            biased;
+            connected = connecting => Ok(connected?),
+            () = self.host.lifecycle.stop.cancelled() => {
+                if provision::redeems(settings, stored) {
+                    tracing::warn!(
+                        "stopped while connecting: the node token may be used up; get a new one if the next start \
+                         is refused"
+                    );
+                }
+                Err(Halt::Stopped)
+            }
+        }
+    }
+
+    /// Brings the device to rest and drops the executor.
+    pub async fn end(self) {
+        self.executor.shutdown(self.settings.executor.control_timeout).await;
+    }
+}
+
+/// Adds the deaths that the last process left behind to those that are known.
+async fn record_deaths(
+    store: &Store,
+    contents: &StoreContents,
+    died_running: Vec<MessageId>,
+) -> Result<HashMap<MessageId, u32>, Halt> {
+    let mut deaths: HashMap<MessageId, u32> = contents.deaths.iter().copied().collect();
+    for id in died_running {
+        tracing::warn!(message_id = %id, "the process died while it ran this message");
+        store.record_death(id).await?;
+        *deaths.entry(id).or_insert(0) += 1;
+    }
+    if contents.foreign > 0 {
+        tracing::warn!(
+            results = contents.foreign,
+            "undelivered results of another QPU are in the state directory; start a host for that QPU to send them"
+        );
+    }
+    Ok(deaths)
+}
+
+/// The HTTP service and the tasks of the host.
+pub struct LocalService {
+    pub tasks: Supervisor,
+    /// What the service reads, once the host is up.
+    pub up: watch::Sender<Option<Arc<Reading>>>,
+    pub stop: CancellationToken,
+}
+
+impl LocalService {
+    async fn start(settings: &Settings, host: &mut Host) -> Result<LocalService, Halt> {
+        let listener = api::bind(&settings.api).await?;
+        if let Ok(address) = listener.local_addr() {
+            host.lock.listens(address.to_string())?;
+        }
+        let (up, up_seen) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let mut tasks = Supervisor::new(host.lifecycle.stop.clone());
+        let limit = settings.api.request_timeout;
+        tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, limit, stop.clone()));
+        Ok(LocalService { tasks, up, stop })
+    }
+}
+
+/// What a host has of its cloud before it runs jobs.
+pub struct CloudSide {
+    pub client: HttpClient,
+    pub registration: Registration,
+    pub guard: Guard,
+    pub store: Store,
+    pub contents: StoreContents,
+    /// How often the process died while it ran a message.
+    pub deaths: HashMap<MessageId, u32>,
+    pub run_journal: RunJournal,
+    pub answer_journal: AnswerJournal,
+    /// Answers that a former process got and had not stored.
+    pub answered: KeptAnswers,
+    /// Held until the host has ended.
+    pub consumer_lock: Option<ConsumerLock>,
+}
+
+/// Phase 2: the host has its port, its state, and its QPU.
+pub struct Registered {
+    pub started: ExecutorStarted,
+    pub service: LocalService,
+    /// `None` for a host without a cloud.
+    pub cloud: Option<CloudSide>,
+}
+
+/// Logs which plugin runs where.
+fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
+    let active = executor.active_plugin();
+    let (info, device) = (&active.info, &active.device);
+    let runs_in = match runs_as(settings)? {
+        _ if !settings.executor.isolated => "the host's process".into(),
+        RunsAs::Host => "a process of its own".into(),
+        RunsAs::Account(account) => format!("a process of account {}", account.name),
+        RunsAs::Root => {
+            tracing::warn!(
+                "the plugin's process runs as root, because there is no account {}; create it with: {}",
+                account::USUAL,
+                account::MAKE_USUAL
+            );
+            "a process of root".into()
+        }
+    };
+    let targets: Vec<&str> = device.targets.iter().map(|t| t.name()).collect();
+    tracing::info!(
+        plugin = info.name,
+        version = info.version,
+        vendor = info.vendor,
+        kind = info.kind.name(),
+        path = %info.path.display(),
+        from = %info.source,
+        device = device.name,
+        qubits = device.num_qubits,
+        targets = targets.join(" "),
+        slots = device.slots,
+        batch = active.hooks.batch_run,
+        cancel = active.hooks.cancel,
+        runs_in,
+        "the plugin is ready"
+    );
+    Ok(())
+}
+
+/// The plugin knows its hardware; the cloud may know something else.
+fn compare(registration: &Registration, executor: &Executor) {
+    let device = &executor.active_plugin().device;
+    let identity = &registration.identity;
+    if identity.num_qubits != device.num_qubits {
+        tracing::warn!(
+            registered = identity.num_qubits,
+            device = device.num_qubits,
+            "the QPU is registered with another number of qubits than its device has; the device's number applies"
+        );
+    }
+    let target = coda_plugin_abi::Target::from_name(&identity.native_gate_set);
+    if target.is_none_or(|t| !device.targets.contains(&t)) {
+        tracing::warn!(
+            registered = identity.native_gate_set,
+            "the QPU is registered with a native gate set that its device does not take; its jobs will fail"
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! One job's plugin call, and when the cancel hook may be called for it.
+//!
+//! ```text
+//! Waiting ── enter ──> Running ── leave ──> Ended       entering a cancelled job ends it at once
+//!                         │ cancel              ^
+//!                         v                     │
+//!                     Cancelling ─ hook returns ─> Cancelled ── leave
+//! ```
+//!
+//! The hook is called at most once and only while the run is in the plugin. The run's thread waits for a hook that
+//! is still in the plugin, but not for ever.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use coda_plugin_abi::Error;
+use parking_lot::{Condvar, Mutex};
+
+use super::JobContext;
+use crate::model::JobId;
+
+/// The plugin calls that were announced and have not been answered yet, by ticket.
+#[derive(Default)]
+pub(super) struct InFlightCalls(Mutex<HashMap<u64, Arc<InFlightCall>>>);
+
+impl InFlightCalls {
+    pub fn insert(&self, ticket: u64, job_id: JobId, context: Arc<JobContext>) {
+        self.0.lock().insert(ticket, Arc::new(InFlightCall::new(job_id, context)));
+    }
+
+    pub fn get(&self, ticket: u64) -> Option<Arc<InFlightCall>> {
+        self.0.lock().get(&ticket).cloned()
+    }
+
+    pub fn remove(&self, ticket: u64) {
+        self.0.lock().remove(&ticket);
+    }
+
+    /// A copy of the present calls, so that nobody holds the lock while looking at them.
+    pub fn snapshot(&self) -> Vec<(u64, Arc<InFlightCall>)> {
+        self.0.lock().iter().map(|(ticket, call)| (*ticket, call.clone())).collect()
+    }
+}
+
+/// The state of one job with respect to its plugin call.
+pub(super) struct InFlightCall {
+    job_id: JobId,
+    context: Arc<JobContext>,
+    phase: Mutex<Phase>,
+    hook_returned: Condvar,
+    /// When the run entered the plugin.
+    entered: OnceLock<Instant>,
+    /// When the run was asked to end.
+    asked_to_end: OnceLock<Instant>,
+    timed_out: AtomicBool,
+}
+
+#[derive(PartialEq)]
+enum Phase {
+    Waiting,
+    Running,
+    /// The cancel hook is being called.
+    Cancelling,
+    /// The hook was called and returned; the run may go on.
+    Cancelled,
+    Ended,
+}
+
+impl InFlightCall {
+    pub fn new(job_id: JobId, context: Arc<JobContext>) -> InFlightCall {
+        InFlightCall {
+            job_id,
+            context,
+            phase: Mutex::new(Phase::Waiting),
+            hook_returned: Condvar::new(),
+            entered: OnceLock::new(),
+            asked_to_end: OnceLock::new(),
+            timed_out: AtomicBool::new(false),
+        }
+    }
+
+    /// What the run shares with the plugin.
+    pub fn context(&self) -> Arc<JobContext> {
+        self.context.clone()
+    }
+
+    pub fn job_id(&self) -> &str {
+        &self.job_id
+    }
+
+    /// Begins the run; false when the job was cancelled before, and then it must not run.
+    pub fn enter(&self) -> bool {
+        let mut phase = self.phase.lock();
+        *phase = if self.context.is_cancelled() { Phase::Ended } else { Phase::Running };
+        self.entered.get_or_init(Instant::now);
+        *phase == Phase::Running
+    }
+
+    /// When the run entered the plugin; `None` before that and after the run has returned.
+    pub fn running_since(&self) -> Option<Instant> {
+        self.entered.get().copied().filter(|_| *self.phase.lock() != Phase::Ended)
+    }
+
+    /// When the run was asked to end.
+    pub fn asked_to_end(&self) -> Option<Instant> {
+        self.asked_to_end.get().copied()
+    }
+
+    /// Notes that the run is asked to end.
+    pub fn ask_to_end(&self) {
+        self.asked_to_end.get_or_init(Instant::now);
+    }
+
+    /// Notes that the run exceeds its time limit. From here on it is cancelled for the plugin.
+    pub fn time_out(&self) {
+        self.timed_out.store(true, Ordering::Release);
+        self.context.set_cancelled();
+        self.ask_to_end();
+    }
+
+    pub fn is_timed_out(&self) -> bool {
+        self.timed_out.load(Ordering::Acquire)
+    }
+
+    /// Ends the run, after waiting at most `limit` for a hook that is still in the plugin.
+    pub fn leave(&self, limit: Duration) {
+        let mut phase = self.phase.lock();
+        // The result is the same whether the hook has returned or the time is over: the run is no longer there.
+        self.hook_returned.wait_while_for(&mut phase, |p| *p == Phase::Cancelling, limit);
+        *phase = Phase::Ended;
+    }
+
+    /// Calls `hook` if the run is in the plugin and no hook was called for it before.
+    pub fn cancel(&self, hook: impl FnOnce(&str) -> Option<Error>) -> Option<Error> {
+        {
+            let mut phase = self.phase.lock();
+            if *phase != Phase::Running {
+                return None;
+            }
+            *phase = Phase::Cancelling;
+        }
+        // Without the lock: the hook may take seconds, and the run must be able to return meanwhile.
+        let error = hook(&self.job_id);
+        let mut phase = self.phase.lock();
+        if *phase == Phase::Cancelling {
+            *phase = Phase::Cancelled;
+        }
+        self.hook_returned.notify_all();
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn new_call() -> (InFlightCall, Arc<JobContext>) {
+        let context = Arc::new(JobContext::new("p".into(), "J".into()));
+        (InFlightCall::new("J".into(), context.clone()), context)
+    }
+
+    /// How often the hook was called by so many cancels.
+    fn cancels(call: &InFlightCall, times: u32) -> u32 {
+        let mut called = 0;
+        for _ in 0..times {
+            call.cancel(|_| {
+                called += 1;
+                None
+            });
+        }
+        called
+    }
+
+    #[test]
+    fn the_hook_is_called_once_and_only_while_the_run_is_in_the_plugin() {
+        let (call, _) = new_call();
+        assert_eq!(cancels(&call, 2), 0, "not before");
+        assert!(call.enter());
+        assert_eq!(cancels(&call, 3), 1);
+        call.leave(LIMIT);
+        assert_eq!(cancels(&call, 2), 0, "not after");
+    }
+
+    #[test]
+    fn a_job_cancelled_before_does_not_enter() {
+        let (call, context) = new_call();
+        context.set_cancelled();
+        assert!(!call.enter());
+        assert_eq!(cancels(&call, 1), 0);
+    }
+
+    #[test]
+    fn a_run_leaves_only_after_the_hook_that_is_in_the_plugin() {
+        let (call, _) = new_call();
+        assert!(call.enter());
+        std::thread::scope(|threads| {
+            call.cancel(|_| {
+                let leaving = threads.spawn(|| call.leave(LIMIT));
+                assert!(!leaving.is_finished(), "the hook is still in the plugin");
+                assert!(call.running_since().is_some());
+                None
+            });
+        });
+        assert!(call.running_since().is_none());
+    }
+}

@@ -1,0 +1,244 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+use coda_plugin_abi::{ErrorCode, Program};
+
+use super::super::JobContext;
+use super::*;
+
+fn job(ticket: u64) -> RunJob {
+    let ir = br#"{"version":"1.0","target":"cz","num_qubits":1,"gates":[],"measurements":[0],
+        "metadata":{"source_hash":"h","compiled_at":"2026-01-01T00:00:00Z"}}"#;
+    RunJob {
+        ticket,
+        message_id: None,
+        job_id: "J".into(),
+        program: Arc::new(Program::parse(ir).unwrap()),
+        shots: 1,
+        context: Arc::new(JobContext::new("p".into(), "J".into())),
+    }
+}
+
+fn jobs(tickets: impl IntoIterator<Item = u64>) -> Vec<RunJob> {
+    tickets.into_iter().map(job).collect()
+}
+
+fn evolution(answer: impl FnOnce(EvolveOutcome) + Send + 'static) -> Box<EvolveJob> {
+    Box::new(EvolveJob {
+        ticket: 7,
+        job_id: "J".into(),
+        num_qubits: 0,
+        amplitudes: Vec::new(),
+        operations: [].into(),
+        context: Arc::new(JobContext::new("p".into(), "J".into())),
+        answer: Box::new(answer),
+    })
+}
+
+fn tickets(call: &SlotCall) -> Vec<u64> {
+    match call {
+        SlotCall::Jobs(_, jobs) => jobs.iter().map(|j| j.ticket).collect(),
+        SlotCall::Evolve(_, job) => vec![job.ticket],
+    }
+}
+
+fn open(slots: usize, batch_max: usize) -> Arc<Queue> {
+    let queue = Arc::new(Queue::default());
+    queue.open(slots, batch_max);
+    queue
+}
+
+#[test]
+fn jobs_are_taken_in_order_so_many_at_once_and_withdrawn_ones_never() {
+    let queue = open(1, 2);
+    // In the order in which the checks came back.
+    queue.add(jobs([4, 2]));
+    queue.add(jobs([1, 3]));
+    assert!(queue.withdraw(2));
+    assert!(!queue.withdraw(2), "only once");
+    let take = || tickets(&queue.take(|_| {}).unwrap().0);
+    assert_eq!([take(), take()], [vec![1, 3], vec![4]]);
+    assert!(!queue.withdraw(1), "a slot has it");
+}
+
+#[test]
+fn what_can_not_be_withdrawn_has_been_announced() {
+    let queue = open(2, 1);
+    let (announced, seen) = channel();
+    let slots: Vec<_> = (0..2)
+        .map(|_| {
+            let (queue, announced) = (queue.clone(), announced.clone());
+            std::thread::spawn(move || {
+                while queue.take(|call| announced.send(tickets(call)[0]).unwrap()).is_some() {}
+            })
+        })
+        .collect();
+    let mut taken = Vec::new();
+    let mut withdrawn = Vec::new();
+    for ticket in 0..2000 {
+        queue.add(jobs([ticket]));
+        if ticket % 3 == 0 {
+            std::thread::yield_now();
+        }
+        if queue.withdraw(ticket) {
+            withdrawn.push(ticket);
+        } else {
+            taken.extend(seen.try_iter());
+            assert!(taken.contains(&ticket), "{ticket} is neither here nor announced");
+        }
+    }
+    queue.stop();
+    slots.into_iter().for_each(|s| s.join().unwrap());
+    taken.extend(withdrawn);
+    taken.sort_unstable();
+    assert!(taken.into_iter().eq(0..2000), "each exactly once");
+}
+
+#[test]
+fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
+    let queue = open(3, 1);
+    let (taken, seen) = channel();
+    let slots: Vec<_> = (0..3)
+        .map(|_| {
+            let (queue, taken) = (queue.clone(), taken.clone());
+            // The leases go back only when all three have been seen.
+            std::thread::spawn(move || taken.send(queue.take(|_| {})).unwrap())
+        })
+        .collect();
+    queue.add(jobs([1, 2, 3]));
+    let calls: Vec<_> = (0..3).map(|_| seen.recv().unwrap().unwrap()).collect();
+    assert_eq!(queue.load(), SlotLoad { slots: 3, busy: 3, ..SlotLoad::default() });
+    let mut got: Vec<_> = calls.iter().map(|(call, _)| tickets(call)).collect();
+    got.sort_unstable();
+    assert_eq!(got, [vec![1], vec![2], vec![3]]);
+    slots.into_iter().for_each(|s| s.join().unwrap());
+}
+
+#[test]
+fn a_lease_takes_a_slot_until_it_is_dropped_and_none_is_given_while_jobs_wait() {
+    let queue = open(2, 1);
+    let lease = queue.try_lease().unwrap();
+    queue.add(jobs([1, 2]));
+    assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::JobsWait);
+    let call = queue.take(|_| {}).unwrap();
+    assert_eq!(queue.load(), SlotLoad { slots: 2, busy: 1, reserved: 1, waiting: 1 });
+    assert!(queue.withdraw(2));
+    assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Full);
+    drop(call);
+    let other = queue.try_lease().unwrap();
+    drop((lease, other));
+    assert_eq!(queue.load(), SlotLoad { slots: 2, ..SlotLoad::default() });
+    queue.stop();
+    assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Stopping);
+}
+
+#[test]
+fn an_evolution_that_will_not_run_is_answered_and_gives_its_slot_back() {
+    let queue = open(2, 1);
+    let (answered, answers) = channel();
+    let send = |answered: &std::sync::mpsc::Sender<EvolveOutcome>| {
+        let answered = answered.clone();
+        evolution(move |outcome| answered.send(outcome).unwrap())
+    };
+    let (first, second) = (queue.try_lease().unwrap(), queue.try_lease().unwrap());
+    queue.evolve(first, send(&answered));
+    queue.stop();
+    queue.evolve(second, send(&answered));
+    drop(answered);
+    let codes: Vec<_> = answers.iter().map(|outcome| outcome.answer.unwrap_err().code).collect();
+    assert_eq!(codes, [ErrorCode::Other, ErrorCode::Other]);
+    assert_eq!(queue.load(), SlotLoad { slots: 2, ..SlotLoad::default() });
+}
+
+/// Counts the leases in use as the users see them, apart from the queue's own count.
+#[derive(Default)]
+struct Users {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Users {
+    fn enter(&self) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn busy_and_reserved_together_never_exceed_the_slots() {
+    const SLOTS: usize = 3;
+    const JOBS: u64 = 3_000;
+    let queue = open(SLOTS, 2);
+    let users = Users::default();
+    let check = |queue: &Queue| {
+        let load = queue.load();
+        assert!(load.busy + load.reserved <= load.slots, "{load:?}");
+    };
+    std::thread::scope(|threads| {
+        let (queue, users) = (&queue, &users);
+        for _ in 0..SLOTS {
+            threads.spawn(move || {
+                let _thread = queue.register_thread();
+                while let Some((call, guard)) = queue.take(|_| {}) {
+                    if let SlotCall::Evolve(lease, job) = call {
+                        let outcome =
+                            EvolveOutcome { answer: Ok(Vec::new()), run_time: Duration::ZERO, lease };
+                        (job.answer)(outcome);
+                        continue;
+                    }
+                    users.enter();
+                    check(queue);
+                    users.leave();
+                    drop((call, guard));
+                }
+            });
+        }
+        let reserving: Vec<_> = (0..SLOTS)
+            .map(|_| {
+                threads.spawn(move || {
+                    let (mut leases, mut evolved) = (0, 0);
+                    while leases < 500 || evolved < 50 {
+                        let Ok(lease) = queue.try_lease() else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        leases += 1;
+                        users.enter();
+                        check(queue);
+                        if leases % 10 != 0 {
+                            users.leave();
+                            continue;
+                        }
+                        let (answered, answer) = channel();
+                        let send = move |outcome: EvolveOutcome| answered.send(outcome.lease).unwrap();
+                        queue.evolve(lease, evolution(send));
+                        let lease = answer.recv().unwrap();
+                        evolved += 1;
+                        users.leave();
+                        drop(lease);
+                    }
+                })
+            })
+            .collect();
+        for ticket in 0..JOBS {
+            queue.add(jobs([ticket]));
+            if ticket % 7 == 0 {
+                std::thread::yield_now();
+            }
+        }
+        reserving.into_iter().for_each(|r| r.join().unwrap());
+        queue.stop();
+    });
+    assert!(
+        users.most.load(Ordering::SeqCst) <= SLOTS,
+        "{} leases at once",
+        users.most.load(Ordering::SeqCst)
+    );
+    let load = queue.load();
+    assert_eq!((load.busy, load.reserved), (0, 0), "every lease was given back");
+}

@@ -1,0 +1,337 @@
+//! How an executor comes to be: the library is checked and opened, in this process or in one of its own, and creates
+//! its executor; what can go wrong on the way, and what to do about it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use coda_plugin_abi::descriptor::Binding;
+use coda_plugin_abi::{Error, ErrorCode};
+use tokio::sync::oneshot;
+
+use super::account::RunsAs;
+use super::ffi::{Common, CreateRequest};
+use super::loader::{self, LoadError, PreparedLibrary};
+use super::locate::Located;
+use super::plugin::Plugin;
+use super::shared::{RunLimits, Shared};
+use super::slot::Slot;
+use super::worker::{MakeError, Remote, Restart, WorkerSpec};
+use super::{schema, signals};
+use crate::error::{Explain, exit};
+use crate::sys::{Account, Dispositions};
+
+/// How to start an executor.
+pub struct StartRequest {
+    pub located: Located,
+    pub state_dir: PathBuf,
+    /// Absolute path of the device config; empty without one.
+    pub config_path: PathBuf,
+    /// The text of the device config; empty without one.
+    pub config_text: String,
+    pub native_gate_set: String,
+    pub num_qubits: u16,
+    pub control_timeout: Duration,
+    /// Most jobs of one `batch_run`.
+    pub batch_max: usize,
+    /// The signal dispositions that are restored after each call of the plugin.
+    pub dispositions: Arc<Dispositions>,
+    /// With a value the plugin runs in a process of its own, which is started again when it dies.
+    pub isolation: Option<Restart>,
+    /// The account of that process.
+    pub runs_as: RunsAs,
+    pub limits: RunLimits,
+}
+
+/// Why an executor can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("the plugin {} could not create its executor ({}): {}", path.display(), error.code, error.text)]
+    Create { path: PathBuf, error: Error },
+    #[error("the device config {} does not fit the plugin: {what}", config.display())]
+    Config { config: PathBuf, what: String },
+    #[error("the process of plugin {} could not be used: {what}", path.display())]
+    Process { path: PathBuf, what: String },
+    #[error("the plugin's process runs as '{}', which may not read {}: {why}", account.name, file.display())]
+    Unreadable { account: Box<Account>, file: PathBuf, why: String },
+    #[error("the process of plugin {} could not give up its rights, so nothing is run in it: {what}", path.display())]
+    Rights { path: PathBuf, what: String },
+    #[error("the plugin {} could not describe its device: {}", path.display(), error.text)]
+    Describe { path: PathBuf, error: Error },
+    #[error("the plugin {} describes an impossible device: {what}", path.display())]
+    BadDevice { path: PathBuf, what: String },
+    #[error("no thread could be started for the plugin")]
+    Thread(#[source] std::io::Error),
+    #[error("the thread of plugin {} ended while it was starting", path.display())]
+    Died { path: PathBuf },
+}
+
+impl Explain for StartError {
+    fn code(&self) -> &'static str {
+        match self {
+            StartError::Load(e) => e.code(),
+            StartError::Create { .. } => "executor-create",
+            StartError::Config { .. } => "executor-config",
+            StartError::Process { .. } => "executor-process",
+            StartError::Unreadable { .. } => "executor-unreadable",
+            StartError::Rights { .. } => "executor-rights",
+            StartError::Describe { .. } => "executor-describe",
+            StartError::BadDevice { .. } => "executor-bad-device",
+            StartError::Thread(_) | StartError::Died { .. } => "executor-thread",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            StartError::Load(e) => e.hint(),
+            StartError::Create { error, .. } if error.code == ErrorCode::Config => {
+                Some("correct the device config; its keys are the vendor's".into())
+            }
+            StartError::Config { .. } => Some(
+                "correct the device config; 'coda-host plugin inspect FILE.so --schema' prints what fits"
+                    .into(),
+            ),
+            StartError::Process { .. } => Some(
+                "try the plugin alone: coda-host plugin check FILE.so --device FILE; then tell the vendor"
+                    .into(),
+            ),
+            StartError::Unreadable { account, file, .. } => Some(format!(
+                "let it: chgrp {} {1} && chmod g+r {1}; its folders must let it through too: namei -l {1}",
+                account.gid,
+                file.display()
+            )),
+            StartError::Rights { .. } => Some(
+                "give the host CAP_SETUID, CAP_SETGID and CAP_KILL, which it needs for a process of another account; \
+                 see docs/operations.md"
+                    .into(),
+            ),
+            StartError::Create { .. } => Some("check the hardware and its control stack".into()),
+            StartError::Describe { .. } | StartError::BadDevice { .. } => Some("tell the vendor".into()),
+            StartError::Thread(_) => Some("raise the limit on processes (ulimit -u)".into()),
+            StartError::Died { .. } => Some("report this as a bug of coda-host".into()),
+        }
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            // A restart doesn't help: an operator must change the machine first.
+            StartError::Unreadable { .. } | StartError::Rights { .. } => exit::CONFIG,
+            _ => exit::PLUGIN,
+        }
+    }
+}
+
+/// The plugin in use, with its executor.
+pub(super) struct LoadedPlugin {
+    pub prepared: PreparedLibrary,
+    pub plugin: Plugin,
+    pub common: Arc<Common>,
+}
+
+/// Starts a thread of the executor.
+pub(super) fn spawn(
+    name: &str,
+    stack: usize,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, StartError> {
+    std::thread::Builder::new()
+        .name(format!("exec-{name}"))
+        .stack_size(stack)
+        .spawn(body)
+        .map_err(StartError::Thread)
+}
+
+/// The body of slot 0's thread: loads and creates, then serves like any other slot, and destroys at the end. All of
+/// that happens on one thread, as the interface promises to plugins.
+pub(super) fn first_slot(
+    request: StartRequest,
+    ready: oneshot::Sender<Result<LoadedPlugin, StartError>>,
+    shared: Arc<Shared>,
+) {
+    let started = create(request);
+    let (plugin, common) = match &started {
+        Ok(loaded) => (loaded.plugin.clone(), loaded.common.clone()),
+        Err(_) => return drop(ready.send(started)),
+    };
+    let thread = shared.queue.register_thread();
+    if ready.send(started).is_err() {
+        // The start was given up, which ends the process: it takes the executor with it.
+        return;
+    }
+    let slot = Slot { index: 0, plugin, common, shared };
+    slot.serve();
+    // A run that has not come back keeps its executor.
+    slot.shared.queue.wait_for_other_threads();
+    if let Some(error) = slot.plugin.destroy() {
+        tracing::warn!(plugin = &*slot.common.plugin(), error = error.text, "dropping the executor failed");
+    }
+    drop(thread);
+}
+
+fn create(request: StartRequest) -> Result<LoadedPlugin, StartError> {
+    if !request.config_path.as_os_str().is_empty() {
+        loader::trusted(&request.config_path)?;
+    }
+    let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
+    let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
+    let plugin = match request.isolation {
+        Some(restart) => create_in_worker(&request, &prepared, &common, restart)?,
+        None => create_in_process(request, &prepared, &common)?,
+    };
+    Ok(LoadedPlugin { prepared, plugin, common })
+}
+
+fn create_in_worker(
+    request: &StartRequest,
+    prepared: &PreparedLibrary,
+    common: &Arc<Common>,
+    restart: Restart,
+) -> Result<Plugin, StartError> {
+    let remote = Remote::start(worker_spec(prepared, request), common.clone(), restart)
+        .map_err(|e| explain_make_error(e, prepared, &request.config_path, common))?;
+    Ok(Plugin::Remote(remote))
+}
+
+fn create_in_process(
+    request: StartRequest,
+    prepared: &PreparedLibrary,
+    common: &Arc<Common>,
+) -> Result<Plugin, StartError> {
+    let name = common.plugin();
+    let library = prepared.open()?;
+    signals::restore_after(&request.dispositions, &name, "loading");
+    let secrets = schema::of_plugin(&library, &request.located.entry, &request.config_text)
+        .map_err(|what| StartError::Config { config: request.config_path.clone(), what })?;
+    common.hide(&secrets);
+    let created = library.create(&CreateRequest {
+        common: common.clone(),
+        entry: request.located.entry,
+        config_path: request.config_path,
+        config_text: request.config_text,
+        native_gate_set: request.native_gate_set,
+        num_qubits: request.num_qubits,
+    });
+    signals::restore_after(&request.dispositions, &name, "create");
+    let instance = created.map_err(|error| StartError::Create {
+        path: request.located.path,
+        error: common.masked_error(error),
+    })?;
+    Ok(Plugin::Direct(instance))
+}
+
+/// What kept the plugin's process from having an executor, in the terms of a start in this process.
+pub(super) fn explain_make_error(
+    error: MakeError,
+    prepared: &PreparedLibrary,
+    config: &Path,
+    common: &Common,
+) -> StartError {
+    let path = prepared.path.clone();
+    match error {
+        MakeError::Open(e) => prepared.refused(e).into(),
+        MakeError::Config(what) => StartError::Config { config: config.to_path_buf(), what },
+        MakeError::Create(error) => StartError::Create { path, error: common.masked_error(error) },
+        MakeError::Describe(error) => StartError::Describe { path, error: common.masked_error(error) },
+        MakeError::Process(what) => StartError::Process { path, what },
+        MakeError::Rights(what) => StartError::Rights { path, what },
+        MakeError::Unreadable { account, path: file, why } => StartError::Unreadable { account, file, why },
+    }
+}
+
+/// What the plugin's process needs to create the executor of `request` from a prepared library.
+pub(super) fn worker_spec(prepared: &PreparedLibrary, request: &StartRequest) -> WorkerSpec {
+    let account = match &request.runs_as {
+        RunsAs::Account(account) => Some(account.clone()),
+        RunsAs::Host | RunsAs::Root => None,
+    };
+    let in_place = prepared.opened == prepared.path;
+    let mut reads = Vec::new();
+    if account.is_some() {
+        reads.extend(Some(request.config_path.clone()).filter(|p| !p.as_os_str().is_empty()));
+        reads.extend(Some(prepared.opened.clone()).filter(|_| in_place));
+        reads.extend(prepared.companions.iter().cloned());
+    }
+    WorkerSpec {
+        opened: prepared.opened.clone(),
+        by_descriptor: account.is_some() && !in_place,
+        reads,
+        account,
+        c_binding: prepared.descriptor.binding == Binding::C,
+        api_minor: prepared.descriptor.api_minor,
+        plugin: prepared.descriptor.name.clone(),
+        entry: prepared.entry.clone(),
+        config_path: request.config_path.clone(),
+        config_text: request.config_text.clone(),
+        native_gate_set: request.native_gate_set.clone(),
+        num_qubits: request.num_qubits,
+        log_level: most_verbose_level(),
+    }
+}
+
+/// The most verbose level of a plugin's lines that is logged.
+fn most_verbose_level() -> u32 {
+    use coda_plugin_abi::LogLevel;
+    let enabled = [
+        (tracing::enabled!(target: "plugin", tracing::Level::TRACE), LogLevel::Trace),
+        (tracing::enabled!(target: "plugin", tracing::Level::DEBUG), LogLevel::Debug),
+        (tracing::enabled!(target: "plugin", tracing::Level::INFO), LogLevel::Info),
+        (tracing::enabled!(target: "plugin", tracing::Level::WARN), LogLevel::Warn),
+    ];
+    enabled.into_iter().find(|(on, _)| *on).map_or(LogLevel::Error, |(_, level)| level).code()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One error of each kind.
+    fn every_error() -> Vec<StartError> {
+        let path = || PathBuf::from("/plugins/p.so");
+        let error = |code| Error::new(code, "text");
+        let account = Account { name: "a".into(), uid: 1, gid: 2, groups: vec![2], home: "/".into() };
+        let errors = vec![
+            StartError::Load(LoadError::PanicAborts { path: path() }),
+            StartError::Create { path: path(), error: error(ErrorCode::Config) },
+            StartError::Create { path: path(), error: error(ErrorCode::Hardware) },
+            StartError::Config { config: path(), what: "what".into() },
+            StartError::Process { path: path(), what: "what".into() },
+            StartError::Unreadable { account: Box::new(account), file: path(), why: "why".into() },
+            StartError::Rights { path: path(), what: "what".into() },
+            StartError::Describe { path: path(), error: error(ErrorCode::Other) },
+            StartError::BadDevice { path: path(), what: "what".into() },
+            StartError::Thread(std::io::Error::other("cause")),
+            StartError::Died { path: path() },
+        ];
+        // A new kind of error must be added above.
+        for error in &errors {
+            match error {
+                StartError::Load(_)
+                | StartError::Create { .. }
+                | StartError::Config { .. }
+                | StartError::Process { .. }
+                | StartError::Unreadable { .. }
+                | StartError::Rights { .. }
+                | StartError::Describe { .. }
+                | StartError::BadDevice { .. }
+                | StartError::Thread(_)
+                | StartError::Died { .. } => {}
+            }
+        }
+        errors
+    }
+
+    #[test]
+    fn errors_and_hints_are_well_formed() {
+        for error in every_error() {
+            let hint = error.hint().unwrap_or_else(|| panic!("no hint: {error}"));
+            for text in [error.to_string(), hint] {
+                assert!(!text.contains("  "), "double blanks: {text}");
+                assert!(!text.ends_with('.'), "a final stop: {text}");
+                assert!(text.starts_with(|c: char| !c.is_uppercase()), "an upper-case start: {text}");
+            }
+        }
+    }
+}

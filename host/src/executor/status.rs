@@ -1,0 +1,73 @@
+//! What others than the driver see of the executor: its device as it is now, gauges, trouble. Read-only.
+//!
+//! A status outlives a reload: what it tells is always that of the executor in use.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::active::ActivePlugin;
+use super::ffi::Common;
+use super::lease::SlotLoad;
+use super::plugin::Plugin;
+use super::shared::{Shared, StuckRun};
+
+/// A view of the executor for everyone who may look at it but not change it.
+#[derive(Clone)]
+pub struct ExecutorStatus {
+    shared: Arc<Shared>,
+    plugin: Plugin,
+    common: Arc<Common>,
+    active: Arc<RwLock<Arc<ActivePlugin>>>,
+}
+
+impl ExecutorStatus {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        plugin: Plugin,
+        common: Arc<Common>,
+        active: Arc<RwLock<Arc<ActivePlugin>>>,
+    ) -> ExecutorStatus {
+        ExecutorStatus { shared, plugin, common, active }
+    }
+
+    /// The plugin and device in use: another one after a reload.
+    pub fn active_plugin(&self) -> Arc<ActivePlugin> {
+        self.active.read().clone()
+    }
+
+    /// Gauges of the plugin's own, by name.
+    pub fn gauges(&self) -> Vec<(String, f64)> {
+        self.common.gauges.values()
+    }
+
+    /// How the slots are used now.
+    pub fn load(&self) -> SlotLoad {
+        self.shared.queue.load()
+    }
+
+    /// A run in this process that does not end.
+    pub fn stuck_run(&self) -> Option<StuckRun> {
+        self.shared.stuck_run.lock().clone()
+    }
+
+    /// What is wrong with the executor, in words for an operator.
+    pub fn trouble(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if let Some(run) = self.stuck_run() {
+            found.push(format!(
+                "the executor is stuck in job {} for {} s: restart coda-host (with CODA_EXECUTOR_ISOLATION=process it \
+                 would be ended by itself)",
+                run.job_id,
+                run.since.elapsed().as_secs()
+            ));
+        }
+        if let Some(t) = self.plugin.trouble() {
+            found.push(match t.in_a_row {
+                1 => format!("the plugin's process {}; it is started again", t.last),
+                n => format!("the plugin's process has died {n} times in a row, the last time it {}; it is started again", t.last),
+            });
+        }
+        found
+    }
+}

@@ -1,0 +1,475 @@
+//! The messages between the host and a plugin's process, one type for each direction of each socket.
+//!
+//! | socket  | host sends        | process sends   |
+//! |---------|-------------------|-----------------|
+//! | slot k  | [`SlotRequest`]   | [`SlotAnswer`]  |
+//! | control | [`ControlOrder`]  | [`ControlAnswer`] |
+//! | events  | nothing           | [`WorkerEvent`] |
+//!
+//! A message is one frame: four bytes of length, one byte of kind, the body. The kind is known here alone. Jobs,
+//! answers and states are laid down byte by byte (`wire`), since a run's delay depends on them; the rest is JSON.
+//! Senders lend what they send and receivers own what they get, hence [`ReceivedRequest`].
+
+use std::io::{self, Read, Write};
+
+use coda_plugin_abi::{Amplitude, Error, Operation, Program};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::super::ffi::{BatchAnswers, CallEvolve, CallJob};
+use super::super::wire::{self, FrameReader, FrameWriter, Garbled, MAX_FRAME};
+use super::spec::{StepOutcome, WorkerSpec};
+
+/// A message is longer than a frame may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the message is larger than 2 GiB")]
+pub struct TooLong;
+
+impl From<TooLong> for io::Error {
+    fn from(error: TooLong) -> io::Error {
+        io::Error::other(error)
+    }
+}
+
+impl From<Garbled> for io::Error {
+    fn from(error: Garbled) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
+/// What a frame holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Check = 1,
+    Create,
+    Run,
+    Batch,
+    Evolve,
+    Destroy,
+    Step,
+    Jobs,
+    Evolved,
+    Destroyed,
+    Order,
+    OrderDone,
+    Log,
+    Progress,
+    Gauge,
+}
+
+impl Kind {
+    const ALL: [Kind; 15] = [
+        Kind::Check,
+        Kind::Create,
+        Kind::Run,
+        Kind::Batch,
+        Kind::Evolve,
+        Kind::Destroy,
+        Kind::Step,
+        Kind::Jobs,
+        Kind::Evolved,
+        Kind::Destroyed,
+        Kind::Order,
+        Kind::OrderDone,
+        Kind::Log,
+        Kind::Progress,
+        Kind::Gauge,
+    ];
+
+    fn from_code(code: u8) -> Result<Kind, Garbled> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == code).ok_or(Garbled)
+    }
+}
+
+/// A frame as it was read.
+#[derive(Debug)]
+pub struct Frame {
+    kind: Kind,
+    body: Vec<u8>,
+}
+
+impl Frame {
+    /// Reads the next frame.
+    ///
+    /// # Errors
+    /// When the other end is gone, or sends something that is no frame.
+    pub fn read(socket: &mut impl Read) -> io::Result<Frame> {
+        let mut head = [0; 5];
+        socket.read_exact(&mut head)?;
+        let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        if len == 0 || len > MAX_FRAME {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let kind = Kind::from_code(head[4])?;
+        let mut body = vec![0; len - 1];
+        socket.read_exact(&mut body)?;
+        Ok(Frame { kind, body })
+    }
+}
+
+fn encode(kind: Kind, put: impl FnOnce(&mut FrameWriter)) -> Result<Vec<u8>, TooLong> {
+    let mut writer = FrameWriter::new(kind as u8);
+    put(&mut writer);
+    writer.finish().ok_or(TooLong)
+}
+
+fn encode_json(kind: Kind, value: &impl Serialize) -> Result<Vec<u8>, TooLong> {
+    // Plain data with text keys, whose JSON can't fail.
+    let text = serde_json::to_string(value).map_err(|_| TooLong)?;
+    encode(kind, |w| w.text(&text))
+}
+
+fn decode_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Garbled> {
+    serde_json::from_str(FrameReader::new(body).text()?).map_err(|_| Garbled)
+}
+
+/// What the host asks of a slot. The first three steps go to slot 0 alone: check, create, and destroy at the end.
+pub enum SlotRequest<'a> {
+    /// Open the library and check the config.
+    Check(&'a WorkerSpec),
+    /// Create the executor, after the check.
+    Create,
+    Run(&'a CallJob<'a>),
+    Batch(&'a [CallJob<'a>]),
+    Evolve(&'a CallEvolve<'a>),
+    /// Destroy the executor and end the process.
+    Destroy,
+}
+
+impl SlotRequest<'_> {
+    /// # Errors
+    /// When the message is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        match self {
+            SlotRequest::Check(spec) => encode_json(Kind::Check, spec),
+            SlotRequest::Create => encode(Kind::Create, |_| ()),
+            SlotRequest::Run(job) => encode(Kind::Run, |w| put_job(w, job)),
+            SlotRequest::Batch(jobs) => encode(Kind::Batch, |w| {
+                w.len(jobs.len());
+                jobs.iter().for_each(|job| put_job(w, job));
+            }),
+            SlotRequest::Evolve(call) => encode(Kind::Evolve, |w| {
+                w.text(call.job_id);
+                w.u16(call.num_qubits);
+                wire::put_amplitudes(w, call.amplitudes);
+                wire::put_operations(w, call.operations);
+            }),
+            SlotRequest::Destroy => encode(Kind::Destroy, |_| ()),
+        }
+    }
+}
+
+fn put_job(w: &mut FrameWriter, job: &CallJob<'_>) {
+    w.text(job.job_id);
+    w.u32(job.shots);
+    wire::put_program(w, job.program);
+}
+
+/// A job as the plugin's process gets it.
+#[derive(Debug, PartialEq)]
+pub struct ReceivedJob {
+    pub id: String,
+    pub shots: u32,
+    pub program: Program,
+}
+
+/// An evolution as the plugin's process gets it.
+#[derive(Debug, PartialEq)]
+pub struct ReceivedEvolution {
+    pub id: String,
+    pub num_qubits: u16,
+    pub amplitudes: Vec<Amplitude>,
+    pub operations: Vec<Operation>,
+}
+
+/// A [`SlotRequest`] as the plugin's process gets it.
+#[derive(Debug, PartialEq)]
+pub enum ReceivedRequest {
+    Check(Box<WorkerSpec>),
+    Create,
+    Run(ReceivedJob),
+    Batch(Vec<ReceivedJob>),
+    Evolve(ReceivedEvolution),
+    Destroy,
+}
+
+impl ReceivedRequest {
+    /// # Errors
+    /// When the frame holds no request that can be read.
+    pub fn decode(frame: &Frame) -> Result<ReceivedRequest, Garbled> {
+        let mut r = FrameReader::new(&frame.body);
+        Ok(match frame.kind {
+            Kind::Check => ReceivedRequest::Check(decode_json(&frame.body)?),
+            Kind::Create => ReceivedRequest::Create,
+            Kind::Run => ReceivedRequest::Run(received_job(&mut r)?),
+            Kind::Batch => {
+                let jobs = r.len(1)?;
+                ReceivedRequest::Batch((0..jobs).map(|_| received_job(&mut r)).collect::<Result<_, _>>()?)
+            }
+            Kind::Evolve => ReceivedRequest::Evolve(ReceivedEvolution {
+                id: r.text()?.to_string(),
+                num_qubits: r.u16()?,
+                amplitudes: wire::amplitudes(&mut r)?,
+                operations: wire::operations(&mut r)?,
+            }),
+            Kind::Destroy => ReceivedRequest::Destroy,
+            _ => return Err(Garbled),
+        })
+    }
+}
+
+fn received_job(r: &mut FrameReader<'_>) -> Result<ReceivedJob, Garbled> {
+    Ok(ReceivedJob { id: r.text()?.to_string(), shots: r.u32()?, program: wire::program(r)? })
+}
+
+/// What a slot answers.
+#[derive(Debug)]
+pub enum SlotAnswer {
+    /// To check and create.
+    Step(StepOutcome),
+    /// To run and batch: one answer for each job.
+    Jobs(BatchAnswers),
+    Evolved(Result<Vec<Amplitude>, Error>),
+    Destroyed(Option<Error>),
+}
+
+impl SlotAnswer {
+    /// # Errors
+    /// When the message is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        match self {
+            SlotAnswer::Step(outcome) => encode_json(Kind::Step, outcome),
+            SlotAnswer::Jobs(batch) => encode(Kind::Jobs, |w| put_batch(w, batch)),
+            SlotAnswer::Evolved(Ok(state)) => encode(Kind::Evolved, |w| {
+                w.u16(1);
+                wire::put_amplitudes(w, state);
+            }),
+            SlotAnswer::Evolved(Err(error)) => encode(Kind::Evolved, |w| {
+                w.u16(2);
+                wire::put_error(w, error);
+            }),
+            SlotAnswer::Destroyed(error) => encode_json(Kind::Destroyed, error),
+        }
+    }
+
+    /// # Errors
+    /// When the frame holds no answer that can be read.
+    pub fn decode(frame: &Frame) -> Result<SlotAnswer, Garbled> {
+        let mut r = FrameReader::new(&frame.body);
+        Ok(match frame.kind {
+            Kind::Step => SlotAnswer::Step(decode_json(&frame.body)?),
+            Kind::Jobs => SlotAnswer::Jobs(batch(&mut r)?),
+            Kind::Evolved => SlotAnswer::Evolved(match r.u16()? {
+                1 => Ok(wire::amplitudes(&mut r)?),
+                2 => Err(wire::error(&mut r)?),
+                _ => return Err(Garbled),
+            }),
+            Kind::Destroyed => SlotAnswer::Destroyed(decode_json(&frame.body)?),
+            _ => return Err(Garbled),
+        })
+    }
+}
+
+fn put_batch(w: &mut FrameWriter, batch: &BatchAnswers) {
+    w.u16(batch.whole.is_some().into());
+    if let Some(error) = &batch.whole {
+        wire::put_error(w, error);
+    }
+    w.u64(batch.surplus as u64);
+    w.len(batch.answers.len());
+    batch.answers.iter().for_each(|answer| wire::put_answer(w, answer.as_ref()));
+}
+
+fn batch(r: &mut FrameReader<'_>) -> Result<BatchAnswers, Garbled> {
+    let whole = match r.u16()? {
+        0 => None,
+        _ => Some(wire::error(r)?),
+    };
+    let surplus = usize::try_from(r.u64()?).map_err(|_| Garbled)?;
+    let answers = (0..r.len(2)?).map(|_| wire::answer(r)).collect::<Result<_, _>>()?;
+    Ok(BatchAnswers { answers, whole, surplus })
+}
+
+/// What the host asks of the control thread.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum ControlOrder {
+    Cancel(String),
+    Shutdown,
+}
+
+impl ControlOrder {
+    /// # Errors
+    /// When the message is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        encode_json(Kind::Order, self)
+    }
+
+    /// # Errors
+    /// When the frame holds no order that can be read.
+    pub fn decode(frame: &Frame) -> Result<ControlOrder, Garbled> {
+        if frame.kind == Kind::Order { decode_json(&frame.body) } else { Err(Garbled) }
+    }
+}
+
+/// The plugin's error in a control call, if any.
+#[derive(Debug)]
+pub struct ControlAnswer(pub Option<Error>);
+
+impl ControlAnswer {
+    /// # Errors
+    /// When the message is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        encode_json(Kind::OrderDone, &self.0)
+    }
+
+    /// # Errors
+    /// When the frame holds no answer that can be read.
+    pub fn decode(frame: &Frame) -> Result<ControlAnswer, Garbled> {
+        match frame.kind {
+            Kind::OrderDone => decode_json(&frame.body).map(ControlAnswer),
+            _ => Err(Garbled),
+        }
+    }
+}
+
+/// What the plugin tells the host from any of its threads.
+#[derive(Debug, PartialEq)]
+pub enum WorkerEvent<'a> {
+    Log { level: u32, job_id: &'a str, text: &'a str },
+    Progress { job_id: &'a str, done: u64, total: u64 },
+    Gauge { name: &'a str, value: f64 },
+}
+
+impl<'a> WorkerEvent<'a> {
+    /// # Errors
+    /// When the message is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        match *self {
+            WorkerEvent::Log { level, job_id, text } => encode(Kind::Log, |w| {
+                w.u32(level);
+                w.text(job_id);
+                w.text(text);
+            }),
+            WorkerEvent::Progress { job_id, done, total } => encode(Kind::Progress, |w| {
+                w.text(job_id);
+                w.u64(done);
+                w.u64(total);
+            }),
+            WorkerEvent::Gauge { name, value } => encode(Kind::Gauge, |w| {
+                w.text(name);
+                w.f64(value);
+            }),
+        }
+    }
+
+    /// # Errors
+    /// When the frame holds no event that can be read.
+    pub fn decode(frame: &'a Frame) -> Result<WorkerEvent<'a>, Garbled> {
+        let mut r = FrameReader::new(&frame.body);
+        Ok(match frame.kind {
+            Kind::Log => WorkerEvent::Log { level: r.u32()?, job_id: r.text()?, text: r.text()? },
+            Kind::Progress => WorkerEvent::Progress { job_id: r.text()?, done: r.u64()?, total: r.u64()? },
+            Kind::Gauge => WorkerEvent::Gauge { name: r.text()?, value: r.f64()? },
+            _ => return Err(Garbled),
+        })
+    }
+}
+
+/// Writes an encoded message.
+///
+/// # Errors
+/// When the other end is gone, or the message is too long.
+pub fn write(socket: &mut impl Write, message: Result<Vec<u8>, TooLong>) -> io::Result<()> {
+    socket.write_all(&message?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use coda_plugin_abi::{ErrorCode, Gate, GateKind, Outcome, Target};
+
+    use super::super::super::JobContext;
+    use super::*;
+
+    fn frame(message: Result<Vec<u8>, TooLong>) -> Frame {
+        Frame::read(&mut message.unwrap().as_slice()).unwrap()
+    }
+
+    fn request(request: SlotRequest<'_>) -> ReceivedRequest {
+        ReceivedRequest::decode(&frame(request.encode())).unwrap()
+    }
+
+    #[test]
+    fn requests_arrive_as_they_were_sent() {
+        let program = Program::new(Target::Cz, 2, [Gate::two(GateKind::Cz, 0, 1, 0.0)], [1]).unwrap();
+        let context = Arc::new(JobContext::new("p".into(), "J".into()));
+        let job = |job_id| CallJob { job_id, program: &program, shots: 7, context: &context };
+        let received = |id: &str| ReceivedJob { id: id.into(), shots: 7, program: program.clone() };
+        assert_eq!(request(SlotRequest::Run(&job("a"))), ReceivedRequest::Run(received("a")));
+        let batch = [job("a"), job("b")];
+        let expected = vec![received("a"), received("b")];
+        assert_eq!(request(SlotRequest::Batch(&batch)), ReceivedRequest::Batch(expected));
+        assert_eq!(request(SlotRequest::Create), ReceivedRequest::Create);
+        assert_eq!(request(SlotRequest::Destroy), ReceivedRequest::Destroy);
+        let amplitudes = [Amplitude { re: 1.0, im: -0.5 }];
+        let evolve = CallEvolve {
+            job_id: "e",
+            num_qubits: 0,
+            amplitudes: &amplitudes,
+            operations: &[],
+            context: &context,
+        };
+        let expected = ReceivedEvolution {
+            id: "e".into(),
+            num_qubits: 0,
+            amplitudes: amplitudes.to_vec(),
+            operations: Vec::new(),
+        };
+        assert_eq!(request(SlotRequest::Evolve(&evolve)), ReceivedRequest::Evolve(expected));
+    }
+
+    #[test]
+    fn answers_arrive_as_they_were_sent() {
+        let outcome =
+            Outcome { counts: vec![("1".into(), 3)], execution_time_ms: None, shots_completed: None };
+        let error = Error::new(ErrorCode::Hardware, "cold");
+        let batch = BatchAnswers {
+            answers: vec![Some(Ok(outcome.clone())), None, Some(Err(error.clone()))],
+            whole: Some(error.clone()),
+            surplus: 2,
+        };
+        match SlotAnswer::decode(&frame(SlotAnswer::Jobs(batch).encode())).unwrap() {
+            SlotAnswer::Jobs(got) => {
+                assert_eq!(got.answers, [Some(Ok(outcome)), None, Some(Err(error.clone()))]);
+                assert_eq!((got.whole, got.surplus), (Some(error.clone()), 2));
+            }
+            other => panic!("{other:?}"),
+        }
+        let evolved = SlotAnswer::Evolved(Err(error.clone())).encode();
+        assert!(matches!(SlotAnswer::decode(&frame(evolved)), Ok(SlotAnswer::Evolved(Err(e))) if e == error));
+        let ordered = frame(ControlAnswer(Some(error.clone())).encode());
+        assert_eq!(ControlAnswer::decode(&ordered).unwrap().0, Some(error));
+    }
+
+    #[test]
+    fn a_message_on_the_wrong_socket_is_refused() {
+        let order = frame(ControlOrder::Shutdown.encode());
+        assert_eq!(ControlOrder::decode(&order), Ok(ControlOrder::Shutdown));
+        assert_eq!(ReceivedRequest::decode(&order), Err(Garbled));
+        assert!(SlotAnswer::decode(&order).is_err());
+        assert_eq!(WorkerEvent::decode(&order), Err(Garbled));
+        let event = frame(WorkerEvent::Gauge { name: "g", value: 0.5 }.encode());
+        assert_eq!(WorkerEvent::decode(&event), Ok(WorkerEvent::Gauge { name: "g", value: 0.5 }));
+        assert_eq!(ControlOrder::decode(&event), Err(Garbled));
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused() {
+        for bytes in [&[0, 0, 0, 0, 1][..], &[1, 0, 0, 0, 99], &[255, 255, 255, 255, 1], &[2, 0, 0, 0, 2]] {
+            assert!(Frame::read(&mut &*bytes).is_err(), "{bytes:?}");
+        }
+        assert!(Kind::ALL.into_iter().all(|kind| Kind::from_code(kind as u8) == Ok(kind)));
+    }
+}

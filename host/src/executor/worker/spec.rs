@@ -1,0 +1,89 @@
+//! What a plugin's process needs to create its executor, and what can become of that.
+
+use std::path::PathBuf;
+
+use coda_plugin_abi::Error;
+use serde::{Deserialize, Serialize};
+
+use super::super::ffi::{DeviceReply, OpenError};
+use crate::sys::Account;
+
+/// What the process needs to create the executor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerSpec {
+    /// The file to open.
+    pub opened: PathBuf,
+    /// The file is opened through the descriptor that comes along: the account may not reach its path.
+    pub by_descriptor: bool,
+    /// Files that the account must be able to read.
+    pub reads: Vec<PathBuf>,
+    /// The account whose rights the process takes on.
+    #[serde(skip)]
+    pub account: Option<Account>,
+    /// The library has the C binding, otherwise the Rust binding.
+    pub c_binding: bool,
+    pub api_minor: u16,
+    pub plugin: String,
+    pub entry: String,
+    pub config_path: PathBuf,
+    pub config_text: String,
+    pub native_gate_set: String,
+    pub num_qubits: u16,
+    /// The most verbose level that the host logs.
+    pub log_level: u32,
+}
+
+/// How a step of the creation ended in the child.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum StepOutcome {
+    /// The library is open and the config fits; with the config's secrets.
+    Checked(Vec<String>),
+    Created(Box<DeviceReply>),
+    /// The process could not give up its rights.
+    Rights(String),
+    /// The account may not read this file.
+    Unreadable {
+        path: PathBuf,
+        why: String,
+    },
+    Open(OpenError),
+    /// The config doesn't fit the plugin's schema.
+    Config(String),
+    Create(Error),
+    Describe(Error),
+}
+
+/// Why there is no executor.
+#[derive(Debug)]
+pub enum MakeError {
+    Rights(String),
+    Unreadable {
+        account: Box<Account>,
+        path: PathBuf,
+        why: String,
+    },
+    Open(OpenError),
+    Config(String),
+    Create(Error),
+    Describe(Error),
+    /// The process could not be started, or died.
+    Process(String),
+}
+
+impl MakeError {
+    /// In one line.
+    pub fn text(&self) -> String {
+        match self {
+            MakeError::Open(
+                OpenError::Loader(t) | OpenError::NoModule(t) | OpenError::Layout(t) | OpenError::Table(t),
+            )
+            | MakeError::Config(t)
+            | MakeError::Process(t) => t.clone(),
+            MakeError::Rights(t) => format!("its rights could not be given up: {t}"),
+            MakeError::Unreadable { account, path, why } => {
+                format!("the account {} may not read {}: {why}", account.name, path.display())
+            }
+            MakeError::Create(e) | MakeError::Describe(e) => e.text.clone(),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Effects of the job table, performed: each becomes a call, or a task that reports an event.
+
+use std::sync::Arc;
+
+use time::OffsetDateTime;
+
+use super::super::status;
+use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
+use super::super::writes::Write;
+use super::Driver;
+use crate::executor::RunJob;
+use crate::failpoint::{Failpoint, pause_at};
+use crate::model::{MessageId, iso_time};
+use crate::results::dispatcher::PendingDelivery;
+use crate::results::outcome::{conclude, fail, judge};
+use crate::state::db::{ResultRow, Store, StoreError};
+
+impl Driver {
+    pub(super) fn perform(&mut self, effect: Effect) {
+        let redis = self.parts.redis.clone();
+        let store = self.parts.store.clone();
+        match effect {
+            Effect::ReturnPermits(permits) => self.parts.prefetch.add_permits(permits),
+            Effect::Check(requests) => {
+                let (checker, reports) = (self.checker.clone(), self.reports.clone());
+                self.tasks.spawn(async move {
+                    pause_at(Failpoint::Claimed).await;
+                    for event in checker.check(requests).await {
+                        // Nobody listens any more once the driver has ended.
+                        reports.send(event).ok();
+                    }
+                });
+            }
+            Effect::Submit(submissions) => {
+                let jobs = submissions.into_iter().map(|submission| self.run_job(submission)).collect();
+                self.parts.executor.submit(jobs);
+            }
+            Effect::Withdraw(ticket) => {
+                let withdrawn = self.parts.executor.withdraw(ticket);
+                self.immediate.push_back(Event::Withdrawn { ticket, withdrawn });
+            }
+            Effect::CancelRun(ticket) => self.parts.executor.cancel(ticket),
+            Effect::ReadCancelKeys(jobs) => self.report(async move {
+                let ids: Vec<_> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
+                // Asked again at the next poll.
+                let set = redis.cancelled(&ids).await.unwrap_or_default();
+                let set = jobs.iter().zip(set).filter(|(_, set)| *set).map(|((ticket, _), _)| *ticket);
+                Event::CancelKeysRead(set.collect())
+            }),
+            Effect::ReadRecord { ticket, job_id } => {
+                let limit = self.parts.settings.redis_timeout;
+                self.report(async move {
+                    // At the start the link is just being made: give it a moment before the result is sent
+                    // unasked.
+                    redis.wait_up(limit).await;
+                    let record = redis.records(std::slice::from_ref(&job_id)).await;
+                    let record = record.map(|mut records| records.pop().unwrap_or_default());
+                    Event::RecordRead { ticket, record: record.map_err(|e| e.to_string()) }
+                });
+            }
+            Effect::ReadCancelKey { ticket, job_id } => self.report(async move {
+                let cancelled = redis.is_cancelled(&job_id).await.map_err(|e| e.to_string());
+                if !matches!(cancelled, Ok(true)) {
+                    pause_at(Failpoint::Decided).await;
+                }
+                Event::CancelKeyRead { ticket, cancelled }
+            }),
+            Effect::WriteExecuting { message_id, job_id } => {
+                let fields = status::executing(message_id, &redis.names().qpu_id, timestamp());
+                redis.write_best_effort(Write::status(&job_id, fields));
+            }
+            Effect::WriteStatus { ticket, message_id, job_id, end } => self.report(async move {
+                let fields = status::terminal(message_id, &redis.names().qpu_id, TerminalStatus::Ended(end));
+                let written = redis.write(Write::status(&job_id, fields)).await.is_ok();
+                if written {
+                    pause_at(Failpoint::Announced).await;
+                }
+                Event::StatusWritten { ticket, written }
+            }),
+            Effect::Store { ticket, message_id, result, at } => {
+                let reports = self.reports.clone();
+                self.tasks.spawn(async move {
+                    pause_at(Failpoint::Returned).await;
+                    let result = row_of(message_id, result, at);
+                    if let Some(event) = stored(&store, ticket, result).await {
+                        reports.send(event).ok();
+                    }
+                });
+            }
+            Effect::MarkAnnounced { ticket, message_id } => self.on_disk(async move {
+                let marked = store.mark_announced(message_id).await;
+                if marked.is_ok() {
+                    pause_at(Failpoint::Announced).await;
+                }
+                (marked, move |marked| Event::Marked { ticket, marked })
+            }),
+            Effect::Discard { ticket, message_id } => self.on_disk(async move {
+                (store.discard(message_id).await, move |discarded| Event::Discarded { ticket, discarded })
+            }),
+            Effect::Bury { ticket, letter } => self.on_disk(async move {
+                (store.store_dead_letter(letter).await, move |buried| Event::Buried { ticket, buried })
+            }),
+            Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
+            Effect::Acknowledge { ticket, message_id, status } => {
+                let reports = self.reports.clone();
+                self.tasks.spawn(async move {
+                    pause_at(Failpoint::Delivered).await;
+                    let write = match status {
+                        Some((job_id, end)) => {
+                            let fields = status::terminal(message_id, &redis.names().qpu_id, end);
+                            Write::status(&job_id, fields).and_ack(message_id)
+                        }
+                        None => Write::ack(message_id),
+                    };
+                    // Without a confirmation the host is stopping, and the message stays pending.
+                    if redis.write_until_confirmed(write).await {
+                        reports.send(Event::Acknowledged { ticket }).ok();
+                    }
+                });
+            }
+            Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),
+            Effect::AwaitFirstAttempts => {
+                let outbox = self.parts.outbox.clone();
+                self.report(async move {
+                    outbox.all_tried().await;
+                    Event::AllTried
+                });
+            }
+            Effect::Notify(notice) => self.notify(notice),
+        }
+    }
+
+    /// Runs a task whose event goes to the table.
+    fn report(&self, task: impl Future<Output = Event> + Send + 'static) {
+        let reports = self.reports.clone();
+        self.tasks.spawn(async move {
+            let event = task.await;
+            // Nobody listens any more once the driver has ended.
+            reports.send(event).ok();
+        });
+    }
+
+    /// Runs a write to the state database; a database that has closed says nothing more.
+    fn on_disk<E>(&self, write: impl Future<Output = (Result<(), StoreError>, E)> + Send + 'static)
+    where
+        E: FnOnce(Result<(), String>) -> Event + Send + 'static,
+    {
+        let reports = self.reports.clone();
+        self.tasks.spawn(async move {
+            let event = match write.await {
+                (Err(StoreError::Stopped), _) => return,
+                (result, event) => event(result.map_err(|e| e.to_string())),
+            };
+            reports.send(event).ok();
+        });
+    }
+
+    fn run_job(&self, submission: Submission) -> RunJob {
+        let Submission { ticket, message_id, job } = submission;
+        let job_id = job.envelope.job_id;
+        RunJob {
+            ticket,
+            message_id: Some(message_id),
+            context: Arc::new(self.parts.executor.context(job_id.clone())),
+            job_id,
+            program: job.work.program,
+            shots: job.work.shots,
+        }
+    }
+}
+
+async fn stored(store: &Store, ticket: super::Ticket, result: StoredResult) -> Option<Event> {
+    match store.insert(result.row.clone()).await {
+        Ok(()) => {
+            pause_at(Failpoint::Stored).await;
+            Some(Event::Stored { ticket, result })
+        }
+        Err(StoreError::Stopped) => None,
+        Err(error) => Some(Event::StoreFailed { ticket, result, error: error.to_string() }),
+    }
+}
+
+/// The row of a result; an answer of the executor is judged on the way.
+fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> StoredResult {
+    let (envelope, conclusion) = match result {
+        Unstored::Row(result) => return result,
+        Unstored::Failure { envelope, error } => {
+            let conclusion = fail(&envelope.job_id, &error);
+            (envelope, conclusion)
+        }
+        Unstored::Answer { envelope, work, answer } => {
+            let judged = judge(answer, work.program.measurements().len(), work.shots);
+            if let Err(error) = &judged {
+                tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");
+            }
+            let conclusion = conclude(&envelope.job_id, judged);
+            (envelope, conclusion)
+        }
+    };
+    let row = ResultRow {
+        message_id,
+        job_id: envelope.job_id,
+        callback_url: envelope.callback_url,
+        status: conclusion.status,
+        error: conclusion.error,
+        finished_at,
+        body: conclusion.body,
+    };
+    StoredResult { row, origin: envelope.origin, attempts: 0 }
+}
+
+fn pending_delivery(result: StoredResult) -> PendingDelivery {
+    let StoredResult { row, origin, attempts } = result;
+    PendingDelivery {
+        message_id: row.message_id,
+        job_id: row.job_id,
+        callback_url: row.callback_url,
+        origin,
+        status: row.status,
+        body: Some(row.body),
+        attempts,
+        unwritten: None,
+    }
+}
+
+fn timestamp() -> String {
+    iso_time(OffsetDateTime::now_utc())
+}

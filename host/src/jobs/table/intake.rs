@@ -1,0 +1,199 @@
+//! From the claim to the executor: checks, job ids, order.
+
+use super::event::{CheckOutcome, CheckRequest, Effect, Notice, Now, Runnable, Subject, Submission};
+use super::event::{TerminalStatus, Unstored, Verdict};
+use super::job_ids::IdClaim;
+use super::state::{Claim, Job, JobState};
+use super::{Drain, JobTable, Ticket};
+use crate::jobs::message::{self, Envelope, Message, Work};
+use crate::model::{JobId, MessageId, iso_time};
+use crate::state::answer_journal::KeptAnswer;
+use crate::state::db::DeadLetter;
+
+impl JobTable {
+    pub(super) fn claimed(&mut self, now: Now, messages: Vec<Message>) {
+        if self.drain != Drain::NotAsked {
+            // Read while stopping: they stay pending, unmarked, for the next start.
+            return;
+        }
+        let mut requests = Vec::with_capacity(messages.len());
+        let mut held = 0;
+        for message in messages {
+            let message_id = message.id;
+            // A consumer group that was created again brings back what is in flight here.
+            if self.by_message.contains_key(&message_id) {
+                held += 1;
+                continue;
+            }
+            let claim = Claim { message_id, at: now.elapsed, permit: true };
+            let ticket = self.enter(claim, JobState::Checking);
+            self.order.check_started(ticket);
+            requests.push(self.check_request(ticket, message_id, Subject::Message(message)));
+        }
+        if held > 0 {
+            self.effects.push(Effect::ReturnPermits(held));
+        }
+        if !requests.is_empty() {
+            self.effects.push(Effect::Check(requests));
+        }
+    }
+
+    fn check_request(&self, ticket: Ticket, message_id: MessageId, subject: Subject) -> CheckRequest {
+        let deaths = self.deaths.get(&message_id).copied().unwrap_or(0);
+        CheckRequest { ticket, message_id, deaths, subject }
+    }
+
+    pub(super) fn trimmed(&mut self, now: Now, ids: Vec<MessageId>) {
+        if self.drain != Drain::NotAsked {
+            return;
+        }
+        for message_id in self.not_held(ids) {
+            self.notify(Notice::Trimmed { message_id });
+            let claim = Claim { message_id, at: now.elapsed, permit: false };
+            let ticket = self.enter(claim, JobState::Acknowledging { job_id: None });
+            self.effects.push(Effect::Acknowledge { ticket, message_id, status: None });
+        }
+    }
+
+    pub(super) fn check_failed(&mut self, now: Now, tickets: &[Ticket], error: String) {
+        self.notify(Notice::ChecksFail { messages: tickets.len(), error: error.clone() });
+        let since = self.check_error.take().map_or(now.elapsed, |(since, _)| since);
+        self.check_error = Some((since, error));
+        for &ticket in tickets {
+            match self.take(ticket, "check failed") {
+                // Still pending: the look through the pending list brings it back.
+                Some(Job { claim, state: state @ JobState::Checking }) => self.forget(ticket, claim, &state),
+                Some(Job { claim, state }) => self.impossible(ticket, claim, state, "check failed"),
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn checked(&mut self, now: Now, ticket: Ticket, outcome: CheckOutcome) {
+        let Some(Job { mut claim, state }) = self.take(ticket, "checked") else { return };
+        if !matches!(state, JobState::Checking) {
+            return self.impossible(ticket, claim, state, "checked");
+        }
+        self.check_error = None;
+        self.order.check_ended(ticket);
+        if self.drain != Drain::NotAsked {
+            return self.forget(ticket, claim, &state);
+        }
+        let message_id = claim.message_id;
+
+        let (envelope, verdict, subject) = match outcome {
+            CheckOutcome::Answerable { envelope, verdict, subject } => (envelope, verdict, subject),
+            CheckOutcome::Unanswerable { reason, fields } => {
+                self.return_permit(&mut claim);
+                self.notify(Notice::DeadLetter { message_id, reason: reason.clone() });
+                let letter = DeadLetter { message_id, reason, fields };
+                self.effects.push(Effect::Bury { ticket, letter: letter.clone() });
+                return self.put(ticket, claim, JobState::Burying { letter, retry: None });
+            }
+        };
+        let job_id = envelope.job_id.clone();
+
+        // The rule for a second message: whatever its verdict, it waits until the first one has its terminal
+        // state. Only then is it known whether the job has ended.
+        match self.ids.claim(&job_id, ticket) {
+            IdClaim::Owned => {}
+            IdClaim::Parked => {
+                self.return_permit(&mut claim);
+                self.notify(Notice::Parked { job_id: job_id.clone() });
+                return self.put(ticket, claim, JobState::Parked { job_id, subject });
+            }
+            IdClaim::TooMany => {
+                self.notify(Notice::NotParked { job_id, message_id });
+                return self.forget(ticket, claim, &state);
+            }
+        }
+
+        match verdict {
+            Verdict::Run(work) => self.admit(now, ticket, claim, envelope, work),
+            Verdict::Fail(error) => self.fail(now, ticket, claim, envelope, error),
+            Verdict::Duplicate => {
+                self.notify(Notice::Duplicate { job_id: job_id.clone(), message_id });
+                self.acknowledge(ticket, claim, job_id, None);
+            }
+            Verdict::Settle(end) => {
+                self.notify(Notice::Settled { job_id: job_id.clone(), message_id });
+                self.acknowledge(ticket, claim, job_id, Some(TerminalStatus::Ended(end)));
+            }
+            Verdict::Cancelled => {
+                self.notify(Notice::CancelledBeforeRun { job_id: job_id.clone() });
+                let at = iso_time(now.at);
+                self.acknowledge(ticket, claim, job_id, Some(TerminalStatus::Cancelled { at }));
+            }
+        }
+    }
+
+    fn admit(&mut self, now: Now, ticket: Ticket, mut claim: Claim, envelope: Envelope, work: Work) {
+        let message_id = claim.message_id;
+        let answered = self.answered.remove(&message_id).filter(|kept| *kept.job_id == *envelope.job_id);
+        if let Some(KeptAnswer { answer, .. }) = answered {
+            // A former process died between the answer and the result on disk: the job is not run again.
+            self.notify(Notice::AnsweredBefore { job_id: envelope.job_id.clone() });
+            self.return_permit(&mut claim);
+            return self.store(now, ticket, claim, Unstored::Answer { envelope, work, answer });
+        }
+        let suspect = self.deaths.contains_key(&message_id);
+        self.order.queue(ticket, suspect);
+        self.put(ticket, claim, JobState::Queued(Runnable { envelope, work, suspect }));
+    }
+
+    /// Sends a failure for a job that does not run.
+    fn fail(&mut self, now: Now, ticket: Ticket, mut claim: Claim, envelope: Envelope, error: String) {
+        self.return_permit(&mut claim);
+        self.notify(Notice::Unfit { job_id: envelope.job_id.clone(), error: error.clone() });
+        self.store(now, ticket, claim, Unstored::Failure { envelope, error });
+    }
+
+    /// Lets the jobs that are next wait for a slot, if anything may start.
+    pub(super) fn hand_over(&mut self, now: Now) {
+        if self.drain != Drain::NotAsked || self.store_error.is_some() {
+            return;
+        }
+        let mut submissions = Vec::new();
+        for ticket in self.order.take_ready() {
+            match self.take(ticket, "hand over") {
+                Some(Job { claim, state: JobState::Queued(job) }) => {
+                    submissions.extend(self.submission(now, ticket, claim, job));
+                }
+                Some(Job { claim, state }) => self.impossible(ticket, claim, state, "hand over"),
+                None => {}
+            }
+        }
+        if !submissions.is_empty() {
+            self.effects.push(Effect::Submit(submissions));
+        }
+    }
+
+    fn submission(&mut self, now: Now, ticket: Ticket, claim: Claim, job: Runnable) -> Option<Submission> {
+        // Judged here and not at the check: the device may be another one by now.
+        if let Err(error) = message::fits(&job.work.program, job.work.shots, &self.device) {
+            self.order.remove(ticket);
+            self.fail(now, ticket, claim, job.envelope, error);
+            return None;
+        }
+        self.put(ticket, claim, JobState::Waiting { job: job.clone(), withdrawal: None });
+        Some(Submission { ticket, message_id: claim.message_id, job })
+    }
+
+    /// The job's terminal state is in Redis, or it has left: messages parked behind it are checked again.
+    pub(super) fn release_id(&mut self, job_id: &JobId, ticket: Ticket) {
+        let mut requests = Vec::new();
+        for parked in self.ids.release(job_id, ticket) {
+            match self.take(parked, "unpark") {
+                Some(Job { claim, state: JobState::Parked { subject, .. } }) => {
+                    requests.push(self.check_request(parked, claim.message_id, subject));
+                    self.put(parked, claim, JobState::Checking);
+                }
+                Some(Job { claim, state }) => self.impossible(parked, claim, state, "unpark"),
+                None => {}
+            }
+        }
+        if !requests.is_empty() {
+            self.effects.push(Effect::Check(requests));
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The state of one claimed message, with the data that the state needs and no other.
+
+use std::time::Duration;
+
+use super::event::{Runnable, StoredResult, Subject};
+use crate::jobs::admission::PastEnd;
+use crate::model::{JobId, MessageId};
+use crate::state::db::{DeadLetter, Status};
+
+/// What is known of a message from its claim on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    pub message_id: MessageId,
+    /// When it was claimed.
+    pub at: Duration,
+    /// Whether it holds a prefetch permit.
+    pub permit: bool,
+}
+
+/// A claimed message.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub claim: Claim,
+    pub state: JobState,
+}
+
+/// Where a message is on its way.
+#[derive(Debug)]
+pub(super) enum JobState {
+    /// Being looked up and parsed.
+    Checking,
+    /// Another message owns its job id.
+    Parked { job_id: JobId, subject: Subject },
+    /// Admitted, not with the executor.
+    Queued(Runnable),
+    /// With the executor, in no slot.
+    Waiting { job: Runnable, withdrawal: Option<Withdrawal> },
+    /// In the plugin.
+    Running { job: Runnable, slot: usize, cancel: CancelProgress },
+    /// Its result is being judged and stored; nothing is on disk for certain.
+    Storing { job_id: JobId, retry: Option<Retry<StoredResult>> },
+    /// On disk since an earlier start; Redis is asked what was decided.
+    Resuming { result: StoredResult },
+    /// On disk; the cancel key is being read for the last time.
+    Deciding { result: StoredResult },
+    /// Past the point of no return; its terminal state is being written to Redis.
+    Announcing { result: StoredResult },
+    /// Past the point of no return; Redis is away, so the decision is being noted on disk.
+    Marking { result: StoredResult, retry: Option<Duration> },
+    /// Cancelled with a result on disk, which is being removed.
+    Discarding { job_id: JobId, retry: Option<Duration> },
+    /// With the dispatcher. `unwritten` is the terminal state that Redis does not have.
+    Delivering { job_id: JobId, status: Status, unwritten: Option<PastEnd> },
+    /// It can't be answered and is being kept for the operator.
+    Burying { letter: DeadLetter, retry: Option<Duration> },
+    /// The last write to Redis is being confirmed.
+    Acknowledging { job_id: Option<JobId> },
+}
+
+/// Something to be tried again, and when.
+#[derive(Debug)]
+pub(super) struct Retry<T> {
+    pub at: Duration,
+    pub value: T,
+}
+
+/// Why a job is taken back from the executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Withdrawal {
+    /// It was cancelled.
+    Cancel,
+    /// Nothing may start now; it is queued again.
+    Hold,
+    /// The host stops; the message stays pending.
+    Drain,
+}
+
+/// How far the cancel of a running job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CancelProgress {
+    NotCancelled,
+    /// The plugin is told, the state `cancelled` and the acknowledgement are being written.
+    Closing,
+    /// Redis has confirmed both; only the run is to come back.
+    Closed,
+}
+
+impl JobState {
+    pub fn name(&self) -> &'static str {
+        match self {
+            JobState::Checking => "checking",
+            JobState::Parked { .. } => "parked",
+            JobState::Queued(_) => "queued",
+            JobState::Waiting { .. } => "waiting",
+            JobState::Running { .. } => "running",
+            JobState::Storing { .. } => "storing",
+            JobState::Resuming { .. } => "resuming",
+            JobState::Deciding { .. } => "deciding",
+            JobState::Announcing { .. } => "announcing",
+            JobState::Marking { .. } => "marking",
+            JobState::Discarding { .. } => "discarding",
+            JobState::Delivering { .. } => "delivering",
+            JobState::Burying { .. } => "burying",
+            JobState::Acknowledging { .. } => "acknowledging",
+        }
+    }
+
+    pub fn job_id(&self) -> Option<&JobId> {
+        match self {
+            JobState::Checking | JobState::Burying { .. } => None,
+            JobState::Queued(job) | JobState::Waiting { job, .. } | JobState::Running { job, .. } => {
+                Some(&job.envelope.job_id)
+            }
+            JobState::Resuming { result }
+            | JobState::Deciding { result }
+            | JobState::Announcing { result }
+            | JobState::Marking { result, .. } => Some(&result.row.job_id),
+            JobState::Parked { job_id, .. }
+            | JobState::Storing { job_id, .. }
+            | JobState::Discarding { job_id, .. }
+            | JobState::Delivering { job_id, .. } => Some(job_id),
+            JobState::Acknowledging { job_id } => job_id.as_ref(),
+        }
+    }
+
+    /// The job's id when its cancel key still matters and is not known to be set.
+    pub fn cancellable(&self) -> Option<&JobId> {
+        match self {
+            JobState::Queued(job)
+            | JobState::Waiting { job, withdrawal: None | Some(Withdrawal::Hold) }
+            | JobState::Running { job, cancel: CancelProgress::NotCancelled, .. } => {
+                Some(&job.envelope.job_id)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a stop has to wait for it before results are tried.
+    pub fn holds_drain(&self) -> bool {
+        matches!(
+            self,
+            JobState::Waiting { .. }
+                | JobState::Running { .. }
+                | JobState::Storing { .. }
+                | JobState::Resuming { .. }
+                | JobState::Deciding { .. }
+                | JobState::Announcing { .. }
+                | JobState::Marking { .. }
+                | JobState::Discarding { .. }
+                | JobState::Burying { .. }
+        )
+    }
+
+    /// Whether its result is on disk and not known to be delivered.
+    pub fn is_undelivered(&self) -> bool {
+        matches!(
+            self,
+            JobState::Resuming { .. }
+                | JobState::Deciding { .. }
+                | JobState::Announcing { .. }
+                | JobState::Marking { .. }
+                | JobState::Delivering { .. }
+        )
+    }
+
+    /// When it is to be tried again.
+    pub fn retry_at(&self) -> Option<Duration> {
+        match self {
+            JobState::Storing { retry, .. } => retry.as_ref().map(|r| r.at),
+            JobState::Marking { retry, .. }
+            | JobState::Discarding { retry, .. }
+            | JobState::Burying { retry, .. } => *retry,
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Accounts of this machine, and how a process takes one on and gives up every other right.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::process::parent_id;
+
+use nix::errno::Errno;
+use nix::unistd::{Gid, Uid, User, getgrouplist, setgid, setgroups, setresgid, setresuid, setuid};
+use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
+    set_capabilities,
+};
+
+/// An account of this machine, with all its groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    pub name: String,
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    pub home: String,
+}
+
+/// The account of this name, wherever this machine keeps its accounts; `None` when there is none.
+///
+/// # Errors
+/// When the accounts can't be looked up.
+pub fn account(name: &str) -> io::Result<Option<Account>> {
+    let user = match User::from_name(name) {
+        Ok(user) => user,
+        // What libraries behind the look-up answer for a name that they don't know.
+        Err(Errno::ENOENT | Errno::ESRCH) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let Some(user) = user else { return Ok(None) };
+    let groups = getgrouplist(&CString::new(name)?, user.gid)?;
+    Ok(Some(Account {
+        name: name.into(),
+        uid: user.uid.as_raw(),
+        gid: user.gid.as_raw(),
+        groups: groups.into_iter().map(Gid::as_raw).collect(),
+        home: user.dir.to_string_lossy().into_owned(),
+    }))
+}
+
+/// The user that this process acts as.
+pub fn effective_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Takes on the account, if there is one, and gives up every capability: for good. The process goes on dying with its
+/// parent. Call it while this is the only thread.
+///
+/// # Errors
+/// When the kernel refuses a step, the rights could be had back, or the parent has ended. Then nothing may be run here.
+pub fn give_up_rights(account: Option<&Account>) -> io::Result<()> {
+    let parent = parent_id();
+    empty_bounding_set();
+    if let Some(account) = account {
+        take_on(account)?;
+    }
+    clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    // Another user's process has lost both by now: the signal, and that its death can be looked into.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    if account.is_some_and(can_become_root_again) {
+        return Err(io::Error::other("root's rights could be had back"));
+    }
+    match parent_id() == parent {
+        true => Ok(()),
+        // Its end came before the signal was asked for, so nobody would send it.
+        false => Err(io::Error::other("the parent has ended")),
+    }
+}
+
+/// Drops every capability that the kernel knows, where this may be done: what is executed gains nothing in any case.
+fn empty_bounding_set() {
+    for capability in 0..u64::BITS {
+        // The first refusal is for the number after the last one, or for want of the right to do so.
+        if remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << capability)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Groups first: without root's rights they can't be set any more.
+fn take_on(account: &Account) -> nix::Result<()> {
+    let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
+    let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
+    setgroups(&groups)?;
+    setresgid(gid, gid, gid)?;
+    setresuid(uid, uid, uid)
+}
+
+fn can_become_root_again(account: &Account) -> bool {
+    let user = account.uid != 0 && setuid(Uid::from_raw(0)).is_ok();
+    let group = account.gid != 0 && setgid(Gid::from_raw(0)).is_ok();
+    user || group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_are_known_with_their_groups() {
+        let root = account("root").unwrap().unwrap();
+        assert_eq!((root.uid, root.gid), (0, 0));
+        assert!(root.groups.contains(&0) && root.home.starts_with('/'), "{root:?}");
+        assert_eq!(account("no-such-account").unwrap(), None);
+        assert_eq!(account("a\0b").unwrap(), None);
+    }
+}

@@ -1,0 +1,63 @@
+//! Signal dispositions that the host depends on, as they were at one moment; a plugin's changes are put back.
+//!
+//! By `libc` directly: a disposition must be put back exactly as the C library reported it, whatever it is.
+
+/// The dispositions that the host depends on.
+const WATCHED: [(i32, &str); 5] = [
+    (libc::SIGTERM, "SIGTERM"),
+    (libc::SIGINT, "SIGINT"),
+    (libc::SIGHUP, "SIGHUP"),
+    (libc::SIGCHLD, "SIGCHLD"),
+    (libc::SIGPIPE, "SIGPIPE"),
+];
+
+/// Set by the C library on whatever it installs; says nothing about who did.
+const SA_RESTORER: i32 = 0x0400_0000;
+
+/// The dispositions of the watched signals at one moment.
+pub struct Dispositions([libc::sigaction; WATCHED.len()]);
+
+impl Dispositions {
+    /// The dispositions that are set now.
+    pub fn capture() -> Dispositions {
+        Dispositions(WATCHED.map(|(signal, _)| current(signal)))
+    }
+
+    /// Puts back what differs from the captured dispositions, and returns the names of the signals concerned.
+    pub fn restore(&self) -> Vec<&'static str> {
+        let mut changed = Vec::new();
+        for (wanted, (signal, name)) in self.0.iter().zip(WATCHED) {
+            let now = current(signal);
+            let flags = |a: &libc::sigaction| a.sa_flags & !SA_RESTORER;
+            if now.sa_sigaction != wanted.sa_sigaction || flags(&now) != flags(wanted) {
+                // SAFETY: `wanted` was returned by sigaction for this signal in this process.
+                unsafe { libc::sigaction(signal, wanted, std::ptr::null_mut()) };
+                changed.push(name);
+            }
+        }
+        changed
+    }
+}
+
+fn current(signal: i32) -> libc::sigaction {
+    // SAFETY: sigaction is plain data; with a null new action the call only reads.
+    unsafe {
+        let mut now = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now);
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_disposition_is_put_back_and_named() {
+        let captured = Dispositions::capture();
+        // SAFETY: ignoring a signal is always allowed.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+        assert_eq!(captured.restore(), ["SIGHUP"]);
+        assert!(captured.restore().is_empty());
+    }
+}

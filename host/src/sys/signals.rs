@@ -1,0 +1,74 @@
+//! The signals that stop the host or make it reload, and what signals are called.
+//!
+//! Stop signals are blocked in every thread and taken by one that no plugin runs on, so that a plugin's own handlers
+//! can't swallow them. Linux keeps a blocked signal pending even where its disposition is to ignore it.
+
+use std::io;
+
+use nix::sys::signal::{SigSet, Signal};
+
+/// The signals that are waited for: those that end the host, and SIGHUP, which makes it reload.
+pub const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+fn stop_set() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect()
+}
+
+/// Blocks the stop signals in this thread and all threads that it will start. Call it first thing in `main`.
+///
+/// # Errors
+/// When the kernel refuses, which it does for no valid set.
+pub fn block_stop_signals() -> io::Result<()> {
+    Ok(stop_set().thread_block()?)
+}
+
+/// Waits for the next stop signal. For a thread of its own.
+///
+/// # Errors
+/// When the kernel refuses, which it does for no valid set.
+pub fn wait_stop_signal() -> io::Result<i32> {
+    Ok(stop_set().wait()? as i32)
+}
+
+/// A signal's usual name.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL (illegal instruction)",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT (abort)",
+        libc::SIGBUS => "SIGBUS (bus error)",
+        libc::SIGFPE => "SIGFPE (arithmetic error)",
+        libc::SIGKILL => "SIGKILL (killed, perhaps for want of memory)",
+        libc::SIGSEGV => "SIGSEGV (segmentation fault)",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU (CPU time limit)",
+        libc::SIGSYS => "SIGSYS (forbidden system call)",
+        other => return format!("signal {other}"),
+    };
+    name.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stop_signals_are_what_is_waited_for() {
+        let set = stop_set();
+        assert_eq!(set.iter().count(), STOP_SIGNALS.len());
+        assert!(set.iter().all(|signal| STOP_SIGNALS.contains(&(signal as i32))));
+    }
+
+    #[test]
+    fn a_blocked_stop_signal_is_waited_for_by_its_thread() {
+        // Directed at this thread alone: the others of this test process don't block it.
+        block_stop_signals().unwrap();
+        nix::sys::pthread::pthread_kill(nix::sys::pthread::pthread_self(), Signal::SIGHUP).unwrap();
+        assert_eq!(wait_stop_signal().unwrap(), libc::SIGHUP);
+    }
+}
