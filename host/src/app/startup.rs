@@ -32,7 +32,7 @@ use crate::executor::account::{self, RunsAs};
 use crate::executor::{Executor, SlotReport};
 use crate::model::MessageId;
 use crate::state::answer_journal::{AnswerJournal, KeptAnswers};
-use crate::state::credentials::Stored;
+use crate::state::credentials::StoredCredentials;
 use crate::state::db::{Database, Store, StoreContents};
 use crate::state::run_journal::RunJournal;
 use crate::supervise::{Supervisor, TaskKind};
@@ -72,7 +72,7 @@ pub struct ExecutorStarted {
     pub settings: Arc<Settings>,
     pub executor: Executor,
     pub reports: mpsc::UnboundedReceiver<SlotReport>,
-    stored: Option<Stored>,
+    stored: Option<StoredCredentials>,
     client: JoinHandle<Result<HttpClient, HttpError>>,
 }
 
