@@ -1,5 +1,7 @@
 //! The only spawner of long-lived tasks: each has a kind, and the kind says what its end means.
 //!
+//! A component that starts tasks of its own, such as the webhook dispatcher, owns them: they end with its task.
+//!
 //! Tasks end by themselves when they are stopped; what they serve decides in which order (see `app`). A task that
 //! panics is a failure of the host at any time, whatever its kind.
 

@@ -84,7 +84,7 @@ impl Record for Recorder {
                 Ok(())
             }
             Err(AppendError::Log(error)) => Err(error),
-            Err(other) => Err(LogError::Write(other.to_string())),
+            Err(other) => Err(LogError::Write(other.to_string().into())),
         }
     }
 }

@@ -28,7 +28,7 @@ use super::ledger::{self, Command, Refused, State};
 use super::stream::{StreamId, StreamKind};
 use request::{Append, AppendOutcome, Decide, Decision, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
 
-pub use error::{AppendError, LogError};
+pub use error::{AppendError, LogError, LogFailure};
 pub use row::Row;
 pub(super) use row::fact_json;
 pub use sqlite::Sqlite;
@@ -309,7 +309,9 @@ fn reservation_decision(location: Arc<str>, command: Command) -> Decide {
         let mut after = state;
         for fact in &new {
             let folded = ledger::fold(after, now, fact);
-            after = Some(folded.map_err(|e| LogError::Write(format!("a decided fact does not fold: {e}")))?);
+            after = Some(
+                folded.map_err(|e| LogError::Write(format!("a decided fact does not fold: {e}").into()))?,
+            );
         }
         let open = after.filter(|s| !s.transition.is_terminal());
         let until = |s: State| s.requested_at.saturating_add(micros(s.request.ttl_seconds));

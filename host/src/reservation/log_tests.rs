@@ -206,3 +206,25 @@ fn a_closed_log_says_that_it_has_stopped() {
         assert!(matches!(error, AppendError::Log(LogError::Stopped)), "{error}");
     });
 }
+
+#[test]
+fn a_file_without_its_tables_fails_reads_as_reads_and_writes_as_writes() {
+    use crate::error::Explain as _;
+    use crate::state::sqlite_actor::SqliteCause;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.db");
+    run(async {
+        let log = Log::sqlite(&path).unwrap();
+        let other = rusqlite::Connection::open(&path).unwrap();
+        other.execute_batch("DROP TABLE events").unwrap();
+        let error = log.state("res-00000001").await.unwrap_err();
+        assert!(matches!(&error, LogError::Read(LogFailure::File(_))), "{error:?}");
+        assert_eq!(error.code(), "log-read");
+        let error = log.request("res-00000001", "me", request(None)).await.map(|_| ()).unwrap_err();
+        let AppendError::Log(LogError::Write(LogFailure::File(failure))) = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(failure.cause, SqliteCause::Other);
+        assert!(!log.is_writable());
+    });
+}

@@ -78,6 +78,12 @@ impl Explain for PolicyError {
     }
 }
 
+/// A callback URL that the policy allows.
+struct CheckedUrl {
+    url: String,
+    target: Target,
+}
+
 /// Sends results as one QPU. Cheap to clone.
 #[derive(Clone)]
 pub struct WebhookSender {
@@ -87,7 +93,7 @@ pub struct WebhookSender {
     extra: HeaderMap,
     policy: Policy,
     /// The last URL that was found good: nearly every job has the same.
-    last: Arc<Mutex<Option<(String, Target)>>>,
+    last: Arc<Mutex<Option<CheckedUrl>>>,
 }
 
 impl WebhookSender {
@@ -104,13 +110,13 @@ impl WebhookSender {
 
     fn target(&self, url: &str) -> Result<Target, PolicyError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, target)) = &*last
-            && known == url
+        if let Some(known) = &*last
+            && known.url == url
         {
-            return Ok(target.clone());
+            return Ok(known.target.clone());
         }
         let target = self.policy.check(url)?;
-        *last = Some((url.to_string(), target.clone()));
+        *last = Some(CheckedUrl { url: url.to_string(), target: target.clone() });
         Ok(target)
     }
 

@@ -3,6 +3,33 @@
 use crate::error::{Explain, exit};
 use crate::reservation::journal::JobRefused;
 use crate::reservation::ledger::Refused;
+use crate::state::sqlite_actor::SqliteFailure;
+
+/// How hints name the log.
+const NAME: &str = "the event log";
+
+/// What a write or a read of the log failed for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LogFailure {
+    /// The file or its disk.
+    #[error("{0}")]
+    File(SqliteFailure),
+    /// The database server, or a fact that does not fit.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<rusqlite::Error> for LogFailure {
+    fn from(error: rusqlite::Error) -> LogFailure {
+        LogFailure::File(error.into())
+    }
+}
+
+impl From<String> for LogFailure {
+    fn from(text: String) -> LogFailure {
+        LogFailure::Other(text)
+    }
+}
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LogError {
@@ -13,9 +40,9 @@ pub enum LogError {
     #[error("the event log {location} is damaged at event {position} ({stream}): {what}")]
     Damaged { location: String, position: i64, stream: String, what: String },
     #[error("the event log could not be written, so nothing was recorded: {0}")]
-    Write(String),
+    Write(LogFailure),
     #[error("the event log could not be read: {0}")]
-    Read(String),
+    Read(LogFailure),
     #[error("the event log has stopped")]
     Stopped,
 }
@@ -41,8 +68,11 @@ impl Explain for LogError {
                  a new log"
                     .into()
             }
-            LogError::Write(_) => "free space on the disk of the log".into(),
-            LogError::Read(_) => "check the disk or the database server of the log".into(),
+            LogError::Write(LogFailure::File(failure)) => failure.write_hint(NAME),
+            LogError::Read(LogFailure::File(failure)) => failure.read_hint(NAME),
+            LogError::Write(LogFailure::Other(_)) | LogError::Read(LogFailure::Other(_)) => {
+                "check the database server of the log, and that this host reaches it".into()
+            }
             LogError::Stopped => "report this as a bug of coda-host".into(),
         })
     }

@@ -239,7 +239,7 @@ impl Worker {
                 let sql = "SELECT stream, until FROM coda_open WHERE starts_with(stream, $1) ORDER BY until, stream";
                 let rows = self.query(sql, &[&kind.prefix()]).await;
                 let open = |r: &tokio_postgres::Row| {
-                    let stream = stream_named(r.get(0)).map_err(LogError::Read)?;
+                    let stream = stream_named(r.get(0)).map_err(read_failed)?;
                     Ok(OpenStream { stream, until: r.get(1) })
                 };
                 drop(answer.send(rows.and_then(|rows| rows.iter().map(open).collect())));
@@ -257,19 +257,19 @@ impl Worker {
         sql: &str,
         values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, LogError> {
-        let client = self.client().await.map_err(LogError::Read)?;
-        client.query(sql, values).await.map_err(|e| LogError::Read(server_message(&e)))
+        let client = self.client().await.map_err(read_failed)?;
+        client.query(sql, values).await.map_err(|e| read_failed(server_message(&e)))
     }
 
     async fn append(&mut self, append: Append) -> Result<AppendOutcome, AppendError> {
-        let write = |e: tokio_postgres::Error| LogError::Write(server_message(&e));
-        let client = self.client().await.map_err(LogError::Write)?;
+        let write = |e: tokio_postgres::Error| LogError::Write(server_message(&e).into());
+        let client = self.client().await.map_err(|text| LogError::Write(text.into()))?;
         let tx = client.transaction().await.map_err(write)?;
         if let Some(IdempotencyKey { caller, key }) = &append.key {
             lock(&tx, &format!("key|{caller}|{key}")).await.map_err(write)?;
             let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
             if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
-                let stream = stream_named(known.get(0)).map_err(LogError::Read)?;
+                let stream = stream_named(known.get(0)).map_err(read_failed)?;
                 let rows = rows_of(&tx, &stream, ReadRows::All).await.map_err(write)?;
                 return Ok(AppendOutcome { stream, rows, is_new: false });
             }
@@ -318,6 +318,10 @@ impl Worker {
         }
         tx.commit().await.map_err(|e| server_message(&e))
     }
+}
+
+fn read_failed(text: String) -> LogError {
+    LogError::Read(text.into())
 }
 
 /// A stream's name as it is read from the database.

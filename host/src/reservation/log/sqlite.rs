@@ -157,7 +157,7 @@ impl SqliteWorker for Writer {
                 }
             }
             Err(error) => {
-                let error = LogError::Write(error.to_string());
+                let error = LogError::Write(error.into());
                 self.writable.store(false, Ordering::Release);
                 tracing::error!(%error, path = %self.path.display(), "events could not be recorded");
                 for reply in replies {
@@ -330,5 +330,5 @@ fn prune(conn: &Connection) -> rusqlite::Result<()> {
 }
 
 fn read_failed(e: rusqlite::Error) -> LogError {
-    LogError::Read(e.to_string())
+    LogError::Read(e.into())
 }
