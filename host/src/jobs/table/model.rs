@@ -168,6 +168,8 @@ struct World {
     durable: Durable,
     memory: Memory,
     observed: HashMap<MessageId, Observed>,
+    /// Jobs with a completed result that was announced.
+    completed: HashSet<JobId>,
     elapsed: Duration,
     redis_up: bool,
     disk_works: bool,
@@ -189,6 +191,7 @@ impl World {
             durable: Durable::default(),
             memory: Memory::new(HashMap::new(), HashMap::new(), 3),
             observed: HashMap::new(),
+            completed: HashSet::new(),
             elapsed: Duration::ZERO,
             redis_up: true,
             disk_works: true,
@@ -556,6 +559,9 @@ impl World {
             }
             Effect::WriteStatus { ticket, message_id, job_id, end } => {
                 if redis {
+                    if end.status == Status::Completed {
+                        self.completed.insert(job_id.clone());
+                    }
                     self.durable.status.insert(job_id, (end.status.name().into(), message_id));
                     self.observed(message_id).decided = true;
                 }
@@ -604,7 +610,12 @@ impl World {
                 self.may_acknowledge(message_id, status.as_ref())?;
                 if let Some((job_id, status)) = status {
                     let state = match status {
-                        TerminalStatus::Ended(end) => end.status.name(),
+                        TerminalStatus::Ended(end) => {
+                            if end.status == Status::Completed {
+                                self.completed.insert(job_id.clone());
+                            }
+                            end.status.name()
+                        }
                         TerminalStatus::Cancelled { .. } => "cancelled",
                     };
                     self.durable.status.insert(job_id, (state.into(), message_id));
@@ -677,6 +688,8 @@ impl World {
                     _ => false,
                 }
             });
+        // Two messages of a job that both left results can write their states in any order.
+        let ended_before = ended_before || entry.as_ref().is_some_and(|e| self.completed.contains(&e.job_id));
         let durable = self.durable.history.contains_key(&id) || self.durable.dead_letters.contains(&id);
         let accepted = self.observed(id).accepted > 0;
         let decided = self.observed(id).decided || self.durable.history.contains_key(&id);
@@ -812,6 +825,7 @@ impl World {
         let first_job = limit.ms / 8;
         let young = |job: &JobId| job[1..].parse::<u64>().is_ok_and(|n| n >= first_job);
         self.durable.cancel_keys.retain(young);
+        self.completed.retain(young);
     }
 
     // --- invariants
