@@ -11,6 +11,7 @@
 //!   and our note of it;
 //! - `slots_are_counted`, `permits_are_counted`: never negative, never over-admitted;
 //! - `stream_order`: a job goes to the executor after those before it;
+//! - `judged_by_its_device`: a job goes to the executor only when its device takes it;
 //! - `suspects_run_alone`: a message that the process died on shares the executor with no other;
 //! - `nothing_starts_while_the_store_fails`;
 //! - `no_faults`: the table meets no event that it has no use for;
@@ -137,6 +138,8 @@ struct Memory {
     deliveries: BTreeMap<MessageId, Delivery>,
     permits: usize,
     draining: bool,
+    /// Reloads that the table has not heard of.
+    reloads_under_way: usize,
     /// The last write to disk that was reported failed.
     store_fails: bool,
     /// Messages whose cancel key the last look found set.
@@ -160,6 +163,7 @@ enum Defect {
     ReportsAnAnswerTwice,
     DropsAnAcknowledgement,
     RunsDuplicates,
+    KeepsTheFormerDevice,
     ForgetsParking,
 }
 
@@ -322,8 +326,10 @@ impl World {
 
     fn change_device(&mut self) -> Result<(), Broken> {
         self.qubits = 5 - self.qubits;
-        let returned = std::mem::take(&mut self.memory.queue).into_keys().collect();
-        self.apply(Event::DeviceChanged { device: device(self.qubits), returned })
+        self.memory.queue.clear();
+        self.memory.reloads_under_way += 1;
+        self.memory.reports.push_back(Event::DeviceChanged { device: device(self.qubits) });
+        Ok(())
     }
 
     fn pass_time(&mut self) -> Result<(), Broken> {
@@ -387,6 +393,9 @@ impl World {
 
     fn take_report(&mut self) -> Result<(), Broken> {
         let Some(report) = self.memory.reports.pop_front() else { return Ok(()) };
+        if matches!(report, Event::DeviceChanged { .. }) {
+            self.memory.reloads_under_way -= 1;
+        }
         self.apply(report)
     }
 
@@ -431,6 +440,12 @@ impl World {
             let now = Now { elapsed: self.elapsed, at: OffsetDateTime::UNIX_EPOCH + self.elapsed };
             self.trace("event", &event);
             self.memory.watch_store(&event);
+            let event = match event {
+                Event::DeviceChanged { .. } if self.is(Defect::KeepsTheFormerDevice) => {
+                    Event::DeviceChanged { device: device(3) }
+                }
+                event => event,
+            };
             let effects = self.memory.table.on(now, event);
             for effect in self.with_defect(effects) {
                 if let Some(immediate) = self.perform(effect)? {
@@ -448,8 +463,20 @@ impl World {
             Effect::ReturnPermits(permits) => self.memory.permits += permits,
             Effect::Submit(submissions) => {
                 for submission in submissions {
+                    if self.memory.reloads_under_way > 0 {
+                        // Judged by the former device: the executor drops it.
+                        continue;
+                    }
                     self.may_start(&submission)?;
                     self.in_order(submission.ticket)?;
+                    let qubits = submission.job.work.program.num_qubits();
+                    if qubits > self.qubits {
+                        let id = submission.message_id;
+                        return Err(format!(
+                            "judged_by_its_device: {id} has {qubits} qubits of {}",
+                            self.qubits
+                        ));
+                    }
                     self.memory.queue.insert(submission.ticket, submission);
                 }
             }
@@ -975,6 +1002,7 @@ impl Memory {
             deliveries: BTreeMap::new(),
             permits: PERMITS,
             draining: false,
+            reloads_under_way: 0,
             store_fails: false,
             cancel_read: HashSet::new(),
         }
@@ -1057,6 +1085,7 @@ fn each_invariant_catches_a_table_that_is_wrong() {
         (Defect::RunsWhileTheStoreFails, "nothing_starts_while_the_store_fails"),
         (Defect::ReportsAnAnswerTwice, "no_faults"),
         (Defect::DropsAnAcknowledgement, "everything_ends"),
+        (Defect::KeepsTheFormerDevice, "judged_by_its_device"),
         (Defect::RunsDuplicates, "never_after_its_end"),
         (Defect::ForgetsParking, "one_message_of_a_job"),
     ];
