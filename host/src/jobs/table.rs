@@ -37,9 +37,9 @@ mod run;
 mod state;
 
 #[cfg(test)]
-mod model;
+mod table_model;
 #[cfg(test)]
-mod tests;
+mod table_tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
