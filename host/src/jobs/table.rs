@@ -20,6 +20,8 @@
 //!      └─> burying ───────────────────────┘
 //! ```
 //!
+//! A failure that Redis does not have yet goes from delivering through settling: a completed job stays completed.
+//!
 //! Rules with one home here:
 //! - a cancel wins until [`JobState::Announcing`]; later ones are ignored, the result is sent;
 //! - a second message with a job id in flight is parked ([`JobIds`]);
@@ -188,7 +190,7 @@ impl JobTable {
             Event::Checked { ticket, outcome } => self.checked(now, ticket, outcome),
             Event::CheckFailed { tickets, error } => self.check_failed(now, &tickets, error),
             Event::Recovered(recovered) => self.recovered(now, recovered),
-            Event::RecordRead { ticket, record } => self.record_read(ticket, record),
+            Event::RecordRead { ticket, record } => self.record_read(now, ticket, record),
             Event::Started { slot, tickets } => self.started(now, slot, &tickets),
             Event::Answered { slot, ticket, answer } => self.answered(now, slot, ticket, answer),
             Event::Withdrawn { ticket, withdrawn: true } => self.withdrawn(now, ticket),
@@ -339,7 +341,10 @@ impl JobTable {
         let counts = [
             (&mut self.waiting, matches!(state, JobState::Waiting { .. })),
             (&mut self.unfinished, state.holds_drain()),
-            (&mut self.acknowledging, matches!(state, JobState::Acknowledging { .. })),
+            (
+                &mut self.acknowledging,
+                matches!(state, JobState::Acknowledging { .. } | JobState::Settling { .. }),
+            ),
         ];
         for (count, concerned) in counts {
             match (concerned, added) {

@@ -27,20 +27,24 @@ impl JobTable {
             let (status, unwritten) = (result.row.status, Some(result.end()));
             let ticket =
                 self.enter(claim, JobState::Delivering { job_id: job_id.clone(), status, unwritten });
-            self.ids.own_if_free(&job_id, ticket);
+            self.ids.own_beside_others(&job_id, ticket);
             self.effects.push(Effect::Deliver(result));
         } else {
             let ticket = self.enter(claim, JobState::Resuming { result });
-            self.ids.own_if_free(&job_id, ticket);
+            self.ids.own_beside_others(&job_id, ticket);
             self.effects.push(Effect::ReadRecord { ticket, job_id });
         }
     }
 
     /// The status hash says what was decided about this message, unless Redis was away or lost it.
-    pub(super) fn record_read(&mut self, ticket: Ticket, record: Result<JobRecord, String>) {
+    pub(super) fn record_read(&mut self, now: Now, ticket: Ticket, record: Result<JobRecord, String>) {
         let Some(Job { claim, state }) = self.take(ticket, "record read") else { return };
-        let JobState::Resuming { result } = state else {
-            return self.impossible(ticket, claim, state, "record read");
+        let result = match state {
+            JobState::Resuming { result } => result,
+            JobState::Settling { job_id, end, retry: None } => {
+                return self.settle(now, ticket, claim, job_id, end, record);
+            }
+            state => return self.impossible(ticket, claim, state, "record read"),
         };
         match record.map(|record| record.decision(claim.message_id)) {
             Ok(Decision::Announced) => self.deliver(ticket, claim, result, None),
@@ -164,9 +168,57 @@ impl JobTable {
                     self.last_success = Some(now.at);
                 }
                 self.notify(Notice::Ended { job_id: job_id.clone(), status, outcome });
-                self.acknowledge(ticket, claim, job_id, unwritten.map(TerminalStatus::Ended));
+                match unwritten {
+                    // A completed job stays completed: a failure of another message must not write over it.
+                    Some(end) if end.status == Status::Failed => {
+                        self.read_before_settling(ticket, claim, job_id, end)
+                    }
+                    unwritten => {
+                        let completed = status == Status::Completed;
+                        let unwritten = unwritten.map(TerminalStatus::Ended);
+                        self.acknowledge_end(ticket, claim, job_id, unwritten, completed);
+                    }
+                }
             }
             state => self.impossible(ticket, claim, state, "delivered"),
+        }
+    }
+
+    fn read_before_settling(&mut self, ticket: Ticket, claim: Claim, job_id: JobId, end: PastEnd) {
+        let other_completes = |job: &Job| {
+            job.state.job_id() == Some(&job_id)
+                && matches!(
+                    job.state,
+                    JobState::Delivering { status: Status::Completed, .. }
+                        | JobState::Acknowledging { completed: true, .. }
+                )
+        };
+        if self.jobs.values().any(other_completes) {
+            return self.acknowledge(ticket, claim, job_id, None);
+        }
+        self.effects.push(Effect::ReadRecord { ticket, job_id: job_id.clone() });
+        self.put(ticket, claim, JobState::Settling { job_id, end, retry: None });
+    }
+
+    fn settle(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        claim: Claim,
+        job_id: JobId,
+        end: PastEnd,
+        record: Result<JobRecord, String>,
+    ) {
+        match record {
+            Ok(record) if record.state.as_deref() == Some(Status::Completed.name()) => {
+                self.acknowledge(ticket, claim, job_id, None);
+            }
+            Ok(_) => self.acknowledge(ticket, claim, job_id, Some(TerminalStatus::Ended(end))),
+            // Without Redis it could not be acknowledged either.
+            Err(_) => {
+                let retry = Some(now.elapsed + self.retry);
+                self.put(ticket, claim, JobState::Settling { job_id, end, retry });
+            }
         }
     }
 
@@ -200,7 +252,7 @@ impl JobTable {
                 self.store_works();
                 let message_id = claim.message_id;
                 self.effects.push(Effect::Acknowledge { ticket, message_id, status: None });
-                self.put(ticket, claim, JobState::Acknowledging { job_id: None });
+                self.put(ticket, claim, JobState::Acknowledging { job_id: None, completed: false });
             }
             (JobState::Burying { letter, retry: None }, Err(error)) => {
                 self.store_fails(error);
@@ -215,14 +267,25 @@ impl JobTable {
     pub(super) fn acknowledge(
         &mut self,
         ticket: Ticket,
+        claim: Claim,
+        job_id: JobId,
+        status: Option<TerminalStatus>,
+    ) {
+        self.acknowledge_end(ticket, claim, job_id, status, false);
+    }
+
+    fn acknowledge_end(
+        &mut self,
+        ticket: Ticket,
         mut claim: Claim,
         job_id: JobId,
         status: Option<TerminalStatus>,
+        completed: bool,
     ) {
         self.return_permit(&mut claim);
         let status = status.map(|status| (job_id.clone(), status));
         self.effects.push(Effect::Acknowledge { ticket, message_id: claim.message_id, status });
-        self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id) });
+        self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id), completed });
     }
 
     pub(super) fn acknowledged(&mut self, ticket: Ticket) {
@@ -265,6 +328,9 @@ impl JobTable {
                 }
                 JobState::Marking { result, .. } => self.mark(ticket, claim, result),
                 JobState::Discarding { job_id, .. } => self.discard(ticket, claim, job_id),
+                JobState::Settling { job_id, end, .. } => {
+                    self.read_before_settling(ticket, claim, job_id, end)
+                }
                 JobState::Burying { letter, .. } => {
                     self.effects.push(Effect::Bury { ticket, letter: letter.clone() });
                     self.put(ticket, claim, JobState::Burying { letter, retry: None });

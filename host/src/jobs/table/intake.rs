@@ -50,7 +50,7 @@ impl JobTable {
         for message_id in self.not_held(ids) {
             self.notify(Notice::Trimmed { message_id });
             let claim = Claim { message_id, at: now.elapsed, permit: false };
-            let ticket = self.enter(claim, JobState::Acknowledging { job_id: None });
+            let ticket = self.enter(claim, JobState::Acknowledging { job_id: None, completed: false });
             self.effects.push(Effect::Acknowledge { ticket, message_id, status: None });
         }
     }

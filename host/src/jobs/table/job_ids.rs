@@ -24,7 +24,8 @@ pub enum IdClaim {
 /// Owners of job ids and the parked messages behind them.
 #[derive(Debug)]
 pub struct JobIds {
-    owners: HashMap<JobId, Ticket>,
+    /// One owner, or several results of one job that were on disk at the start.
+    owners: HashMap<JobId, BTreeSet<Ticket>>,
     parked: HashMap<JobId, BTreeSet<Ticket>>,
     parked_count: usize,
     max_parked: usize,
@@ -39,10 +40,10 @@ impl JobIds {
     pub fn claim(&mut self, job_id: &JobId, ticket: Ticket) -> IdClaim {
         match self.owners.get(job_id) {
             None => {
-                self.owners.insert(job_id.clone(), ticket);
+                self.own_beside_others(job_id, ticket);
                 IdClaim::Owned
             }
-            Some(owner) if *owner == ticket => IdClaim::Owned,
+            Some(owners) if owners.contains(&ticket) => IdClaim::Owned,
             Some(_) if self.parked_count >= self.max_parked => IdClaim::TooMany,
             Some(_) => {
                 self.parked.entry(job_id.clone()).or_default().insert(ticket);
@@ -52,15 +53,16 @@ impl JobIds {
         }
     }
 
-    /// Claims a job id for a ticket that does not wait, whoever else owns the id.
-    pub fn own_if_free(&mut self, job_id: &JobId, ticket: Ticket) {
-        self.owners.entry(job_id.clone()).or_insert(ticket);
+    /// Claims a job id for a ticket that does not wait, beside others that own the id.
+    pub fn own_beside_others(&mut self, job_id: &JobId, ticket: Ticket) {
+        self.owners.entry(job_id.clone()).or_default().insert(ticket);
     }
 
-    /// Gives up a ticket's ownership. Returns the parked tickets, in stream order, that are to be checked again;
-    /// none when the ticket does not own the id.
+    /// Gives up a ticket's ownership. Returns the parked tickets, in stream order, that are to be checked again: none
+    /// when the ticket does not own the id, or another one still does.
     pub fn release(&mut self, job_id: &JobId, ticket: Ticket) -> Vec<Ticket> {
-        if self.owners.get(job_id) != Some(&ticket) {
+        let Some(owners) = self.owners.get_mut(job_id) else { return Vec::new() };
+        if !owners.remove(&ticket) || !owners.is_empty() {
             return Vec::new();
         }
         self.owners.remove(job_id);
@@ -83,7 +85,7 @@ impl JobIds {
     /// The ticket that owns a job id.
     #[cfg(test)]
     pub fn owner(&self, job_id: &str) -> Option<Ticket> {
-        self.owners.get(job_id).copied()
+        self.owners.get(job_id)?.first().copied()
     }
 
     /// How many messages are parked.
@@ -113,6 +115,16 @@ mod tests {
         assert_eq!(ids.release(&job(), 2), NONE, "only the owner can release");
         assert_eq!(ids.release(&job(), 1), [2, 3]);
         assert_eq!((ids.owner("J"), ids.parked()), (None, 0));
+    }
+
+    #[test]
+    fn parked_messages_wait_for_every_owner() {
+        let mut ids = JobIds::new(2);
+        ids.own_beside_others(&job(), 1);
+        ids.own_beside_others(&job(), 2);
+        assert_eq!(ids.claim(&job(), 3), IdClaim::Parked);
+        assert_eq!(ids.release(&job(), 1), NONE);
+        assert_eq!(ids.release(&job(), 2), [3]);
     }
 
     #[test]

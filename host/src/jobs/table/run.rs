@@ -65,10 +65,14 @@ impl JobTable {
             }
             // The answer of a cancelled run is dropped, whatever it is.
             CancelProgress::Closing => {
-                self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id) });
+                self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id), completed: false });
             }
             CancelProgress::Closed => {
-                self.forget(ticket, claim, &JobState::Acknowledging { job_id: Some(job_id) });
+                self.forget(
+                    ticket,
+                    claim,
+                    &JobState::Acknowledging { job_id: Some(job_id), completed: false },
+                );
             }
         }
     }

@@ -53,8 +53,10 @@ pub(super) enum JobState {
     Delivering { job_id: JobId, status: Status, unwritten: Option<PastEnd> },
     /// It can't be answered and is being kept for the operator.
     Burying { letter: DeadLetter, retry: Option<Duration> },
-    /// The last write to Redis is being confirmed.
-    Acknowledging { job_id: Option<JobId> },
+    /// Delivered with a failure that Redis does not have; whether the job was completed by another message is read.
+    Settling { job_id: JobId, end: PastEnd, retry: Option<Duration> },
+    /// The last write to Redis is being confirmed. `completed`: the job has a completed result.
+    Acknowledging { job_id: Option<JobId>, completed: bool },
 }
 
 /// Something to be tried again, and when.
@@ -101,6 +103,7 @@ impl JobState {
             JobState::Discarding { .. } => "discarding",
             JobState::Delivering { .. } => "delivering",
             JobState::Burying { .. } => "burying",
+            JobState::Settling { .. } => "settling",
             JobState::Acknowledging { .. } => "acknowledging",
         }
     }
@@ -118,8 +121,9 @@ impl JobState {
             JobState::Parked { job_id, .. }
             | JobState::Storing { job_id, .. }
             | JobState::Discarding { job_id, .. }
+            | JobState::Settling { job_id, .. }
             | JobState::Delivering { job_id, .. } => Some(job_id),
-            JobState::Acknowledging { job_id } => job_id.as_ref(),
+            JobState::Acknowledging { job_id, .. } => job_id.as_ref(),
         }
     }
 
@@ -169,6 +173,7 @@ impl JobState {
             JobState::Storing { retry, .. } => retry.as_ref().map(|r| r.at),
             JobState::Marking { retry, .. }
             | JobState::Discarding { retry, .. }
+            | JobState::Settling { retry, .. }
             | JobState::Burying { retry, .. } => *retry,
             _ => None,
         }

@@ -761,18 +761,8 @@ impl World {
             Delivery::Answered(_) if !self.disk_works => Ok(()),
             Delivery::Answered(end) => {
                 self.memory.deliveries.remove(&id);
-                let row = match end {
-                    DeliveryOutcome::Refused => {
-                        let row = self.durable.rows.get_mut(&id);
-                        row.map(|row| {
-                            row.phase = Phase::Refused;
-                            row.row.clone()
-                        })
-                    }
-                    DeliveryOutcome::Accepted | DeliveryOutcome::Dropped => {
-                        self.durable.rows.remove(&id).map(|row| row.row)
-                    }
-                };
+                // A refused result is kept for the operator, which is nothing to the host any more.
+                let row = self.durable.rows.remove(&id).map(|row| row.row);
                 let Some(row) = row else {
                     return Err(format!("one_delivery_unless_cut_off: {id} was delivered from no row"));
                 };
@@ -823,7 +813,6 @@ impl World {
             .durable
             .rows
             .values()
-            .filter(|row| row.phase != Phase::Refused)
             .map(|row| RecoveredResult {
                 result: StoredResult { row: row.row.clone(), origin: "http://h".into(), attempts: 0 },
                 announced: row.phase == Phase::Announced,
@@ -846,6 +835,8 @@ impl World {
         let limit = MessageId { ms: limit.ms.saturating_sub(64), seq: 0 };
         self.durable.stream.retain(|id, _| *id >= limit);
         self.durable.history.retain(|id, _| *id >= limit);
+        self.durable.dead_letters.retain(|id| *id >= limit);
+        self.durable.deaths.retain(|id, _| *id >= limit);
         self.durable.answers.retain(|id, _| *id >= limit);
         self.observed.retain(|id, _| *id >= limit);
         self.durable.status.retain(|_, (_, id)| *id >= limit);

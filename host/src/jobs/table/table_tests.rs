@@ -267,7 +267,47 @@ fn without_redis_the_decision_is_noted_on_disk_and_the_state_goes_with_the_ackno
     f.on(Event::Marked { ticket: 0, marked: Ok(()) });
     assert!(f.has(|e| matches!(e, Effect::Deliver(_))));
     f.on(Event::Delivered { message_id: id(1), outcome: DeliveryOutcome::Refused });
+    assert!(f.acknowledged().is_empty(), "the status may be another message's by now");
+    f.on(Event::RecordRead { ticket: 0, record: Ok(JobRecord::default()) });
     assert_eq!(f.acknowledged(), ["failed"]);
+}
+
+/// Found by the model: a failure of another message wrote over `completed`, and the job ran again.
+#[test]
+fn a_completed_job_stays_completed() {
+    let recovered = |f: &mut Fixture, ms, status| {
+        let result = stored(id(ms), "J", status);
+        f.on(Event::Recovered(RecoveredResult { result, announced: true }));
+    };
+    let delivered = |ms| Event::Delivered { message_id: id(ms), outcome: DeliveryOutcome::Accepted };
+
+    // Completed by a message whose result is delivered in the same process.
+    let mut f = Fixture::new();
+    recovered(&mut f, 1, Status::Failed);
+    recovered(&mut f, 2, Status::Completed);
+    f.claim(&[3]);
+    f.checked(2, "J", Verdict::Run(work(2)));
+    f.on(delivered(1));
+    assert_eq!(f.acknowledged(), ["none"]);
+    f.on(Event::Acknowledged { ticket: 0 });
+    assert!(!f.has(|e| matches!(e, Effect::Check(_))), "the other result is still to be settled");
+    f.on(delivered(2));
+    assert_eq!(f.acknowledged(), ["completed"]);
+    f.on(Event::Acknowledged { ticket: 1 });
+    assert!(f.has(|e| matches!(e, Effect::Check(_))));
+
+    // Completed in an earlier process; Redis is asked, again when it is away.
+    let mut f = Fixture::new();
+    recovered(&mut f, 1, Status::Failed);
+    f.on(delivered(1));
+    f.on(Event::RecordRead { ticket: 0, record: Err("down".into()) });
+    f.elapsed = f.table.next_wake().unwrap();
+    f.on(Event::Tick);
+    assert!(f.has(|e| matches!(e, Effect::ReadRecord { .. })));
+    let record =
+        JobRecord { state: Some("completed".into()), message_id: Some(id(2).to_string()), cancelled: false };
+    f.on(Event::RecordRead { ticket: 0, record: Ok(record) });
+    assert_eq!(f.acknowledged(), ["none"]);
 }
 
 /// Found by the model: the cancel of a resubmission dropped the undelivered failure of the first message.
