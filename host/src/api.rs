@@ -56,8 +56,8 @@ impl Explain for BindError {
 }
 
 /// What the service reads, once the host is up.
-pub enum Reading {
-    Host(Box<Sources>),
+pub enum ApiSources {
+    Host(Box<HostSources>),
     /// A host without a cloud.
     PeerOnly {
         peers: Option<PeerSources>,
@@ -91,7 +91,7 @@ impl PeerSources {
 }
 
 /// What the service reads of a host that is connected to a cloud.
-pub struct Sources {
+pub struct HostSources {
     /// Where slots are lent.
     pub peers: Option<PeerSources>,
     pub snapshot: watch::Receiver<Snapshot>,
@@ -105,7 +105,7 @@ pub struct Sources {
     pub qpu_id: String,
 }
 
-type Up = watch::Receiver<Option<Arc<Reading>>>;
+type SourcesReceiver = watch::Receiver<Option<Arc<ApiSources>>>;
 
 /// Takes the port.
 ///
@@ -117,7 +117,12 @@ pub async fn bind(settings: &ApiSettings) -> Result<TcpListener, BindError> {
 }
 
 /// Serves until stopped. Before the host is up `/health` is fine and `/ready` isn't.
-pub async fn serve(listener: TcpListener, up: Up, request_timeout: Duration, stop: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    up: SourcesReceiver,
+    request_timeout: Duration,
+    stop: CancellationToken,
+) {
     let router = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
@@ -130,16 +135,16 @@ async fn health() -> Response {
     reply(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-async fn ready(State(up): State<Up>) -> Response {
+async fn ready(State(up): State<SourcesReceiver>) -> Response {
     let reading = up.borrow().clone();
     let (ready, body) = match reading.as_deref() {
-        Some(Reading::Host(sources)) => readiness(sources),
-        Some(Reading::PeerOnly { peers, executor, reloads, .. }) => {
+        Some(ApiSources::Host(sources)) => readiness(sources),
+        Some(ApiSources::PeerOnly { peers, executor, reloads, .. }) => {
             let (reasons, load) = (executor.trouble(), executor.load());
             let body = json!({
                 "ready": reasons.is_empty(), "vpn_state": null, "redis_healthy": null, "current_job": null,
                 "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.reserved,
-                "plugin": about(&executor.active_plugin().info), "reloads": reload(reloads), "peer": peers.as_ref().map(PeerSources::json),
+                "plugin": plugin_json(&executor.active_plugin().info), "reloads": reload_json(reloads), "peer": peers.as_ref().map(PeerSources::json),
                 "version": env!("CARGO_PKG_VERSION"),
             });
             (reasons.is_empty(), body)
@@ -153,7 +158,7 @@ async fn ready(State(up): State<Up>) -> Response {
     reply(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &body)
 }
 
-fn readiness(s: &Sources) -> (bool, Value) {
+fn readiness(s: &HostSources) -> (bool, Value) {
     let snapshot = s.snapshot.borrow().clone();
     let redis_healthy = s.redis.is_up();
     let mut reasons = Vec::new();
@@ -202,31 +207,31 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
             "error": heartbeat.error,
         },
-        "plugin": about(&active.info),
-        "reloads": reload(&s.reloads),
+        "plugin": plugin_json(&active.info),
+        "reloads": reload_json(&s.reloads),
         "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
     });
     (ready, body)
 }
 
-fn reload(last: &watch::Receiver<ReloadReport>) -> Value {
+fn reload_json(last: &watch::Receiver<ReloadReport>) -> Value {
     let last = last.borrow();
     json!({ "count": last.count, "ok": last.ok, "message": last.message })
 }
 
-fn about(p: &PluginInfo) -> Value {
+fn plugin_json(p: &PluginInfo) -> Value {
     json!({
         "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
         "path": p.path, "sha256": p.sha256,
     })
 }
 
-async fn metrics(State(up): State<Up>) -> Response {
+async fn metrics(State(up): State<SourcesReceiver>) -> Response {
     let reading = up.borrow().clone();
     let sources = reading.as_deref().map(|reading| match reading {
-        Reading::Host(sources) => (&sources.metrics, &sources.executor),
-        Reading::PeerOnly { metrics, executor, .. } => (metrics, executor),
+        ApiSources::Host(sources) => (&sources.metrics, &sources.executor),
+        ApiSources::PeerOnly { metrics, executor, .. } => (metrics, executor),
     });
     match sources {
         Some((metrics, executor)) => {

@@ -12,9 +12,9 @@
 //! service   jobs at once, what a restart finds
 //! ```
 
-pub mod block;
 pub mod circuit;
 pub mod combine;
+pub mod fallback;
 pub mod job;
 pub mod plan;
 pub mod role;

@@ -17,13 +17,13 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::http::{Problem, reply};
-use crate::coordinator::block::uuid4;
+use super::http::{ApiProblem, reply};
+use crate::coordinator::fallback::uuid4;
 use crate::coordinator::service::{Service, SubmitError};
 use crate::model::{Secret, cut};
 use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event;
-use crate::reservation::ledger::{Command, Refused, State as Reservation};
+use crate::reservation::ledger::{Refusal, ReservationCommand, ReservationState};
 use crate::reservation::log::{AppendError, LogError, now_micros};
 
 /// The description, which the tests hold against the code.
@@ -61,10 +61,10 @@ pub fn router(api: Api) -> Router {
         .route("/api/v1/reservations/{id}", get(reservation))
         .route("/api/v1/reservations/{id}/cancel", post(cancel))
         .fallback(async || {
-            Problem::new(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/openapi.json")
+            ApiProblem::new(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/openapi.json")
         })
         .method_not_allowed_fallback(async || {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this is not done here; see /api/v1/openapi.json")
+            ApiProblem::new(StatusCode::METHOD_NOT_ALLOWED, "this is not done here; see /api/v1/openapi.json")
         })
         .layer(from_fn_with_state(api.access.clone(), guard))
         .with_state(api)
@@ -94,10 +94,10 @@ async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) 
     }
 }
 
-fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), (bool, Problem)> {
+fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), (bool, ApiProblem)> {
     if access.loopback && !host_is_here(headers) {
         let detail = "the Host header does not name this machine: use 127.0.0.1 or localhost";
-        return Err((false, Problem::new(StatusCode::FORBIDDEN, detail)));
+        return Err((false, ApiProblem::new(StatusCode::FORBIDDEN, detail)));
     }
     if *method == Method::GET || *method == Method::HEAD {
         return Ok(());
@@ -110,13 +110,13 @@ fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), 
                 true => Ok(()),
                 false => {
                     let detail = "this needs the token: Authorization: Bearer <CODA_API_TOKEN>";
-                    Err((true, Problem::new(StatusCode::UNAUTHORIZED, detail)))
+                    Err((true, ApiProblem::new(StatusCode::UNAUTHORIZED, detail)))
                 }
             }
         }
         None if !access.loopback => {
             let detail = "without CODA_API_TOKEN this is served on a loopback address only";
-            Err((false, Problem::new(StatusCode::FORBIDDEN, detail)))
+            Err((false, ApiProblem::new(StatusCode::FORBIDDEN, detail)))
         }
         None => Ok(()),
     }
@@ -142,21 +142,21 @@ struct Fields(Map<String, Value>);
 
 impl Fields {
     /// Reads a body; a missing one is an empty object where that is allowed.
-    async fn read(headers: &HeaderMap, body: Body, known: &[&'static str]) -> Result<Fields, Problem> {
+    async fn read(headers: &HeaderMap, body: Body, known: &[&'static str]) -> Result<Fields, ApiProblem> {
         let bytes = to_bytes(body, MAX_BODY).await.map_err(|_| {
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY} bytes"))
+            ApiProblem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY} bytes"))
         })?;
         let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim();
         if !kind.eq_ignore_ascii_case("application/json") {
             let detail = "the Content-Type must be application/json";
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+            return Err(ApiProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
         }
         if bytes.is_empty() {
             return Ok(Fields(Map::new()));
         }
         let value: Value = serde_json::from_slice(&bytes)
-            .map_err(|e| Problem::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")))?;
+            .map_err(|e| ApiProblem::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")))?;
         let Value::Object(fields) = value else {
             return Err(unprocessable("body", "the body must be a JSON object"));
         };
@@ -171,7 +171,7 @@ impl Fields {
     }
 
     /// A text of at least `min` characters, if it is there.
-    fn text(&self, name: &'static str, min: usize) -> Result<Option<String>, Problem> {
+    fn text(&self, name: &'static str, min: usize) -> Result<Option<String>, ApiProblem> {
         let value = match self.0.get(name) {
             None => return Ok(None),
             Some(value) => value,
@@ -187,12 +187,12 @@ impl Fields {
         }
     }
 
-    fn needed(&self, name: &'static str, min: usize) -> Result<String, Problem> {
+    fn needed(&self, name: &'static str, min: usize) -> Result<String, ApiProblem> {
         self.text(name, min)?.ok_or_else(|| unprocessable(name, &format!("{name} is missing")))
     }
 
     /// A whole number within bounds, if it is there.
-    fn whole(&self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, Problem> {
+    fn whole(&self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, ApiProblem> {
         let Some(value) = self.0.get(name) else { return Ok(None) };
         // In range or refused: the cast saturates.
         let whole = |f: f64| (f.fract() == 0.0 && f >= 0.0).then_some(f as u64);
@@ -210,27 +210,27 @@ impl Fields {
     }
 }
 
-fn unprocessable(field: &str, detail: &str) -> Problem {
-    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).field(field)
+fn unprocessable(field: &str, detail: &str) -> ApiProblem {
+    ApiProblem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).field(field)
 }
 
-fn log_problem(error: &LogError) -> Problem {
+fn log_problem(error: &LogError) -> ApiProblem {
     tracing::error!(%error, "a request could not be answered");
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    ApiProblem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-fn tell_problem(error: AppendError) -> Problem {
+fn append_problem(error: AppendError) -> ApiProblem {
     match error {
-        AppendError::Refused(Refused::Unknown) => {
-            Problem::new(StatusCode::NOT_FOUND, "there is no such reservation")
+        AppendError::Refused(Refusal::Unknown) => {
+            ApiProblem::new(StatusCode::NOT_FOUND, "there is no such reservation")
         }
-        AppendError::Refused(refused) => Problem::new(StatusCode::CONFLICT, refused.to_string()),
-        AppendError::Job(refused) => Problem::new(StatusCode::CONFLICT, refused.to_string()),
+        AppendError::Refused(refused) => ApiProblem::new(StatusCode::CONFLICT, refused.to_string()),
+        AppendError::Job(refused) => ApiProblem::new(StatusCode::CONFLICT, refused.to_string()),
         AppendError::Log(error) => log_problem(&error),
     }
 }
 
-async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, ApiProblem> {
     let fields = Fields::read(&headers, body, &["qasm", "shots"]).await?;
     let qasm = match fields.0.get("qasm") {
         Some(Value::String(text)) => text.clone(),
@@ -254,22 +254,22 @@ async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Resul
             .with("place", json!({ "line": e.line, "column": e.column }))),
         Err(error @ SubmitError::Shots(..)) => Err(unprocessable("shots", &error.to_string())),
         Err(error @ SubmitError::Full(_)) => {
-            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+            Err(ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
         }
-        Err(SubmitError::Log(error)) => Err(tell_problem(error)),
+        Err(SubmitError::Log(error)) => Err(append_problem(error)),
     }
 }
 
-async fn job(State(api): State<Api>, Path(id): Path<String>) -> Result<Response, Problem> {
+async fn job(State(api): State<Api>, Path(id): Path<String>) -> Result<Response, ApiProblem> {
     match api.service.show(&id).await {
         Ok(Some(view)) => Ok(reply(StatusCode::OK, &view)),
-        Ok(None) => Err(Problem::new(StatusCode::NOT_FOUND, "there is no such job")),
+        Ok(None) => Err(ApiProblem::new(StatusCode::NOT_FOUND, "there is no such job")),
         Err(error) => Err(log_problem(&error)),
     }
 }
 
 async fn peers(State(api): State<Api>) -> Response {
-    let known = api.service.walker.directory.known();
+    let known = api.service.runner.directory.known_peers();
     let peers: Vec<Value> = known
         .into_iter()
         .map(|(id, known)| {
@@ -288,7 +288,7 @@ async fn peers(State(api): State<Api>) -> Response {
             })
         })
         .collect();
-    reply(StatusCode::OK, &json!({ "peer_id": api.service.walker.network.peer_id(), "peers": peers }))
+    reply(StatusCode::OK, &json!({ "peer_id": api.service.runner.network.peer_id(), "peers": peers }))
 }
 
 const RESERVE: [&str; 7] = [
@@ -301,10 +301,10 @@ const RESERVE: [&str; 7] = [
     "idempotency_key",
 ];
 
-async fn reserve(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
+async fn reserve(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, ApiProblem> {
     let fields = Fields::read(&headers, body, &RESERVE).await?;
-    let own = api.service.walker.network.peer_id();
-    let request = event::Request {
+    let own = api.service.runner.network.peer_id();
+    let request = event::ReservationRequest {
         workflow_run_id: fields.needed("workflow_run_id", 8)?,
         fragment_id: fields.needed("fragment_id", 3)?,
         service_id: fields.needed("service_id", 2)?,
@@ -321,22 +321,23 @@ async fn reserve(State(api): State<Api>, headers: HeaderMap, body: Body) -> Resu
     }
     // The caller of a key is who asks for the reservation.
     let caller = request.requesting_peer_id.clone();
-    let requested = api.service.walker.log.request(&id, &caller, request).await.map_err(tell_problem)?;
+    let requested = api.service.runner.log.request(&id, &caller, request).await.map_err(append_problem)?;
     let status = if requested.created { StatusCode::CREATED } else { StatusCode::OK };
-    Ok(reply(status, &shown(&requested.reservation_id, &requested.state)))
+    Ok(reply(status, &reservation_view(&requested.reservation_id, &requested.state)))
 }
 
-async fn reservation(State(api): State<Api>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let log = &api.service.walker.log;
+async fn reservation(State(api): State<Api>, Path(id): Path<String>) -> Result<Response, ApiProblem> {
+    let log = &api.service.runner.log;
     let state = log.state(&id).await.map_err(|e| log_problem(&e))?;
-    let state = state.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "there is no such reservation"))?;
+    let state =
+        state.ok_or_else(|| ApiProblem::new(StatusCode::NOT_FOUND, "there is no such reservation"))?;
     let until = state.requested_at.saturating_add(micros(state.request.ttl_seconds));
     // Its time is over, and nobody has looked yet.
     let state = match !state.transition.is_terminal() && until <= now_micros() {
-        true => log.execute(&id, Command::Expire).await.unwrap_or(state),
+        true => log.execute(&id, ReservationCommand::Expire).await.unwrap_or(state),
         false => state,
     };
-    Ok(reply(StatusCode::OK, &shown(&id, &state)))
+    Ok(reply(StatusCode::OK, &reservation_view(&id, &state)))
 }
 
 fn micros(seconds: u64) -> i64 {
@@ -354,7 +355,7 @@ async fn cancel(
     Query(query): Query<CancelQuery>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiProblem> {
     // Existing clients send nothing but the query; a page in a browser could do that as well.
     let fields = match headers.contains_key(header::CONTENT_TYPE) || api.access.token.is_none() {
         true => Fields::read(&headers, body, &["reason"]).await?,
@@ -365,16 +366,19 @@ async fn cancel(
         return Err(unprocessable("reason", &format!("reason has more than {MAX_REASON} characters")));
     }
     let reason = reasons.into_iter().flatten().next().unwrap_or_else(|| "cancelled by the API".into());
-    let log = &api.service.walker.log;
-    let state = log.execute(&id, Command::Cancel { reason: reason.clone() }).await.map_err(tell_problem)?;
+    let log = &api.service.runner.log;
+    let state = log
+        .execute(&id, ReservationCommand::Cancel { reason: reason.clone() })
+        .await
+        .map_err(append_problem)?;
     if let Some(peer) = &state.accepting_peer_id {
-        api.service.walker.cancel_soon(peer, &id, &reason);
+        api.service.runner.cancel_soon(peer, &id, &reason);
     }
-    Ok(reply(StatusCode::OK, &shown(&id, &state)))
+    Ok(reply(StatusCode::OK, &reservation_view(&id, &state)))
 }
 
 /// A reservation as the contract shows it.
-fn shown(id: &str, state: &Reservation) -> Value {
+fn reservation_view(id: &str, state: &ReservationState) -> Value {
     json!({
         "reservation_id": id,
         "workflow_run_id": state.request.workflow_run_id,

@@ -60,31 +60,31 @@ pub async fn serve(
 }
 
 /// An answer that says what is wrong, and with which field.
-pub struct Problem {
+pub struct ApiProblem {
     status: StatusCode,
     detail: String,
     field: Option<String>,
     extra: Option<(&'static str, Value)>,
 }
 
-impl Problem {
-    pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
-        Problem { status, detail: detail.into(), field: None, extra: None }
+impl ApiProblem {
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> ApiProblem {
+        ApiProblem { status, detail: detail.into(), field: None, extra: None }
     }
 
     /// What is wrong lies in this field of the body.
-    pub fn field(mut self, name: impl Into<String>) -> Problem {
+    pub fn field(mut self, name: impl Into<String>) -> ApiProblem {
         self.field = Some(name.into());
         self
     }
 
-    pub fn with(mut self, key: &'static str, value: Value) -> Problem {
+    pub fn with(mut self, key: &'static str, value: Value) -> ApiProblem {
         self.extra = Some((key, value));
         self
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ApiProblem {
     fn into_response(self) -> Response {
         let mut body = json!({
             "type": "about:blank",

@@ -15,7 +15,7 @@ use super::peer::network_settings;
 use crate::api::coordinator::{Access, Api, router};
 use crate::api::http;
 use crate::config::settings::Settings;
-use crate::coordinator::block::{WalkLimits, Walker};
+use crate::coordinator::fallback::{BlockLimits, BlockRunner};
 use crate::coordinator::role::{Directory, Listener};
 use crate::coordinator::service::{Service, ServiceLimits};
 use crate::daemon::instance_lock::InstanceLock;
@@ -65,11 +65,16 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
         let net = network_settings(&settings.peer.network, &c.listen);
         Network::start(key, net, move || Listener::new(directory, sweep)).await?
     };
-    let limits = WalkLimits { call: c.call_limit, dispatch: c.dispatch_limit, ttl_seconds: c.ttl_seconds };
-    let walker =
-        Walker { network: network.clone(), log: log.clone(), directory, limits, tasks: TaskTracker::new() };
+    let limits = BlockLimits { call: c.call_limit, dispatch: c.dispatch_limit, ttl_seconds: c.ttl_seconds };
+    let runner = BlockRunner {
+        network: network.clone(),
+        log: log.clone(),
+        directory,
+        limits,
+        tasks: TaskTracker::new(),
+    };
     let service = Service::new(
-        walker,
+        runner,
         ServiceLimits {
             running: c.max_running,
             waiting: c.max_waiting,

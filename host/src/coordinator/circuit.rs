@@ -7,7 +7,7 @@
 //! none that exists is safe on untrusted text.
 //!
 //! ```text
-//! text ─ lexer ─> tokens ─ parser, expand ─> gates ─> [Operation { raw_text, service, qubits }]
+//! text ─ lexer ─> tokens ─ parser, expand ─> gates ─> [CircuitOperation { raw_text, service, qubits }]
 //! ```
 
 mod expand;
@@ -36,7 +36,7 @@ pub struct CircuitError {
 
 /// One operation as it is sent.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Operation {
+pub struct CircuitOperation {
     pub service: &'static str,
     pub qubits: Vec<u32>,
     pub raw_text: String,
@@ -46,7 +46,7 @@ pub struct Operation {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Circuit {
     pub qubits: u32,
-    pub operations: Vec<Operation>,
+    pub operations: Vec<CircuitOperation>,
     /// Measured qubits, in the order of the source.
     pub measured: Vec<u32>,
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::block::{Attempt, Completed, Walk, WalkError, Walker, uuid4};
 use super::circuit::Circuit;
 use super::combine::{Component, combine, counts};
+use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
 use super::plan::{NoCandidate, Plan, plan};
 use crate::peers::amplitude;
 use crate::peers::wire::time;
@@ -15,7 +15,7 @@ use crate::reservation::journal::JobFact;
 use crate::reservation::log::{AppendError, Log, LogError};
 
 /// Blocks of a stage that are walked at once.
-const SIDE_BY_SIDE: usize = 32;
+const MAX_CONCURRENT_BLOCKS: usize = 32;
 /// A final state of more qubits isn't shown.
 const SHOWN_QUBITS: usize = 12;
 
@@ -24,17 +24,17 @@ pub enum JobError {
     #[error(transparent)]
     NoCandidate(#[from] NoCandidate),
     #[error(transparent)]
-    Walk(#[from] WalkError),
+    Block(#[from] BlockError),
     #[error(transparent)]
     Log(#[from] LogError),
     #[error(transparent)]
-    Tell(#[from] AppendError),
+    Append(#[from] AppendError),
     #[error("a block's task ended badly: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
 /// Where a job's record goes: the log first, then everybody who looks.
-pub trait Record: Clone + Send + Sync + 'static {
+pub trait JobRecorder: Clone + Send + Sync + 'static {
     /// Records a fact.
     fn record(&self, fact: JobFact) -> impl Future<Output = Result<(), LogError>> + Send;
 }
@@ -44,20 +44,20 @@ pub trait Record: Clone + Send + Sync + 'static {
 /// # Errors
 /// Why it failed; that is not recorded yet.
 pub async fn run(
-    walker: &Walker,
+    runner: &BlockRunner,
     circuit: &Circuit,
     shots: u32,
     job_id: &str,
-    record: &impl Record,
+    record: &impl JobRecorder,
 ) -> Result<Value, JobError> {
     let plan_id = format!("plan-{}", uuid4());
-    let plan = plan(&plan_id, circuit, &walker.directory.candidates())?;
+    let plan = plan(&plan_id, circuit, &runner.directory.candidates())?;
     // Plain data, whose JSON can't fail.
     record.record(JobFact::Planned { plan: serde_json::to_value(&plan).unwrap_or_default() }).await?;
     let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
     let plan = std::sync::Arc::new(plan);
     for number in 0..plan.stages.len() {
-        components = stage(walker, &plan, number, job_id, components, record).await?;
+        components = stage(runner, &plan, number, job_id, components, record).await?;
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
@@ -65,7 +65,7 @@ pub async fn run(
 }
 
 /// A block that waits for its turn.
-struct Waiting {
+struct WaitingBlock {
     n: usize,
     state: Component,
     /// Candidates tried so far.
@@ -75,21 +75,21 @@ struct Waiting {
 }
 
 /// How a block's turn ended.
-enum Turn {
-    Done(Completed),
+enum BlockOutcome {
+    Done(CompletedBlock),
     /// Its peers have no slot free. Those may be the slots of this job: it has another turn when one of its blocks
     /// is done.
-    Full(Waiting, WalkError),
+    Full(WaitingBlock, BlockError),
 }
 
 /// Runs the blocks of a stage side by side; the components behind it.
 async fn stage(
-    walker: &Walker,
+    runner: &BlockRunner,
     plan: &std::sync::Arc<Plan>,
     number: usize,
     job_id: &str,
     mut components: Vec<Component>,
-    record: &impl Record,
+    record: &impl JobRecorder,
 ) -> Result<Vec<Component>, JobError> {
     let mut ready = VecDeque::new();
     for (n, block) in plan.stages[number].iter().enumerate() {
@@ -97,29 +97,31 @@ async fn stage(
             .into_iter()
             .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
         components = others;
-        ready.push_back(Waiting { n, state: combine(mine), attempts: 0, done: 0 });
+        ready.push_back(WaitingBlock { n, state: combine(mine), attempts: 0, done: 0 });
     }
-    let mut running: JoinSet<Result<Turn, JobError>> = JoinSet::new();
-    let mut declined: Vec<(Waiting, WalkError)> = Vec::new();
+    let mut running: JoinSet<Result<BlockOutcome, JobError>> = JoinSet::new();
+    let mut declined: Vec<(WaitingBlock, BlockError)> = Vec::new();
     let mut done = 0;
     loop {
-        while running.len() < SIDE_BY_SIDE
+        while running.len() < MAX_CONCURRENT_BLOCKS
             && let Some(mut next) = ready.pop_front()
         {
             next.done = done;
-            let (walker, record) = (walker.clone(), record.clone());
+            let (runner, record) = (runner.clone(), record.clone());
             let (plan, job_id) = (plan.clone(), job_id.to_string());
-            running.spawn(async move { turn(&walker, &plan, number, &job_id, next, &record).await });
+            running.spawn(
+                async move { run_waiting_block(&runner, &plan, number, &job_id, next, &record).await },
+            );
         }
         match running.join_next().await {
             Some(ended) => match ended?? {
-                Turn::Done(completed) => {
+                BlockOutcome::Done(completed) => {
                     done += 1;
                     components.push(completed.state);
                     ready.extend(declined.drain(..).map(|(waiting, _)| waiting));
                 }
-                Turn::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
-                Turn::Full(waiting, error) => declined.push((waiting, error)),
+                BlockOutcome::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
+                BlockOutcome::Full(waiting, error) => declined.push((waiting, error)),
             },
             None => match declined.pop() {
                 // Nothing of this job holds a slot any more: they are others'.
@@ -130,17 +132,17 @@ async fn stage(
     }
 }
 
-async fn turn(
-    walker: &Walker,
+async fn run_waiting_block(
+    runner: &BlockRunner,
     plan: &Plan,
     stage: usize,
     job_id: &str,
-    waiting: Waiting,
-    record: &impl Record,
-) -> Result<Turn, JobError> {
-    let Waiting { n, state, attempts, done } = waiting;
+    waiting: WaitingBlock,
+    record: &impl JobRecorder,
+) -> Result<BlockOutcome, JobError> {
+    let WaitingBlock { n, state, attempts, done } = waiting;
     let block = &plan.stages[stage][n];
-    let walk = Walk {
+    let run = BlockRun {
         plan_id: &plan.plan_id,
         workflow_run_id: job_id,
         block,
@@ -149,11 +151,11 @@ async fn turn(
         attempts,
     };
     let block_id = &block.block_id;
-    let tell = |a: Attempt| {
+    let on_attempt = |a: Attempt| {
         let Attempt { attempt, peer_id, reservation_id } = a;
         record.record(JobFact::Attempted { block_id: block_id.clone(), attempt, peer_id, reservation_id })
     };
-    match walker.walk(&walk, tell).await {
+    match runner.run_block(&run, on_attempt).await {
         Ok(completed) => {
             let fact = JobFact::BlockCompleted {
                 block_id: block_id.clone(),
@@ -163,18 +165,18 @@ async fn turn(
                 latency_ms: completed.latency_ms,
             };
             record.record(fact).await?;
-            Ok(Turn::Done(completed))
+            Ok(BlockOutcome::Done(completed))
         }
-        Err(error @ WalkError::AllFailed { attempts, full: true, .. }) => {
-            Ok(Turn::Full(Waiting { n, state: walk.state, attempts, done }, error))
+        Err(error @ BlockError::AllFailed { attempts, full: true, .. }) => {
+            Ok(BlockOutcome::Full(WaitingBlock { n, state: run.state, attempts, done }, error))
         }
         Err(error) => Err(failed(record, error).await?),
     }
 }
 
 /// Records that a block has failed for good; why, for the job.
-async fn failed(record: &impl Record, error: WalkError) -> Result<JobError, LogError> {
-    if let WalkError::AllFailed { block_id, attempts, last, .. } = &error {
+async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError, LogError> {
+    if let BlockError::AllFailed { block_id, attempts, last, .. } = &error {
         let (block_id, attempts, error) = (block_id.clone(), *attempts, last.clone());
         record.record(JobFact::BlockFailed { block_id, attempts, error }).await?;
     }
@@ -201,7 +203,7 @@ fn result(circuit: &Circuit, state: &Component, shots: u32) -> Value {
 
 /// A job as its facts tell it.
 #[derive(Debug, Clone, Default)]
-pub struct JobView {
+pub struct JobProgress {
     pub status: &'static str,
     pub shots: u32,
     submitted_at: Option<i64>,
@@ -223,7 +225,7 @@ struct BlockView {
     tried: Vec<(String, String)>,
 }
 
-impl JobView {
+impl JobProgress {
     /// One fact more.
     pub fn take(&mut self, at: i64, fact: &JobFact) {
         match fact {
@@ -275,8 +277,8 @@ impl JobView {
     }
 
     /// Facts of the log, oldest first.
-    pub fn of(facts: &[(i64, JobFact)]) -> JobView {
-        let mut view = JobView::default();
+    pub fn from_facts(facts: &[(i64, JobFact)]) -> JobProgress {
+        let mut view = JobProgress::default();
         facts.iter().for_each(|(at, fact)| view.take(*at, fact));
         view
     }
@@ -340,7 +342,7 @@ impl JobView {
 ///
 /// # Errors
 /// When the log can't be read.
-pub async fn from_log(log: &Log, job_id: &str) -> Result<Option<JobView>, LogError> {
+pub async fn from_log(log: &Log, job_id: &str) -> Result<Option<JobProgress>, LogError> {
     let facts = log.job_facts(job_id).await?;
-    Ok((!facts.is_empty()).then(|| JobView::of(&facts)))
+    Ok((!facts.is_empty()).then(|| JobProgress::from_facts(&facts)))
 }

@@ -58,7 +58,7 @@ pub struct Block {
     pub components: Vec<Vec<u32>>,
     pub predecessors: Vec<String>,
     /// Best first: the primary and its fallbacks.
-    pub candidates: Vec<Ranked>,
+    pub candidates: Vec<RankedCandidate>,
     /// Places of its fragments in the plan.
     #[serde(skip)]
     pub fragments: Vec<usize>,
@@ -66,7 +66,7 @@ pub struct Block {
 
 /// A candidate with the parts of its rank.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ranked {
+pub struct RankedCandidate {
     pub peer_id: String,
     pub total: f64,
     pub fidelity: f64,
@@ -207,12 +207,12 @@ fn rank(
     candidates: &[Candidate],
     primaries: &BTreeMap<String, String>,
     planned: &BTreeMap<String, u64>,
-) -> Vec<Ranked> {
+) -> Vec<RankedCandidate> {
     let able: Vec<&Candidate> =
         candidates.iter().filter(|c| block.services.iter().all(|s| c.services.contains(s))).collect();
     let highest = able.iter().map(|c| c.load).max().unwrap_or(0);
     let before: BTreeSet<&String> = block.predecessors.iter().filter_map(|b| primaries.get(b)).collect();
-    let mut ranked: Vec<Ranked> = able
+    let mut ranked: Vec<RankedCandidate> = able
         .into_iter()
         .map(|c| {
             let assumed = |service: &String| match SERVICES.contains(&service.as_str()) {
@@ -232,7 +232,7 @@ fn rank(
             let load = round6(busy as f64 / (1.0 + highest as f64));
             let fidelity = round6(fidelity);
             let total = round6(0.55 * (1.0 - fidelity) + 0.20 * movement + 0.25 * load);
-            Ranked { peer_id: c.peer_id.clone(), total, fidelity, movement, load }
+            RankedCandidate { peer_id: c.peer_id.clone(), total, fidelity, movement, load }
         })
         .collect();
     ranked.sort_by(|a, b| {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::plan::Candidate;
 use crate::peers::registry::{PeerRecord, Registry, Topic};
-use crate::peers::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
-use crate::peers::wire::Step;
+use crate::peers::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
+use crate::peers::wire::PeerStep;
 
 /// Who is there, shared.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub struct Directory {
 
 /// A peer with what time says of it.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct KnownPeer {
     pub record: PeerRecord,
     pub stale: bool,
     pub heard_seconds_ago: u64,
@@ -54,9 +54,9 @@ impl Directory {
     }
 
     /// Everybody, by peer id.
-    pub fn known(&self) -> BTreeMap<String, Known> {
+    pub fn known_peers(&self) -> BTreeMap<String, KnownPeer> {
         let (registry, now) = (self.registry(), self.now_ms());
-        let known = |record: &PeerRecord| Known {
+        let known = |record: &PeerRecord| KnownPeer {
             record: record.clone(),
             stale: registry.is_stale(record, now),
             heard_seconds_ago: now.saturating_sub(record.heard_ms) / 1000,
@@ -104,7 +104,7 @@ impl Role for Listener {
         false
     }
 
-    fn request(&mut self, caller: Caller, step: Step, _: Document, _: Channel) -> Option<Ready> {
+    fn request(&mut self, caller: Caller, step: PeerStep, _: Document, _: Channel) -> Option<ReadyAnswer> {
         tracing::debug!(peer = caller.peer, step = step.name(), "a coordinator has nothing to lend");
         None
     }
@@ -114,7 +114,7 @@ impl Role for Listener {
         self.directory.sweep();
     }
 
-    fn answers(&mut self) -> Vec<Ready> {
+    fn answers(&mut self) -> Vec<ReadyAnswer> {
         Vec::new()
     }
 

@@ -1,7 +1,7 @@
 //! Pure: a fragment as operations on qubits, and operations as the controlled 2x2 matrices that executors take.
 //!
 //! ```text
-//! service, raw_text, qubits ──> Effect { operations, measured } ──> [Unitary] on bit positions of the state
+//! service, raw_text, qubits ──> FragmentEffect { operations, measured } ──> [Unitary] on bit positions of the state
 //! ```
 //!
 //! Matrices are those of OpenQASM's standard gates; rotations are exp(-i angle/2 P), `u` is
@@ -75,7 +75,7 @@ impl Operation {
 
 /// What a fragment does.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Effect {
+pub struct FragmentEffect {
     pub operations: Vec<Operation>,
     /// Qubits that it marks as measured.
     pub measured: Vec<i64>,
@@ -88,7 +88,7 @@ pub const BUNDLE: &str = "subcircuit_bundle";
 ///
 /// # Errors
 /// What can't be done, with the statement or the service.
-pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<Effect, String> {
+pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
     let effect = match statement::read(raw_text) {
         Some(parsed) => stated(&parsed, qubits).map_err(|e| format!("`{}`: {e}", parsed.text))?,
         None => default(service, qubits).map_err(|e| format!("service {service}: {e}"))?,
@@ -110,8 +110,8 @@ fn first<const N: usize>(qubits: &[i64]) -> Result<[i64; N], String> {
         .ok_or_else(|| format!("it takes {N} qubits, given are {}", qubits.len()))
 }
 
-fn default(service: &str, qubits: &[i64]) -> Result<Effect, String> {
-    let does = |operations| Ok(Effect { operations, measured: Vec::new() });
+fn default(service: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
+    let does = |operations| Ok(FragmentEffect { operations, measured: Vec::new() });
     match service {
         "hadamard" => {
             first::<1>(qubits)?;
@@ -136,7 +136,7 @@ fn default(service: &str, qubits: &[i64]) -> Result<Effect, String> {
             let [a, b] = first(qubits)?;
             does(vec![Operation::on(Gate::Swap, &[a, b])])
         }
-        "measurement_feedforward" => Ok(Effect { operations: Vec::new(), measured: qubits.to_vec() }),
+        "measurement_feedforward" => Ok(FragmentEffect { operations: Vec::new(), measured: qubits.to_vec() }),
         "programmable_gate" => {
             let [q] = first(qubits)?;
             does(vec![Operation::on(Gate::U(0.12, 0.34, 0.56), &[q])])
@@ -151,8 +151,8 @@ fn bell_pair(qubits: &[i64]) -> Result<Vec<Operation>, String> {
     Ok(vec![Operation::on(Gate::H, &[a]), Operation::controlled(Gate::X, &[a], &[b])])
 }
 
-fn stated(s: &Statement, qubits: &[i64]) -> Result<Effect, String> {
-    let does = |operations| Ok(Effect { operations, measured: Vec::new() });
+fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, String> {
+    let does = |operations| Ok(FragmentEffect { operations, measured: Vec::new() });
     let none = || match s.params.is_empty() {
         true => Ok(()),
         false => Err(format!("'{}' takes no parameters", s.name)),
@@ -161,7 +161,7 @@ fn stated(s: &Statement, qubits: &[i64]) -> Result<Effect, String> {
         match s.name.as_str() {
             "measure" => {
                 none()?;
-                return Ok(Effect { operations: Vec::new(), measured: qubits.to_vec() });
+                return Ok(FragmentEffect { operations: Vec::new(), measured: qubits.to_vec() });
             }
             "bell_pair" => {
                 none()?;

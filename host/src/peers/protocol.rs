@@ -21,8 +21,8 @@ use super::wire::{
     PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
-use crate::reservation::event::{EventBatch, Fact, Request, Transition};
-use crate::reservation::ledger::{self, Command, State};
+use crate::reservation::event::{EventBatch, Fact, ReservationRequest, Transition};
+use crate::reservation::ledger::{self, ReservationCommand, ReservationState};
 
 /// Shortest time to live.
 pub const MIN_TTL: i64 = 5;
@@ -33,7 +33,7 @@ pub const NOT_COMMITTED: &str = "reservation not committed on target peer";
 
 /// When something happens.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Now {
+pub struct PeerTime {
     /// Since the host started. As exact as the clock: a reservation that was rounded down to milliseconds would end
     /// before its owner's time is over, and the next one would be one too many.
     pub elapsed: Duration,
@@ -116,10 +116,10 @@ pub trait Slots {
 #[derive(Debug)]
 struct Reservation<Lease> {
     owner: String,
-    state: State,
+    state: ReservationState,
     /// Its name in the log: the reservation's id and a number of this peer's, since owners may use an id again.
     name: String,
-    /// When it ends by itself, as [`Now::elapsed`].
+    /// When it ends by itself, as [`PeerTime::elapsed`].
     ends: Duration,
     slot: ReservedSlot<Lease>,
     /// The work that was estimated at prepare: amplitudes times operations.
@@ -222,17 +222,17 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Ends the reservations whose time is over. Every request does that first.
-    pub fn expire(&mut self, now: Now) {
+    pub fn expire(&mut self, now: PeerTime) {
         let is_over = |r: &Reservation<Lease>| r.slot.is_idle() && r.ends <= now.elapsed;
         let ended: Vec<String> =
             self.reservations.iter().filter(|(_, r)| is_over(r)).map(|(id, _)| id.clone()).collect();
         for id in ended {
-            self.end(&id, &Command::Expire, now);
+            self.end(&id, &ReservationCommand::Expire, now);
         }
     }
 
     /// Records the end of a reservation, and drops its lease if nothing runs in it.
-    fn end(&mut self, id: &str, command: &Command, now: Now) {
+    fn end(&mut self, id: &str, command: &ReservationCommand, now: PeerTime) {
         let Some(mut reservation) = self.reservations.remove(id) else { return };
         let recorded = self.record(&mut reservation, command, now);
         debug_assert!(recorded.is_ok(), "a reservation that is not over can end");
@@ -244,8 +244,8 @@ impl<Lease> ReservationTable<Lease> {
     fn record(
         &mut self,
         reservation: &mut Reservation<Lease>,
-        command: &Command,
-        now: Now,
+        command: &ReservationCommand,
+        now: PeerTime,
     ) -> Result<(), NotRecorded> {
         // The table asks for nothing that its own states don't allow; the log gets only what the ledger allows.
         let facts = ledger::decide(Some(&reservation.state), command).map_err(|_| NotRecorded)?;
@@ -261,7 +261,7 @@ impl<Lease> ReservationTable<Lease> {
     /// Answers a prepare.
     pub fn prepare(
         &mut self,
-        now: Now,
+        now: PeerTime,
         owner: &str,
         request: &PrepareRequest,
         slots: &impl Slots<Lease = Lease>,
@@ -292,7 +292,7 @@ impl<Lease> ReservationTable<Lease> {
                 NoSlot::Closing => "this peer is stopping".into(),
             }),
         };
-        let asked = Request {
+        let asked = ReservationRequest {
             workflow_run_id: request.workflow_run_id.clone(),
             fragment_id: request.fragment_id.clone(),
             service_id: request.service_id.clone(),
@@ -363,13 +363,15 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Answers a commit.
-    pub fn commit(&mut self, now: Now, owner: &str, request: &CommitRequest) -> StepAnswer {
+    pub fn commit(&mut self, now: PeerTime, owner: &str, request: &CommitRequest) -> StepAnswer {
         self.expire(now);
         let id = &request.reservation_id;
         let transition = match self.reservations.remove_entry(id) {
             Some((id, mut reservation)) if reservation.owner == owner => {
                 let is_recorded = match reservation.state.transition {
-                    Transition::Accepted => self.record(&mut reservation, &Command::Commit, now).is_ok(),
+                    Transition::Accepted => {
+                        self.record(&mut reservation, &ReservationCommand::Commit, now).is_ok()
+                    }
                     _ => true,
                 };
                 let transition =
@@ -391,7 +393,12 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Answers a cancel; with the execution that is to be stopped, when there is one.
-    pub fn cancel(&mut self, now: Now, owner: &str, request: &CancelRequest) -> (StepAnswer, Option<String>) {
+    pub fn cancel(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        request: &CancelRequest,
+    ) -> (StepAnswer, Option<String>) {
         self.expire(now);
         let id = &request.reservation_id;
         let mut stop = None;
@@ -401,7 +408,7 @@ impl<Lease> ReservationTable<Lease> {
                 ReservedSlot::InUse { execution_id } => stop = Some(execution_id.clone()),
                 ReservedSlot::Idle(_) => {
                     let reason = request.reason.clone().unwrap_or_default();
-                    self.end(id, &Command::Cancel { reason }, now);
+                    self.end(id, &ReservationCommand::Cancel { reason }, now);
                 }
             }
         }
@@ -411,7 +418,7 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Takes a dispatch: its kept answer, the execution that is running, or leave to run it.
-    pub fn dispatch(&mut self, now: Now, owner: &str, request: &DispatchRequest) -> Dispatch<Lease> {
+    pub fn dispatch(&mut self, now: PeerTime, owner: &str, request: &DispatchRequest) -> Dispatch<Lease> {
         self.expire(now);
         match self.kept.get(owner).and_then(|k| k.executions.get(&request.execution_id)) {
             Some(Execution::Done(answer)) => return Dispatch::Answer(answer.clone()),
@@ -431,12 +438,12 @@ impl<Lease> ReservationTable<Lease> {
 
     /// Moves the lease out of the owner's committed reservation; `None` when there is no such reservation whose slot is
     /// idle, or the begin can't be recorded.
-    fn begin_execution(&mut self, now: Now, owner: &str, request: &DispatchRequest) -> Option<Lease> {
+    fn begin_execution(&mut self, now: PeerTime, owner: &str, request: &DispatchRequest) -> Option<Lease> {
         let (id, mut reservation) = self.reservations.remove_entry(&request.reservation_id)?;
         let may_run = reservation.owner == owner
             && reservation.state.transition == Transition::Committed
             && reservation.slot.is_idle();
-        let command = Command::Dispatch { execution_id: request.execution_id.clone() };
+        let command = ReservationCommand::Dispatch { execution_id: request.execution_id.clone() };
         let begins = may_run && self.record(&mut reservation, &command, now).is_ok();
         let in_use = ReservedSlot::InUse { execution_id: request.execution_id.clone() };
         let lease = match begins.then(|| std::mem::replace(&mut reservation.slot, in_use)) {
@@ -448,7 +455,14 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Takes note of an execution's end: its answer is kept, and its slot is free once the end is recorded.
-    pub fn finished(&mut self, now: Now, owner: &str, execution_id: &str, finish: Finish, lease: Lease) {
+    pub fn finished(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        execution_id: &str,
+        finish: ExecutionEnd,
+        lease: Lease,
+    ) {
         let is_running = |r: &Reservation<Lease>| {
             let uses =
                 matches!(&r.slot, ReservedSlot::InUse { execution_id: running } if running == execution_id);
@@ -466,12 +480,12 @@ impl<Lease> ReservationTable<Lease> {
         }
         let execution_id = execution_id.to_string();
         let command = match finish.error {
-            None => Command::Complete {
+            None => ReservationCommand::Complete {
                 execution_id: execution_id.clone(),
                 fidelity: finish.fidelity,
                 latency_ms: finish.seconds * 1000.0,
             },
-            Some(error) => Command::Fail { execution_id: execution_id.clone(), error },
+            Some(error) => ReservationCommand::Fail { execution_id: execution_id.clone(), error },
         };
         self.end(&id, &command, now);
         // After the record, as for a reservation that ends without an execution.
@@ -519,7 +533,7 @@ impl<Lease> ReservationTable<Lease> {
 
 /// How an execution ended.
 #[derive(Debug)]
-pub struct Finish {
+pub struct ExecutionEnd {
     pub answer: Arc<[u8]>,
     pub error: Option<String>,
     pub seconds: f64,
@@ -532,7 +546,7 @@ fn work(qubits: i64, depth: i64) -> f64 {
 }
 
 /// The answer to a dispatch that failed.
-pub fn failed(peer_id: &str, request: &DispatchRequest, error: &str, now: Now) -> DispatchAnswer {
+pub fn failed(peer_id: &str, request: &DispatchRequest, error: &str, now: PeerTime) -> DispatchAnswer {
     DispatchAnswer {
         execution_id: request.execution_id.clone(),
         fragment_id: request.fragment_id.clone(),

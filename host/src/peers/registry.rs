@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::wire::{Advertisement, Heartbeat, read};
+use super::wire::{Advertisement, PeerHeartbeat, read};
 
 /// Peers kept at most.
 const MAX_PEERS: usize = 1024;
@@ -84,7 +84,7 @@ impl Registry {
                     said.service_summaries.into_iter().take(MAX_SERVICES).map(|s| s.service_id).collect();
             }
             Topic::Heartbeat => {
-                let said: Heartbeat = read(bytes)?;
+                let said: PeerHeartbeat = read(bytes)?;
                 genuine(&said.peer_id)?;
                 let peer = self.peer(now_ms, author)?;
                 peer.heard_ms = now_ms;

@@ -2,16 +2,16 @@
 //!
 //! It has a thread of its own with everything of the network on it: a request is read, answered by the [`Role`] and
 //! written without a change of threads, and neither gossip nor a prepare ever waits for an execution. The rest of
-//! the host holds a [`Network`], which sends orders and hides the channels.
+//! the host holds a [`Network`], which sends commands and hides the channels.
 //!
 //! Bounded: connections in all and per peer, streams per connection, the size of documents and the memory of all
 //! that are on their way, the time until a request is whole, gossip. Gossip is passed on only when the role took it.
 
 mod address;
 mod behaviour;
+mod coalesce;
 mod codec;
-mod gathered;
-mod shell;
+mod event_loop;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,16 +23,16 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::registry::Topic;
-use super::wire::Step;
+use super::wire::PeerStep;
 use crate::error::{Explain, exit};
 use address::dialable;
 pub use address::peer_of;
 pub use codec::Document;
-use shell::Shell;
+use event_loop::EventLoop;
 
 /// How this host names itself.
 pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
-const ORDERS: usize = 1024;
+const COMMAND_QUEUE: usize = 1024;
 
 /// How the network is to be.
 #[derive(Debug, Clone)]
@@ -99,7 +99,7 @@ pub struct Caller {
 pub type Channel = ResponseChannel<Document>;
 
 /// An answer that is ready.
-pub type Ready = (Step, Channel, Vec<u8>);
+pub type ReadyAnswer = (PeerStep, Channel, Vec<u8>);
 
 /// What is said of this host.
 pub struct Announcement {
@@ -114,13 +114,19 @@ pub trait Role: Send + 'static {
 
     /// Answers a request now, or keeps the channel for [`Role::answers`]. Dropped, the stream is closed without an
     /// answer: the refusal of the contract.
-    fn request(&mut self, caller: Caller, step: Step, document: Document, channel: Channel) -> Option<Ready>;
+    fn request(
+        &mut self,
+        caller: Caller,
+        step: PeerStep,
+        document: Document,
+        channel: Channel,
+    ) -> Option<ReadyAnswer>;
 
     /// Waits until it has something to do, and does it. May be dropped at any await.
     fn work(&mut self) -> impl Future<Output = ()> + Send;
 
     /// Answers that became ready.
-    fn answers(&mut self) -> Vec<Ready>;
+    fn answers(&mut self) -> Vec<ReadyAnswer>;
 
     /// Takes gossip that `author` has signed.
     ///
@@ -149,8 +155,8 @@ pub enum CallError {
 
 type CallAnswer = oneshot::Sender<Result<Document, CallError>>;
 
-enum Order {
-    Call { peer: PeerId, addresses: Vec<Multiaddr>, step: Step, bytes: Vec<u8>, answer: CallAnswer },
+enum NetworkCommand {
+    Call { peer: PeerId, addresses: Vec<Multiaddr>, step: PeerStep, bytes: Vec<u8>, answer: CallAnswer },
     Stop,
 }
 
@@ -166,7 +172,7 @@ pub struct NetworkView {
 /// The handle.
 #[derive(Clone)]
 pub struct Network {
-    orders: mpsc::Sender<Order>,
+    commands: mpsc::Sender<NetworkCommand>,
     view: watch::Receiver<NetworkView>,
     runtime: tokio::runtime::Handle,
     thread: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
@@ -182,7 +188,7 @@ impl Network {
         settings: NetworkSettings,
         role: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Network, NetworkError> {
-        let (orders, inbox) = mpsc::channel(ORDERS);
+        let (commands, inbox) = mpsc::channel(COMMAND_QUEUE);
         let (viewed, view) = watch::channel(NetworkView::default());
         let (up, started) = oneshot::channel();
         let body = move || {
@@ -192,10 +198,10 @@ impl Network {
                 Err(e) => return drop(up.send(Err(NetworkError::Setup(e.to_string())))),
             };
             let life = async move {
-                match Shell::new(key, settings, role(), inbox, viewed).await {
-                    Ok(shell) => {
+                match EventLoop::new(key, settings, role(), inbox, viewed).await {
+                    Ok(event_loop) => {
                         if up.send(Ok(tokio::runtime::Handle::current())).is_ok() {
-                            shell.run().await;
+                            event_loop.run().await;
                         }
                     }
                     Err(error) => drop(up.send(Err(error))),
@@ -211,7 +217,7 @@ impl Network {
         let thread = std::thread::Builder::new().name("peers".into()).spawn(body);
         let thread = thread.map_err(|e| NetworkError::Setup(e.to_string()))?;
         let runtime = started.await.map_err(|_| NetworkError::Setup("its thread ended".into()))??;
-        Ok(Network { orders, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
+        Ok(Network { commands, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
     }
 
     /// The network's own thread, for tasks that only talk: a call from there changes no thread. A task that computes
@@ -236,7 +242,7 @@ impl Network {
         &self,
         peer: &str,
         addresses: &[String],
-        step: Step,
+        step: PeerStep,
         bytes: Vec<u8>,
         limit: Duration,
     ) -> Result<Document, CallError> {
@@ -244,9 +250,9 @@ impl Network {
             peer.parse().map_err(|_| CallError::Unreachable(format!("{peer} is no peer id")))?;
         let addresses = addresses.iter().filter_map(|a| dialable(a, peer)).collect();
         let (answer, wait) = oneshot::channel();
-        let order = Order::Call { peer, addresses, step, bytes, answer };
+        let command = NetworkCommand::Call { peer, addresses, step, bytes, answer };
         let exchange = async {
-            self.orders.send(order).await.map_err(|_| CallError::Stopped)?;
+            self.commands.send(command).await.map_err(|_| CallError::Stopped)?;
             wait.await.map_err(|_| CallError::Stopped)?
         };
         tokio::time::timeout(limit, exchange).await.unwrap_or(Err(CallError::Timeout(limit)))
@@ -254,7 +260,7 @@ impl Network {
 
     /// Ends the network's thread, whatever it waits for; returns when it has.
     pub async fn stop(&self) {
-        if self.orders.send(Order::Stop).await.is_err() {
+        if self.commands.send(NetworkCommand::Stop).await.is_err() {
             tracing::debug!("the peer network had stopped before");
         }
         let thread = self.thread.lock().take();

@@ -12,29 +12,30 @@ use fields::{at_least, list, maybe_text, number, text, time_text};
 
 /// The four protocols of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum PeerStep {
     Prepare,
     Commit,
     Cancel,
     Dispatch,
 }
 
-impl Step {
-    pub const ALL: [Step; 4] = [Step::Prepare, Step::Commit, Step::Cancel, Step::Dispatch];
+impl PeerStep {
+    pub const ALL: [PeerStep; 4] =
+        [PeerStep::Prepare, PeerStep::Commit, PeerStep::Cancel, PeerStep::Dispatch];
 
     pub fn name(self) -> &'static str {
         match self {
-            Step::Prepare => "prepare",
-            Step::Commit => "commit",
-            Step::Cancel => "cancel",
-            Step::Dispatch => "dispatch",
+            PeerStep::Prepare => "prepare",
+            PeerStep::Commit => "commit",
+            PeerStep::Cancel => "cancel",
+            PeerStep::Dispatch => "dispatch",
         }
     }
 
     /// Its protocol id.
     pub fn protocol(self, namespace: &str) -> String {
         match self {
-            Step::Dispatch => format!("/qb2/{namespace}/execution/fragment-dispatch/1.0.0"),
+            PeerStep::Dispatch => format!("/qb2/{namespace}/execution/fragment-dispatch/1.0.0"),
             other => format!("/qb2/{namespace}/reservation/{}/1.0.0", other.name()),
         }
     }
@@ -145,7 +146,7 @@ pub struct InputPayload {
     pub fragment: Option<Fragment>,
     #[serde(default)]
     pub fragments: Vec<Fragment>,
-    pub state: State,
+    pub state: QuantumState,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,7 +168,7 @@ pub struct Fragment {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct QuantumState {
     #[serde(deserialize_with = "at_least::<1, _>")]
     pub num_qubits: i64,
     #[serde(default, deserialize_with = "fields::maybe_list")]
@@ -232,8 +233,8 @@ pub struct DispatchAnswer {
 /// `output_payload` of a completed dispatch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Output {
-    pub state: State,
+pub struct FragmentOutput {
+    pub state: QuantumState,
     #[serde(default, deserialize_with = "maybe_text::<3, 1024, _>")]
     pub block_id: Option<String>,
     #[serde(default)]
@@ -279,7 +280,7 @@ pub struct ServiceSummary {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Heartbeat {
+pub struct PeerHeartbeat {
     #[serde(deserialize_with = "text::<3, _>")]
     pub peer_id: String,
     pub health_status: String,

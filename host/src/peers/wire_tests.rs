@@ -95,7 +95,7 @@ fn the_payload_is_read_by_itself() {
         json!({"num_qubits": 1, "surprise": 1}),
         json!({"num_qubits": 1, "amplitudes": [1, 0]}),
     ] {
-        assert!(part::<State>(bad.clone()).is_err(), "{bad}");
+        assert!(part::<QuantumState>(bad.clone()).is_err(), "{bad}");
     }
 }
 

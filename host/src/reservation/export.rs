@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::event::Fact;
 use super::journal::{self, JobFact};
-use super::ledger::{self, State};
+use super::ledger::{self, ReservationState};
 use super::log::Row;
 use super::stream::{StreamId, StreamKind, UnknownStream};
 
@@ -36,7 +36,7 @@ pub struct Damage {
 
 /// The events of a text.
 #[derive(Debug, Default, PartialEq)]
-pub struct Lines {
+pub struct ExportedLog {
     pub rows: Vec<Row>,
     /// The incomplete record at the end that was dropped: its line and length.
     pub torn: Option<(usize, usize)>,
@@ -46,8 +46,8 @@ pub struct Lines {
 ///
 /// # Errors
 /// The first line that is not as it was written.
-pub fn read(bytes: &[u8]) -> Result<Lines, Damage> {
-    let mut lines = Lines::default();
+pub fn read(bytes: &[u8]) -> Result<ExportedLog, Damage> {
+    let mut lines = ExportedLog::default();
     let mut verifier = Verifier::default();
     let mut rest = bytes;
     let mut number = 0;
@@ -99,7 +99,7 @@ fn parse(text: &[u8]) -> Result<Row, String> {
 #[derive(Default)]
 pub struct Verifier {
     pub rows: u64,
-    pub reservations: HashMap<String, (i64, Option<State>)>,
+    pub reservations: HashMap<String, (i64, Option<ReservationState>)>,
     jobs: HashMap<String, (i64, Vec<JobFact>)>,
     last: i64,
 }

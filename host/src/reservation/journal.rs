@@ -65,7 +65,7 @@ impl JobFact {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum JobRefused {
+pub enum JobRefusal {
     #[error("there is no such job")]
     Unknown,
     #[error("there is such a job already")]
@@ -81,12 +81,12 @@ pub enum JobRefused {
 pub fn may_follow<'a>(
     mut before: impl DoubleEndedIterator<Item = &'a JobFact>,
     fact: &JobFact,
-) -> Result<(), JobRefused> {
+) -> Result<(), JobRefusal> {
     match (before.next_back(), fact) {
         (None, JobFact::Submitted { .. }) => Ok(()),
-        (None, _) => Err(JobRefused::Unknown),
-        (Some(_), JobFact::Submitted { .. }) => Err(JobRefused::Exists),
-        (Some(last), _) if last.is_end() => Err(JobRefused::Ended(fact.kind())),
+        (None, _) => Err(JobRefusal::Unknown),
+        (Some(_), JobFact::Submitted { .. }) => Err(JobRefusal::Exists),
+        (Some(last), _) if last.is_end() => Err(JobRefusal::Ended(fact.kind())),
         (Some(_), _) => Ok(()),
     }
 }
@@ -106,11 +106,11 @@ mod tests {
         let end = JobFact::Failed { error: "the coordinator was stopped".into() };
         let none: [JobFact; 0] = [];
         assert_eq!(may_follow(none.iter(), &begin), Ok(()));
-        assert_eq!(may_follow(none.iter(), &end), Err(JobRefused::Unknown));
+        assert_eq!(may_follow(none.iter(), &end), Err(JobRefusal::Unknown));
         assert_eq!(may_follow([begin.clone()].iter(), &end), Ok(()));
-        assert_eq!(may_follow([begin.clone()].iter(), &begin), Err(JobRefused::Exists));
+        assert_eq!(may_follow([begin.clone()].iter(), &begin), Err(JobRefusal::Exists));
         let ended = [begin.clone(), end.clone()];
-        assert_eq!(may_follow(ended.iter(), &end), Err(JobRefused::Ended("failed")));
+        assert_eq!(may_follow(ended.iter(), &end), Err(JobRefusal::Ended("failed")));
         assert!(is_open([begin].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
     }
 }

@@ -4,19 +4,19 @@ use std::collections::HashMap;
 use std::f64::consts::{E, PI, TAU};
 
 use super::CircuitError;
-use super::lexer::{Place, Token};
+use super::lexer::{SourcePos, Token};
 
 const MAX_DEPTH: u32 = 64;
 
 /// A run of tokens that is read once.
 pub struct Tokens<'a> {
-    tokens: &'a [(Token, Place)],
+    tokens: &'a [(Token, SourcePos)],
     at: usize,
 }
 
 impl<'a> Tokens<'a> {
     /// `tokens` ends with [`Token::End`].
-    pub fn new(tokens: &'a [(Token, Place)]) -> Tokens<'a> {
+    pub fn new(tokens: &'a [(Token, SourcePos)]) -> Tokens<'a> {
         Tokens { tokens, at: 0 }
     }
 
@@ -36,8 +36,8 @@ impl<'a> Tokens<'a> {
         self.tokens.get(self.at + 1).map_or(&Token::End, |(t, _)| t)
     }
 
-    pub fn place(&self) -> Place {
-        let last = self.tokens.last().map_or(Place { line: 1, column: 1 }, |(_, p)| *p);
+    pub fn pos(&self) -> SourcePos {
+        let last = self.tokens.last().map_or(SourcePos { line: 1, column: 1 }, |(_, p)| *p);
         self.tokens.get(self.at).map_or(last, |(_, p)| *p)
     }
 
@@ -56,32 +56,32 @@ impl<'a> Tokens<'a> {
     pub fn expect(&mut self, mark: &str) -> Result<(), CircuitError> {
         match self.eat(mark) {
             true => Ok(()),
-            false => Err(self.place().error(format!("expected '{mark}', found {}", self.peek().shown()))),
+            false => Err(self.pos().error(format!("expected '{mark}', found {}", self.peek().shown()))),
         }
     }
 
     pub fn word(&mut self, what: &str) -> Result<&'a str, CircuitError> {
-        let place = self.place();
+        let pos = self.pos();
         match self.next() {
             Token::Word(word) => Ok(word),
-            other => Err(place.error(format!("expected {what}, found {}", other.shown()))),
+            other => Err(pos.error(format!("expected {what}, found {}", other.shown()))),
         }
     }
 }
 
 /// Values of names, the innermost first.
-pub type Names<'a> = [&'a HashMap<String, f64>];
+pub type Scopes<'a> = [&'a HashMap<String, f64>];
 
 /// Reads one expression.
 ///
 /// # Errors
 /// What is wrong with it, or that it has no finite value.
-pub fn value(tokens: &mut Tokens<'_>, names: &Names<'_>) -> Result<f64, CircuitError> {
-    let place = tokens.place();
-    let value = Reader { names, depth: 0 }.sum(tokens)?;
+pub fn expression(tokens: &mut Tokens<'_>, names: &Scopes<'_>) -> Result<f64, CircuitError> {
+    let pos = tokens.pos();
+    let value = Evaluator { names, depth: 0 }.sum(tokens)?;
     match value.is_finite() {
         true => Ok(value),
-        false => Err(place.error("this expression has no finite value")),
+        false => Err(pos.error("this expression has no finite value")),
     }
 }
 
@@ -89,22 +89,27 @@ pub fn value(tokens: &mut Tokens<'_>, names: &Names<'_>) -> Result<f64, CircuitE
 ///
 /// # Errors
 /// When it is none.
-pub fn whole(tokens: &mut Tokens<'_>, names: &Names<'_>, what: &str, max: u32) -> Result<u32, CircuitError> {
-    let place = tokens.place();
-    let n = value(tokens, names)?;
+pub fn whole_number(
+    tokens: &mut Tokens<'_>,
+    names: &Scopes<'_>,
+    what: &str,
+    max: u32,
+) -> Result<u32, CircuitError> {
+    let pos = tokens.pos();
+    let n = expression(tokens, names)?;
     match n.fract() == 0.0 && (0.0..=f64::from(max)).contains(&n) {
         // In range by the line before.
         true => Ok(n as u32),
-        false => Err(place.error(format!("{what} is {n}, a whole number from 0 to {max} is needed"))),
+        false => Err(pos.error(format!("{what} is {n}, a whole number from 0 to {max} is needed"))),
     }
 }
 
-struct Reader<'n> {
-    names: &'n Names<'n>,
+struct Evaluator<'n> {
+    names: &'n Scopes<'n>,
     depth: u32,
 }
 
-impl Reader<'_> {
+impl Evaluator<'_> {
     fn sum(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
         let mut value = self.product(t)?;
         loop {
@@ -136,7 +141,7 @@ impl Reader<'_> {
     fn signed(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(t.place().error("this expression is nested too deep"));
+            return Err(t.pos().error("this expression is nested too deep"));
         }
         let value = if t.eat("-") {
             -self.signed(t)?
@@ -154,7 +159,7 @@ impl Reader<'_> {
     }
 
     fn atom(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         match t.next() {
             Token::Int(n) => Ok(*n as f64),
             Token::Real(n) => Ok(*n),
@@ -166,16 +171,15 @@ impl Reader<'_> {
             Token::Word(name) if t.eat("(") => {
                 let value = self.sum(t)?;
                 t.expect(")")?;
-                function(name, value)
-                    .ok_or_else(|| place.error(format!("the function '{name}' is not known")))
+                function(name, value).ok_or_else(|| pos.error(format!("the function '{name}' is not known")))
             }
             Token::Word(name) => {
                 let named = self.names.iter().find_map(|n| n.get(name).copied());
                 named.or_else(|| constant(name)).ok_or_else(|| {
-                    place.error(format!("the name '{}' has no value here", crate::model::cut(name, 40)))
+                    pos.error(format!("the name '{}' has no value here", crate::model::cut(name, 40)))
                 })
             }
-            other => Err(place.error(format!("expected a value, found {}", other.shown()))),
+            other => Err(pos.error(format!("expected a value, found {}", other.shown()))),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use libp2p::request_response;
 
-use crate::peers::scan::{Scanner, Seen};
+use crate::peers::scan::{ScanProgress, Scanner};
 
 /// A protocol id.
 #[derive(Debug, Clone)]
@@ -97,12 +97,14 @@ impl Codec {
             self.reserve(&mut document, got)?;
             document.bytes.extend_from_slice(&piece[..got]);
             match scanner.look(&document.bytes) {
-                Seen::Whole(end) => {
+                ScanProgress::Whole(end) => {
                     document.bytes.truncate(end);
                     return Ok(document);
                 }
-                Seen::Never => return Err(io::Error::new(io::ErrorKind::InvalidData, "no JSON object")),
-                Seen::Part => {}
+                ScanProgress::Never => {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "no JSON object"));
+                }
+                ScanProgress::Part => {}
             }
         }
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Every step is on disk before the next message leaves. A peer that can't be reached, is late or answers rubbish has
-//! failed at that step: it is cancelled as far as possible, beside the walk, and the next is tried. What a peer sends
+//! failed at that step: it is cancelled as far as possible, beside the run, and the next is tried. What a peer sends
 //! back is checked before it is used: the answer to this question, the same qubits, finite amplitudes, norm 1.
 
 use std::time::{Duration, Instant};
@@ -23,11 +23,11 @@ use crate::peers::amplitude;
 use crate::peers::protocol::FULL;
 use crate::peers::swarm::{CallError, Network};
 use crate::peers::wire::{
-    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, Fragment, InputPayload, Output,
-    PrepareAnswer, PrepareRequest, State, Step, StepAnswer, part, read, time, write,
+    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, Fragment, FragmentOutput, InputPayload,
+    PeerStep, PrepareAnswer, PrepareRequest, QuantumState, StepAnswer, part, read, time, write,
 };
-use crate::reservation::event::{Request, Transition};
-use crate::reservation::ledger::Command;
+use crate::reservation::event::{ReservationRequest, Transition};
+use crate::reservation::ledger::ReservationCommand;
 use crate::reservation::log::{AppendError, Log, LogError, now_micros};
 
 /// Pause between two tries to cancel at a peer that isn't there yet.
@@ -35,7 +35,7 @@ const RETRY_CANCEL: Duration = Duration::from_millis(500);
 
 /// How long the steps may take.
 #[derive(Debug, Clone)]
-pub struct WalkLimits {
+pub struct BlockLimits {
     pub call: Duration,
     pub dispatch: Duration,
     pub ttl_seconds: u64,
@@ -43,17 +43,17 @@ pub struct WalkLimits {
 
 /// What a walk needs besides the block.
 #[derive(Clone)]
-pub struct Walker {
+pub struct BlockRunner {
     pub network: Network,
     pub log: Log,
     pub directory: Directory,
-    pub limits: WalkLimits,
+    pub limits: BlockLimits,
     /// Cancels that are on their way.
     pub tasks: TaskTracker,
 }
 
 /// What is to be walked.
-pub struct Walk<'a> {
+pub struct BlockRun<'a> {
     pub plan_id: &'a str,
     pub workflow_run_id: &'a str,
     pub block: &'a Block,
@@ -73,7 +73,7 @@ pub struct Attempt {
 
 /// How a block was completed.
 #[derive(Debug)]
-pub struct Completed {
+pub struct CompletedBlock {
     pub state: Component,
     pub peer_id: String,
     pub attempts: u32,
@@ -82,7 +82,7 @@ pub struct Completed {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum WalkError {
+pub enum BlockError {
     #[error("Execution block {block_id} failed across all assigned peers: {last}")]
     AllFailed {
         block_id: String,
@@ -96,7 +96,7 @@ pub enum WalkError {
 }
 
 /// Why one candidate came to nothing.
-enum Next {
+enum CandidateFailure {
     /// The next one is tried: this one has no slot free.
     Full(String),
     /// The next one is tried.
@@ -105,35 +105,39 @@ enum Next {
     Stop(LogError),
 }
 
-impl From<LogError> for Next {
-    fn from(error: LogError) -> Next {
-        Next::Stop(error)
+impl From<LogError> for CandidateFailure {
+    fn from(error: LogError) -> CandidateFailure {
+        CandidateFailure::Stop(error)
     }
 }
 
-impl From<AppendError> for Next {
-    fn from(error: AppendError) -> Next {
+impl From<AppendError> for CandidateFailure {
+    fn from(error: AppendError) -> CandidateFailure {
         match error {
-            AppendError::Log(error) => Next::Stop(error),
+            AppendError::Log(error) => CandidateFailure::Stop(error),
             // Somebody else has ended this reservation: by the API, or because its time was over.
-            other => Next::Failed(other.to_string()),
+            other => CandidateFailure::Failed(other.to_string()),
         }
     }
 }
 
-impl Walker {
-    /// Walks a block; `tell` hears of each attempt and may stop the walk.
+impl BlockRunner {
+    /// Walks a block; `on_attempt` hears of each attempt and may stop the run.
     ///
     /// # Errors
     /// When every candidate has failed, or the log can't be written.
-    pub async fn walk<F, T>(&self, walk: &Walk<'_>, tell: F) -> Result<Completed, WalkError>
+    pub async fn run_block<F, T>(
+        &self,
+        run: &BlockRun<'_>,
+        on_attempt: F,
+    ) -> Result<CompletedBlock, BlockError>
     where
         F: Fn(Attempt) -> T,
         T: Future<Output = Result<(), LogError>>,
     {
         let mut last = String::from("no candidate");
-        let (mut attempts, mut full) = (walk.attempts, true);
-        for candidate in &walk.block.candidates {
+        let (mut attempts, mut full) = (run.attempts, true);
+        for candidate in &run.block.candidates {
             attempts += 1;
             let reservation_id = format!("res-{}", uuid4());
             let peer_id = candidate.peer_id.clone();
@@ -142,36 +146,36 @@ impl Walker {
                 peer_id: peer_id.clone(),
                 reservation_id: reservation_id.clone(),
             };
-            tell(attempt).await?;
-            match self.one(walk, &peer_id, &reservation_id).await {
+            on_attempt(attempt).await?;
+            match self.try_candidate(run, &peer_id, &reservation_id).await {
                 Ok((state, fidelity, latency_ms)) => {
                     if let Some(fidelity) = fidelity {
-                        self.directory.report_fidelity(&peer_id, &walk.block.services, fidelity);
+                        self.directory.report_fidelity(&peer_id, &run.block.services, fidelity);
                     }
-                    return Ok(Completed { state, peer_id, attempts, fidelity, latency_ms });
+                    return Ok(CompletedBlock { state, peer_id, attempts, fidelity, latency_ms });
                 }
-                Err(Next::Full(why)) => last = why,
-                Err(Next::Failed(why)) => {
+                Err(CandidateFailure::Full(why)) => last = why,
+                Err(CandidateFailure::Failed(why)) => {
                     full = false;
-                    let block = &walk.block.block_id;
+                    let block = &run.block.block_id;
                     tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
                     last = why;
                 }
-                Err(Next::Stop(error)) => return Err(error.into()),
+                Err(CandidateFailure::Stop(error)) => return Err(error.into()),
             }
         }
-        Err(WalkError::AllFailed { block_id: walk.block.block_id.clone(), attempts, last, full })
+        Err(BlockError::AllFailed { block_id: run.block.block_id.clone(), attempts, last, full })
     }
 
-    async fn one(
+    async fn try_candidate(
         &self,
-        walk: &Walk<'_>,
+        run: &BlockRun<'_>,
         peer: &str,
         reservation_id: &str,
-    ) -> Result<(Component, Option<f64>, f64), Next> {
-        let block = walk.block;
-        let request = Request {
-            workflow_run_id: walk.workflow_run_id.into(),
+    ) -> Result<(Component, Option<f64>, f64), CandidateFailure> {
+        let block = run.block;
+        let request = ReservationRequest {
+            workflow_run_id: run.workflow_run_id.into(),
             fragment_id: block.block_id.clone(),
             service_id: block.service_id.clone(),
             requesting_peer_id: self.network.peer_id(),
@@ -179,71 +183,75 @@ impl Walker {
             idempotency_key: None,
         };
         self.log.request(reservation_id, &request.requesting_peer_id.clone(), request).await?;
-        let committed = self.prepare(walk, peer, reservation_id).await?;
+        let committed = self.prepare(run, peer, reservation_id).await?;
         if !committed {
-            self.commit(walk, peer, reservation_id).await?;
+            self.commit(run, peer, reservation_id).await?;
         }
-        self.dispatch(walk, peer, reservation_id).await
+        self.dispatch(run, peer, reservation_id).await
     }
 
     /// Asks for the slot; true when it is committed already.
-    async fn prepare(&self, walk: &Walk<'_>, peer: &str, id: &str) -> Result<bool, Next> {
+    async fn prepare(&self, run: &BlockRun<'_>, peer: &str, id: &str) -> Result<bool, CandidateFailure> {
         let count = |n: usize| i64::try_from(n.max(1)).unwrap_or(i64::MAX);
         let prepare = PrepareRequest {
             reservation_id: id.into(),
-            workflow_run_id: walk.workflow_run_id.into(),
-            fragment_id: walk.block.block_id.clone(),
+            workflow_run_id: run.workflow_run_id.into(),
+            fragment_id: run.block.block_id.clone(),
             requesting_peer_id: self.network.peer_id(),
-            service_id: walk.block.service_id.clone(),
-            estimated_qubits: count(walk.state.qubits.len()),
-            estimated_depth: count(walk.fragments.len()),
+            service_id: run.block.service_id.clone(),
+            estimated_qubits: count(run.state.qubits.len()),
+            estimated_depth: count(run.fragments.len()),
             priority: 0,
             ttl_seconds: i64::try_from(self.limits.ttl_seconds).unwrap_or(i64::MAX),
-            idempotency_key: key(),
+            idempotency_key: idempotency_key(),
             sent_at: time(now_micros()),
         };
-        let answer = self.call(peer, Step::Prepare, write(&prepare), self.limits.call).await;
+        let answer = self.call(peer, PeerStep::Prepare, write(&prepare), self.limits.call).await;
         let answer = answer.and_then(|bytes| {
             let answer: PrepareAnswer = read(&bytes)?;
-            echoed("reservation_id", &answer.reservation_id, id)?;
-            let transition = known(&answer.transition)?;
+            check_echo("reservation_id", &answer.reservation_id, id)?;
+            let transition = parse_transition(&answer.transition)?;
             Ok((transition, answer.reason))
         });
         match answer {
             Ok((transition @ (Transition::Accepted | Transition::Committed), _)) => {
-                let accept = Command::Accept { peer: peer.into(), held: false };
+                let accept = ReservationCommand::Accept { peer: peer.into(), held: false };
                 self.record_or_cancel(peer, id, accept).await?;
                 let committed = transition == Transition::Committed;
                 if committed {
-                    self.record_or_cancel(peer, id, Command::Commit).await?;
+                    self.record_or_cancel(peer, id, ReservationCommand::Commit).await?;
                 }
                 Ok(committed)
             }
             Ok((transition, reason)) => {
                 let reason = reason.filter(|r| !r.is_empty());
                 let reason = reason.unwrap_or_else(|| format!("reservation {}", transition.name()));
-                self.log.execute(id, Command::Reject { reason: reason.clone() }).await?;
-                Err(if reason.starts_with(FULL) { Next::Full(reason) } else { Next::Failed(reason) })
+                self.log.execute(id, ReservationCommand::Reject { reason: reason.clone() }).await?;
+                Err(if reason.starts_with(FULL) {
+                    CandidateFailure::Full(reason)
+                } else {
+                    CandidateFailure::Failed(reason)
+                })
             }
             Err(why) => self.give_up(peer, id, format!("prepare: {why}")).await,
         }
     }
 
-    async fn commit(&self, walk: &Walk<'_>, peer: &str, id: &str) -> Result<(), Next> {
+    async fn commit(&self, run: &BlockRun<'_>, peer: &str, id: &str) -> Result<(), CandidateFailure> {
         let commit = CommitRequest {
             reservation_id: id.into(),
-            workflow_run_id: walk.workflow_run_id.into(),
-            fragment_id: walk.block.block_id.clone(),
+            workflow_run_id: run.workflow_run_id.into(),
+            fragment_id: run.block.block_id.clone(),
             sent_at: time(now_micros()),
         };
-        let answer = self.call(peer, Step::Commit, write(&commit), self.limits.call).await;
+        let answer = self.call(peer, PeerStep::Commit, write(&commit), self.limits.call).await;
         let answer = answer.and_then(|bytes| {
             let answer: StepAnswer = read(&bytes)?;
-            echoed("reservation_id", &answer.reservation_id, id)?;
-            known(&answer.transition)
+            check_echo("reservation_id", &answer.reservation_id, id)?;
+            parse_transition(&answer.transition)
         });
         match answer {
-            Ok(Transition::Committed) => self.record_or_cancel(peer, id, Command::Commit).await,
+            Ok(Transition::Committed) => self.record_or_cancel(peer, id, ReservationCommand::Commit).await,
             Ok(other) => {
                 self.give_up(peer, id, format!("reservation commit failed with {}", other.name())).await
             }
@@ -253,52 +261,60 @@ impl Walker {
 
     async fn dispatch(
         &self,
-        walk: &Walk<'_>,
+        run: &BlockRun<'_>,
         peer: &str,
         id: &str,
-    ) -> Result<(Component, Option<f64>, f64), Next> {
+    ) -> Result<(Component, Option<f64>, f64), CandidateFailure> {
         let execution_id = format!("exec-{}", uuid4());
-        self.record_or_cancel(peer, id, Command::Dispatch { execution_id: execution_id.clone() }).await?;
+        self.record_or_cancel(peer, id, ReservationCommand::Dispatch { execution_id: execution_id.clone() })
+            .await?;
         let dispatch = DispatchRequest {
             execution_id: execution_id.clone(),
             reservation_id: id.into(),
-            workflow_run_id: walk.workflow_run_id.into(),
-            fragment_id: walk.block.block_id.clone(),
-            service_id: walk.block.service_id.clone(),
+            workflow_run_id: run.workflow_run_id.into(),
+            fragment_id: run.block.block_id.clone(),
+            service_id: run.block.service_id.clone(),
             // Plain data, whose JSON can't fail.
-            input_payload: serde_json::to_value(payload(walk)).unwrap_or_default(),
+            input_payload: serde_json::to_value(payload(run)).unwrap_or_default(),
             max_retries: 2,
-            idempotency_key: key(),
+            idempotency_key: idempotency_key(),
             dispatched_at: time(now_micros()),
         };
         let start = Instant::now();
-        let answer = self.call(peer, Step::Dispatch, write(&dispatch), self.limits.dispatch).await;
-        let answer = answer.and_then(|bytes| judge(&bytes, &execution_id, walk));
-        let fail = |error: String| Command::Fail { execution_id: execution_id.clone(), error };
+        let answer = self.call(peer, PeerStep::Dispatch, write(&dispatch), self.limits.dispatch).await;
+        let answer = answer.and_then(|bytes| read_dispatch_answer(&bytes, &execution_id, run));
+        let fail = |error: String| ReservationCommand::Fail { execution_id: execution_id.clone(), error };
         match answer {
             Ok(Ok((state, fidelity, latency))) => {
                 let latency_ms = latency.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
                 let execution_id = execution_id.clone();
-                self.log.execute(id, Command::Complete { execution_id, fidelity, latency_ms }).await?;
+                self.log
+                    .execute(id, ReservationCommand::Complete { execution_id, fidelity, latency_ms })
+                    .await?;
                 Ok((state, fidelity, latency_ms))
             }
             // It has failed, and its reservation is used up.
             Ok(Err(error)) => {
                 self.log.execute(id, fail(error.clone())).await?;
-                Err(Next::Failed(error))
+                Err(CandidateFailure::Failed(error))
             }
             // It may be running still.
             Err(why) => {
                 let why = format!("dispatch: {why}");
                 self.cancel_soon(peer, id, &why);
                 self.log.execute(id, fail(why.clone())).await?;
-                Err(Next::Failed(why))
+                Err(CandidateFailure::Failed(why))
             }
         }
     }
 
     /// Records a step forward; when that isn't possible the peer must not keep a slot for nothing.
-    async fn record_or_cancel(&self, peer: &str, id: &str, command: Command) -> Result<(), Next> {
+    async fn record_or_cancel(
+        &self,
+        peer: &str,
+        id: &str,
+        command: ReservationCommand,
+    ) -> Result<(), CandidateFailure> {
         match self.log.execute(id, command).await {
             Ok(_) => Ok(()),
             Err(error) => {
@@ -309,29 +325,29 @@ impl Walker {
     }
 
     /// Cancels at the peer and in the log.
-    async fn give_up<T>(&self, peer: &str, id: &str, reason: String) -> Result<T, Next> {
+    async fn give_up<T>(&self, peer: &str, id: &str, reason: String) -> Result<T, CandidateFailure> {
         self.cancel_soon(peer, id, &reason);
-        self.log.execute(id, Command::Cancel { reason: reason.clone() }).await?;
-        Err(Next::Failed(reason))
+        self.log.execute(id, ReservationCommand::Cancel { reason: reason.clone() }).await?;
+        Err(CandidateFailure::Failed(reason))
     }
 
-    /// Sends a cancel without waiting for it: a dead peer would hold up the walk.
+    /// Sends a cancel without waiting for it: a dead peer would hold up the run.
     pub fn cancel_soon(&self, peer: &str, id: &str, reason: &str) {
-        let (walker, peer, id) = (self.clone(), peer.to_string(), id.to_string());
+        let (runner, peer, id) = (self.clone(), peer.to_string(), id.to_string());
         let reason = crate::model::cut(reason, 300).to_string();
         self.tasks.spawn(async move {
             // The peer's ttl ends the hold where this doesn't.
-            walker.cancel(&peer, &id, reason).await;
+            runner.cancel(&peer, &id, reason).await;
         });
     }
 
     /// Sends a cancel until it arrives, for as long as the peer may hold a slot for it: after a restart peers are only
     /// just coming back.
     pub fn cancel_insisting(&self, peer: &str, id: &str, reason: &str, stop: CancellationToken) {
-        let (walker, peer, id, reason) = (self.clone(), peer.to_string(), id.to_string(), reason.to_string());
+        let (runner, peer, id, reason) = (self.clone(), peer.to_string(), id.to_string(), reason.to_string());
         let end = Instant::now() + Duration::from_secs(self.limits.ttl_seconds);
         self.tasks.spawn(async move {
-            while !walker.cancel(&peer, &id, reason.clone()).await && Instant::now() < end {
+            while !runner.cancel(&peer, &id, reason.clone()).await && Instant::now() < end {
                 tokio::select! {
                     () = tokio::time::sleep(RETRY_CANCEL) => {}
                     () = stop.cancelled() => return,
@@ -344,7 +360,7 @@ impl Walker {
     async fn cancel(&self, peer: &str, id: &str, reason: String) -> bool {
         let cancel =
             CancelRequest { reservation_id: id.into(), reason: Some(reason), sent_at: time(now_micros()) };
-        match self.call(peer, Step::Cancel, write(&cancel), self.limits.call).await {
+        match self.call(peer, PeerStep::Cancel, write(&cancel), self.limits.call).await {
             Ok(_) => true,
             Err(why) => {
                 tracing::info!(peer, reservation = id, why, "a cancel did not arrive");
@@ -353,7 +369,13 @@ impl Walker {
         }
     }
 
-    async fn call(&self, peer: &str, step: Step, bytes: Vec<u8>, limit: Duration) -> Result<Vec<u8>, String> {
+    async fn call(
+        &self,
+        peer: &str,
+        step: PeerStep,
+        bytes: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Vec<u8>, String> {
         let addresses = self.directory.addresses(peer);
         let called = self.network.call(peer, &addresses, step, bytes, limit).await;
         match called {
@@ -366,9 +388,9 @@ impl Walker {
     }
 }
 
-fn payload(walk: &Walk<'_>) -> InputPayload {
+fn payload(run: &BlockRun<'_>) -> InputPayload {
     let ids = |qubits: &[u32]| qubits.iter().map(|q| i64::from(*q)).collect::<Vec<i64>>();
-    let fragments = walk.fragments.iter().map(|f| Fragment {
+    let fragments = run.fragments.iter().map(|f| Fragment {
         fragment_id: f.fragment_id.clone(),
         service_id: f.service_id.into(),
         qubits: ids(&f.qubits),
@@ -377,16 +399,16 @@ fn payload(walk: &Walk<'_>) -> InputPayload {
         raw_text: f.raw_text.clone(),
     });
     InputPayload {
-        plan_id: walk.plan_id.into(),
-        block_id: Some(walk.block.block_id.clone()),
+        plan_id: run.plan_id.into(),
+        block_id: Some(run.block.block_id.clone()),
         fragment: None,
         fragments: fragments.collect(),
-        state: State {
-            num_qubits: i64::try_from(walk.state.qubits.len()).unwrap_or(i64::MAX),
-            qubit_ids: Some(ids(&walk.state.qubits)),
-            amplitudes: walk.state.amplitudes.as_deref().map(amplitude::write_state),
-            measured_qubits: ids(&walk.state.measured),
-            previous_peer_id: walk.state.previous_peer_id.clone(),
+        state: QuantumState {
+            num_qubits: i64::try_from(run.state.qubits.len()).unwrap_or(i64::MAX),
+            qubit_ids: Some(ids(&run.state.qubits)),
+            amplitudes: run.state.amplitudes.as_deref().map(amplitude::write_state),
+            measured_qubits: ids(&run.state.measured),
+            previous_peer_id: run.state.previous_peer_id.clone(),
         },
     }
 }
@@ -395,9 +417,9 @@ fn payload(walk: &Walk<'_>) -> InputPayload {
 type Judged = Result<(Component, Option<f64>, Option<f64>), String>;
 
 /// Reads the answer to a dispatch; an error is rubbish, an inner error the peer's own.
-fn judge(bytes: &[u8], execution_id: &str, walk: &Walk<'_>) -> Result<Judged, String> {
+fn read_dispatch_answer(bytes: &[u8], execution_id: &str, run: &BlockRun<'_>) -> Result<Judged, String> {
     let answer: DispatchAnswer = read(bytes)?;
-    echoed("execution_id", &answer.execution_id, execution_id)?;
+    check_echo("execution_id", &answer.execution_id, execution_id)?;
     if answer.transition != "completed" {
         const KNOWN: [&str; 6] = ["dispatched", "running", "checkpointed", "failed", "retrying", "cancelled"];
         if !KNOWN.contains(&answer.transition.as_str()) {
@@ -406,9 +428,9 @@ fn judge(bytes: &[u8], execution_id: &str, walk: &Walk<'_>) -> Result<Judged, St
         let detail = answer.error_detail.filter(|d| !d.is_empty());
         return Ok(Err(detail.unwrap_or_else(|| "block execution failed".into())));
     }
-    let output: Output = part(answer.output_payload).map_err(|e| format!("output_payload: {e}"))?;
+    let output: FragmentOutput = part(answer.output_payload).map_err(|e| format!("output_payload: {e}"))?;
     let state = output.state;
-    let expected: Vec<i64> = walk.state.qubits.iter().map(|q| i64::from(*q)).collect();
+    let expected: Vec<i64> = run.state.qubits.iter().map(|q| i64::from(*q)).collect();
     if usize::try_from(state.num_qubits) != Ok(expected.len())
         || state.qubit_ids.is_some_and(|ids| ids != expected)
     {
@@ -416,11 +438,11 @@ fn judge(bytes: &[u8], execution_id: &str, walk: &Walk<'_>) -> Result<Judged, St
     }
     let texts = state.amplitudes.ok_or("its state has no amplitudes")?;
     let amplitudes = amplitude::read_state(&texts, expected.len()).map_err(|e| e.to_string())?;
-    let own = |q: i64| u32::try_from(q).ok().filter(|q| walk.state.qubits.contains(q));
+    let own = |q: i64| u32::try_from(q).ok().filter(|q| run.state.qubits.contains(q));
     let measured: Option<Vec<u32>> = state.measured_qubits.iter().map(|q| own(*q)).collect();
     let measured = measured.ok_or("it measured qubits that it was not given")?;
     let component = Component {
-        qubits: walk.state.qubits.clone(),
+        qubits: run.state.qubits.clone(),
         amplitudes: Some(amplitudes),
         measured,
         previous_peer_id: state.previous_peer_id,
@@ -428,20 +450,20 @@ fn judge(bytes: &[u8], execution_id: &str, walk: &Walk<'_>) -> Result<Judged, St
     Ok(Ok((component, answer.fidelity_score, answer.latency_ms)))
 }
 
-fn echoed(what: &str, found: &str, sent: &str) -> Result<(), String> {
+fn check_echo(what: &str, found: &str, sent: &str) -> Result<(), String> {
     match found == sent {
         true => Ok(()),
         false => Err(format!("it answers to another {what}: {:?}", crate::model::cut(found, 80))),
     }
 }
 
-fn known(name: &str) -> Result<Transition, String> {
+fn parse_transition(name: &str) -> Result<Transition, String> {
     Transition::from_name(name)
         .ok_or_else(|| format!("the transition {:?} is unknown", crate::model::cut(name, 40)))
 }
 
 /// An idempotency key: 32 hexadecimal digits.
-fn key() -> String {
+fn idempotency_key() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
@@ -461,6 +483,6 @@ mod tests {
         assert_eq!((id.len(), bytes[8], bytes[13], bytes[18], bytes[23]), (36, b'-', b'-', b'-', b'-'));
         assert!(bytes[14] == b'4' && b"89ab".contains(&bytes[19]), "{id}");
         assert_ne!(uuid4(), uuid4());
-        assert_eq!(key().len(), 32);
+        assert_eq!(idempotency_key().len(), 32);
     }
 }

@@ -1,4 +1,4 @@
-//! The network's own task: everything that libp2p tells goes through [`Shell::event`], every order through the loop.
+//! The network's own task: everything that libp2p tells goes through [`EventLoop::event`], every command through the loop.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -17,11 +17,14 @@ use tokio::time::Instant;
 
 use super::address::peer_of;
 use super::behaviour::{Behaviour, BehaviourEvent, behaviour};
+use super::coalesce::CoalescedYamux;
 use super::codec::Document;
-use super::gathered::Gathered;
-use super::{CallAnswer, CallError, Caller, NetworkError, NetworkSettings, NetworkView, Order, Ready, Role};
+use super::{
+    CallAnswer, CallError, Caller, NetworkCommand, NetworkError, NetworkSettings, NetworkView, ReadyAnswer,
+    Role,
+};
 use crate::peers::registry::Topic;
-use crate::peers::wire::{SINGLE_READ_BYTES, Step};
+use crate::peers::wire::{PeerStep, SINGLE_READ_BYTES};
 
 /// How everything of this project begins: such peers read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
@@ -32,37 +35,37 @@ const LINGER: Duration = Duration::from_millis(200);
 
 type Exchange = request_response::Event<Document, Document>;
 
-pub struct Shell<R> {
+pub struct EventLoop<R> {
     swarm: Swarm<Behaviour>,
     role: R,
     settings: NetworkSettings,
-    orders: mpsc::Receiver<Order>,
+    commands: mpsc::Receiver<NetworkCommand>,
     view: watch::Sender<NetworkView>,
     topics: [(Topic, IdentTopic); 2],
     agents: HashMap<PeerId, String>,
     /// Peers whose gossip was dropped.
     warned: HashSet<PeerId>,
-    calls: HashMap<(Step, OutboundRequestId), CallAnswer>,
+    calls: HashMap<(PeerStep, OutboundRequestId), CallAnswer>,
     beats: u64,
     /// Answers that are on their way.
     responding: usize,
 }
 
-impl<R: Role> Shell<R> {
+impl<R: Role> EventLoop<R> {
     pub async fn new(
         key: Keypair,
         settings: NetworkSettings,
         role: R,
-        orders: mpsc::Receiver<Order>,
+        commands: mpsc::Receiver<NetworkCommand>,
         view: watch::Sender<NetworkView>,
-    ) -> Result<Shell<R>, NetworkError> {
+    ) -> Result<EventLoop<R>, NetworkError> {
         let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
         let topics = [Topic::Advertisement, Topic::Heartbeat]
             .map(|t| (t, IdentTopic::new(t.name(&settings.namespace))));
         let behaviour = behaviour(&key, &settings, role.serves())?;
         let mut swarm = libp2p::SwarmBuilder::with_existing_identity(key)
             .with_tokio()
-            .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, Gathered::default)
+            .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, CoalescedYamux::default)
             .map_err(|e| setup(&e))?
             .with_behaviour(|_| behaviour)
             .map_err(|e| setup(&e))?
@@ -84,11 +87,11 @@ impl<R: Role> Shell<R> {
         }
         let peer_id = swarm.local_peer_id().to_string();
         view.send_replace(NetworkView { peer_id, ..NetworkView::default() });
-        let mut shell = Shell {
+        let mut event_loop = EventLoop {
             swarm,
             role,
             settings,
-            orders,
+            commands,
             view,
             topics,
             agents: HashMap::new(),
@@ -98,22 +101,22 @@ impl<R: Role> Shell<R> {
             responding: 0,
         };
         while !waiting.is_empty() {
-            match shell.swarm.select_next_some().await {
+            match event_loop.swarm.select_next_some().await {
                 SwarmEvent::ListenerClosed { listener_id, addresses, reason } => {
                     let address = addresses.first().map(ToString::to_string);
-                    let address = address.unwrap_or_else(|| shell.settings.listen[0].to_string());
+                    let address = address.unwrap_or_else(|| event_loop.settings.listen[0].to_string());
                     let text = reason.err().map_or_else(|| "it was closed".into(), |e| e.to_string());
                     waiting.remove(&listener_id);
                     return Err(NetworkError::Listen { address, text });
                 }
                 SwarmEvent::NewListenAddr { listener_id, address } => {
                     waiting.remove(&listener_id);
-                    shell.listens(&address);
+                    event_loop.listens(&address);
                 }
-                other => shell.event(other),
+                other => event_loop.event(other),
             }
         }
-        Ok(shell)
+        Ok(event_loop)
     }
 
     pub async fn run(mut self) {
@@ -123,11 +126,11 @@ impl<R: Role> Shell<R> {
         loop {
             tokio::select! {
                 event = self.swarm.select_next_some() => self.event(event),
-                order = self.orders.recv() => match order {
-                    Some(Order::Call { peer, addresses, step, bytes, answer }) => {
+                command = self.commands.recv() => match command {
+                    Some(NetworkCommand::Call { peer, addresses, step, bytes, answer }) => {
                         self.call(peer, addresses, step, bytes, answer);
                     }
-                    Some(Order::Stop) | None => return self.last_answers().await,
+                    Some(NetworkCommand::Stop) | None => return self.last_answers().await,
                 },
                 () = self.role.work() => self.answer_all(),
                 _ = redial.tick() => self.redial(),
@@ -205,7 +208,7 @@ impl<R: Role> Shell<R> {
         &mut self,
         peer: PeerId,
         addresses: Vec<Multiaddr>,
-        step: Step,
+        step: PeerStep,
         bytes: Vec<u8>,
         answer: CallAnswer,
     ) {
@@ -222,7 +225,7 @@ impl<R: Role> Shell<R> {
         self.calls.insert((step, id), answer);
     }
 
-    fn respond(&mut self, (step, channel, bytes): Ready) {
+    fn respond(&mut self, (step, channel, bytes): ReadyAnswer) {
         let answer = Document::new(bytes);
         if self.swarm.behaviour_mut().step(step).send_response(channel, answer).is_err() {
             tracing::debug!(step = step.name(), "the asker of a request has gone");
@@ -257,10 +260,10 @@ impl<R: Role> Shell<R> {
 
     fn event(&mut self, event: SwarmEvent<BehaviourEvent>) {
         match event {
-            SwarmEvent::Behaviour(BehaviourEvent::Prepare(e)) => self.exchange(Step::Prepare, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Commit(e)) => self.exchange(Step::Commit, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Cancel(e)) => self.exchange(Step::Cancel, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Dispatch(e)) => self.exchange(Step::Dispatch, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Prepare(e)) => self.exchange(PeerStep::Prepare, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Commit(e)) => self.exchange(PeerStep::Commit, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Cancel(e)) => self.exchange(PeerStep::Cancel, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Dispatch(e)) => self.exchange(PeerStep::Dispatch, e),
             SwarmEvent::Behaviour(BehaviourEvent::Gossip(e)) => self.gossip(e),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
                 peer_id,
@@ -301,7 +304,7 @@ impl<R: Role> Shell<R> {
         self.view.send_if_modified(|v| std::mem::replace(&mut v.connected, connected) != connected);
     }
 
-    fn exchange(&mut self, step: Step, event: Exchange) {
+    fn exchange(&mut self, step: PeerStep, event: Exchange) {
         match event {
             request_response::Event::Message { peer, message, .. } => match message {
                 Message::Request { request, channel, .. } => {
@@ -338,11 +341,11 @@ impl<R: Role> Shell<R> {
         }
     }
 
-    fn unserved(&self, step: Step) -> CallError {
+    fn unserved(&self, step: PeerStep) -> CallError {
         CallError::Stream(format!("it does not serve {}", step.protocol(&self.settings.namespace)))
     }
 
-    fn called(&mut self, step: Step, id: OutboundRequestId, result: Result<Document, CallError>) {
+    fn called(&mut self, step: PeerStep, id: OutboundRequestId, result: Result<Document, CallError>) {
         if let Some(answer) = self.calls.remove(&(step, id))
             && answer.send(result).is_err()
         {
