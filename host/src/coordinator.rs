@@ -6,7 +6,8 @@
 //! plan      stages, blocks, ranked candidates       | pure
 //! combine   states into one, counts out of it       |
 //! registry  (in peers) who is there                /
-//! block     the walk: prepare, commit, dispatch, fall back
+//! job_view  a job as its facts tell it             pure
+//! fallback  prepare, commit and dispatch one block with its candidates, in order
 //! job       the stages of one job, its record
 //! role      the coordinator in the network
 //! service   jobs at once, what a restart finds
@@ -16,6 +17,7 @@ pub mod circuit;
 pub mod combine;
 pub mod fallback;
 pub mod job;
+pub mod job_view;
 pub mod plan;
 pub mod role;
 pub mod service;

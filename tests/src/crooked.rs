@@ -181,7 +181,7 @@ impl Role for CrookedRole {
         if self.behave == Behave::DieAfterCommit && step == PeerStep::Commit {
             self.die();
         }
-        Some((step, channel, bytes))
+        Some(ReadyAnswer { step, channel, bytes })
     }
 
     async fn work(&mut self) {

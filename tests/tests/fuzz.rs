@@ -280,7 +280,7 @@ fn peer(input: &[u8]) {
     let last = (0..=input.len()).map(|n| pieces.look(&input[..n])).last();
     assert_eq!(last, Some(whole), "the end of a document doesn't depend on the pieces");
     drop(wire::read::<wire::PrepareRequest>(input));
-    drop(wire::read::<wire::Heartbeat>(input));
+    drop(wire::read::<wire::PeerHeartbeat>(input));
     drop(wire::read::<wire::Advertisement>(input));
     drop(wire::read::<wire::DispatchAnswer>(input));
     if let Ok(request) = wire::read::<wire::DispatchRequest>(input) {

@@ -125,7 +125,7 @@ async fn held_and_running_never_exceed_the_slots() {
         let mut won = Vec::new();
         for prepare in prepares {
             let (n, id, answer) = prepare.await.unwrap();
-            match answer.transition.as_str() {
+            match answer.transition.name() {
                 "accepted" => won.push((n, id)),
                 _ => assert!(answer.reason.unwrap_or_default().contains("capacity exhausted")),
             }
@@ -142,7 +142,7 @@ async fn held_and_running_never_exceed_the_slots() {
             };
             let answer: StepAnswer =
                 wire::part(call(client, &peer, PeerStep::Commit, wire::write(&commit)).await).unwrap();
-            assert_eq!(answer.transition, "committed");
+            assert_eq!(answer.transition.name(), "committed");
             if round % 2 == 0 {
                 let cancel = CancelRequest { reservation_id: id, reason: None, sent_at: wire::time(0) };
                 call(client, &peer, PeerStep::Cancel, wire::write(&cancel)).await;
@@ -276,11 +276,19 @@ async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
         assert_eq!(done.code, 0, "{}", done.text());
     };
     let declined = ask("reservation-1", 1).await;
-    assert!(declined.reason.unwrap_or_default().contains("no evolve_state"), "{}", declined.transition);
+    assert!(
+        declined.reason.unwrap_or_default().contains("no evolve_state"),
+        "{}",
+        declined.transition.name()
+    );
     reload("executor_factory: coda_simulator\nnum_qubits: 3").await;
     let declined = ask("reservation-2", 4).await;
-    assert!(declined.reason.unwrap_or_default().contains("takes states of 3"), "{}", declined.transition);
-    assert_eq!(ask("reservation-3", 3).await.transition, "accepted");
+    assert!(
+        declined.reason.unwrap_or_default().contains("takes states of 3"),
+        "{}",
+        declined.transition.name()
+    );
+    assert_eq!(ask("reservation-3", 3).await.transition.name(), "accepted");
     let commit = CommitRequest {
         reservation_id: "reservation-3".into(),
         workflow_run_id: "workflow-1".into(),
@@ -296,7 +304,11 @@ async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
     assert!(infos.len() == 1 && infos[0].contains("name=\"coda-plugin-simulator\""), "{infos:?}");
     reload("executor_factory: coda_faulty\nevolve: false").await;
     let declined = ask("reservation-4", 1).await;
-    assert!(declined.reason.unwrap_or_default().contains("no evolve_state"), "{}", declined.transition);
+    assert!(
+        declined.reason.unwrap_or_default().contains("no evolve_state"),
+        "{}",
+        declined.transition.name()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

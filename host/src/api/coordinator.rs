@@ -83,21 +83,14 @@ async fn openapi(State(api): State<Api>) -> Response {
 async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     match allowed(&access, request.method(), request.headers()) {
         Ok(()) => next.run(request).await,
-        Err(problem) => {
-            let unauthorized = problem.0;
-            let mut response = problem.1.into_response();
-            if unauthorized && let Ok(value) = "Bearer".parse() {
-                response.headers_mut().insert(header::WWW_AUTHENTICATE, value);
-            }
-            response
-        }
+        Err(problem) => problem.into_response(),
     }
 }
 
-fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), (bool, ApiProblem)> {
+fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), ApiProblem> {
     if access.loopback && !host_is_here(headers) {
         let detail = "the Host header does not name this machine: use 127.0.0.1 or localhost";
-        return Err((false, ApiProblem::new(StatusCode::FORBIDDEN, detail)));
+        return Err(ApiProblem::new(StatusCode::FORBIDDEN, detail));
     }
     if *method == Method::GET || *method == Method::HEAD {
         return Ok(());
@@ -110,13 +103,13 @@ fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), 
                 true => Ok(()),
                 false => {
                     let detail = "this needs the token: Authorization: Bearer <CODA_API_TOKEN>";
-                    Err((true, ApiProblem::new(StatusCode::UNAUTHORIZED, detail)))
+                    Err(ApiProblem::new(StatusCode::UNAUTHORIZED, detail))
                 }
             }
         }
         None if !access.loopback => {
             let detail = "without CODA_API_TOKEN this is served on a loopback address only";
-            Err((false, ApiProblem::new(StatusCode::FORBIDDEN, detail)))
+            Err(ApiProblem::new(StatusCode::FORBIDDEN, detail))
         }
         None => Ok(()),
     }
@@ -250,8 +243,7 @@ async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Resul
             }
             Ok(response)
         }
-        Err(SubmitError::Circuit(e)) => Err(unprocessable("qasm", &e.to_string())
-            .with("place", json!({ "line": e.line, "column": e.column }))),
+        Err(SubmitError::Circuit(e)) => Err(unprocessable("qasm", &e.to_string()).place(e.line, e.column)),
         Err(error @ SubmitError::Shots(..)) => Err(unprocessable("shots", &error.to_string())),
         Err(error @ SubmitError::Full(_)) => {
             Err(ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
@@ -262,7 +254,7 @@ async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Resul
 
 async fn job(State(api): State<Api>, Path(id): Path<String>) -> Result<Response, ApiProblem> {
     match api.service.show(&id).await {
-        Ok(Some(view)) => Ok(reply(StatusCode::OK, &view)),
+        Ok(Some(job)) => Ok(reply(StatusCode::OK, &job)),
         Ok(None) => Err(ApiProblem::new(StatusCode::NOT_FOUND, "there is no such job")),
         Err(error) => Err(log_problem(&error)),
     }

@@ -152,8 +152,8 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
         // Writing to a String can't fail.
         writeln!(text, "{}  {}", time(row.at), row.body).ok();
     }
-    for (stream, (_, state)) in &verifier.reservations {
-        text += &state_line(stream, state.as_ref());
+    for (stream, progress) in &verifier.reservations {
+        text += &state_line(stream, progress.state.as_ref());
     }
     super::put(text.as_bytes())
 }
@@ -198,9 +198,11 @@ async fn replay(log: &Log) -> Result<ExitCode, Failure> {
 
 fn states(verifier: &Verifier) -> String {
     let mut streams: Vec<_> = verifier.reservations.iter().collect();
-    streams.sort_by_key(|(stream, (_, state))| (state.as_ref().map(|s| s.requested_at), (*stream).clone()));
+    streams.sort_by_key(|(stream, progress)| {
+        (progress.state.as_ref().map(|s| s.requested_at), (*stream).clone())
+    });
     let mut text: String =
-        streams.iter().map(|(stream, (_, state))| state_line(stream, state.as_ref())).collect();
+        streams.iter().map(|(stream, progress)| state_line(stream, progress.state.as_ref())).collect();
     text += &format!("{} events, {} reservations\n", verifier.rows, streams.len());
     text
 }
@@ -226,7 +228,7 @@ fn read_lines(file: &Path) -> Result<export::ExportedLog, Failure> {
     })?;
     let lines = export::read(&bytes)
         .map_err(|e| damaged(&file.display().to_string(), &format!("line {}", e.line), &e.what))?;
-    if let Some((line, length)) = lines.torn {
+    if let Some(export::TornLine { line, length }) = lines.torn {
         eprintln!(
             "note: line {line} is incomplete ({length} bytes, cut by a crash or a full disk) and is left out"
         );

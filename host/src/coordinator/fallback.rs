@@ -21,10 +21,11 @@ use super::plan::{Block, PlannedFragment};
 use super::role::Directory;
 use crate::peers::amplitude;
 use crate::peers::protocol::FULL;
-use crate::peers::swarm::{CallError, Network};
+use crate::peers::swarm::Network;
 use crate::peers::wire::{
-    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, Fragment, FragmentOutput, InputPayload,
-    PeerStep, PrepareAnswer, PrepareRequest, QuantumState, StepAnswer, part, read, time, write,
+    AnsweredTransition, CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, ExecutionTransition,
+    Fragment, FragmentOutput, InputPayload, PeerStep, PrepareAnswer, PrepareRequest, QuantumState,
+    StepAnswer, part, read, time, write,
 };
 use crate::reservation::event::{ReservationRequest, Transition};
 use crate::reservation::ledger::ReservationCommand;
@@ -71,7 +72,14 @@ pub struct Attempt {
     pub reservation_id: String,
 }
 
-/// How a block was completed.
+/// What a peer made of a block.
+struct BlockResult {
+    state: Component,
+    fidelity: Option<f64>,
+    latency_ms: f64,
+}
+
+/// A block that a peer has completed.
 #[derive(Debug)]
 pub struct CompletedBlock {
     pub state: Component,
@@ -148,7 +156,7 @@ impl BlockRunner {
             };
             on_attempt(attempt).await?;
             match self.try_candidate(run, &peer_id, &reservation_id).await {
-                Ok((state, fidelity, latency_ms)) => {
+                Ok(BlockResult { state, fidelity, latency_ms }) => {
                     if let Some(fidelity) = fidelity {
                         self.directory.report_fidelity(&peer_id, &run.block.services, fidelity);
                     }
@@ -172,7 +180,7 @@ impl BlockRunner {
         run: &BlockRun<'_>,
         peer: &str,
         reservation_id: &str,
-    ) -> Result<(Component, Option<f64>, f64), CandidateFailure> {
+    ) -> Result<BlockResult, CandidateFailure> {
         let block = run.block;
         let request = ReservationRequest {
             workflow_run_id: run.workflow_run_id.into(),
@@ -210,7 +218,7 @@ impl BlockRunner {
         let answer = answer.and_then(|bytes| {
             let answer: PrepareAnswer = read(&bytes)?;
             check_echo("reservation_id", &answer.reservation_id, id)?;
-            let transition = parse_transition(&answer.transition)?;
+            let transition = known_transition(&answer.transition)?;
             Ok((transition, answer.reason))
         });
         match answer {
@@ -248,7 +256,7 @@ impl BlockRunner {
         let answer = answer.and_then(|bytes| {
             let answer: StepAnswer = read(&bytes)?;
             check_echo("reservation_id", &answer.reservation_id, id)?;
-            parse_transition(&answer.transition)
+            known_transition(&answer.transition)
         });
         match answer {
             Ok(Transition::Committed) => self.record_or_cancel(peer, id, ReservationCommand::Commit).await,
@@ -264,7 +272,7 @@ impl BlockRunner {
         run: &BlockRun<'_>,
         peer: &str,
         id: &str,
-    ) -> Result<(Component, Option<f64>, f64), CandidateFailure> {
+    ) -> Result<BlockResult, CandidateFailure> {
         let execution_id = format!("exec-{}", uuid4());
         self.record_or_cancel(peer, id, ReservationCommand::Dispatch { execution_id: execution_id.clone() })
             .await?;
@@ -285,16 +293,16 @@ impl BlockRunner {
         let answer = answer.and_then(|bytes| read_dispatch_answer(&bytes, &execution_id, run));
         let fail = |error: String| ReservationCommand::Fail { execution_id: execution_id.clone(), error };
         match answer {
-            Ok(Ok((state, fidelity, latency))) => {
-                let latency_ms = latency.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
+            Ok(DispatchOutcome::Completed { state, fidelity, latency_ms }) => {
+                let latency_ms = latency_ms.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
                 let execution_id = execution_id.clone();
                 self.log
                     .execute(id, ReservationCommand::Complete { execution_id, fidelity, latency_ms })
                     .await?;
-                Ok((state, fidelity, latency_ms))
+                Ok(BlockResult { state, fidelity, latency_ms })
             }
             // It has failed, and its reservation is used up.
-            Ok(Err(error)) => {
+            Ok(DispatchOutcome::Failed(error)) => {
                 self.log.execute(id, fail(error.clone())).await?;
                 Err(CandidateFailure::Failed(error))
             }
@@ -380,9 +388,6 @@ impl BlockRunner {
         let called = self.network.call(peer, &addresses, step, bytes, limit).await;
         match called {
             Ok(mut document) => Ok(std::mem::take(&mut document.bytes)),
-            Err(CallError::Stream(text)) if text == "an empty document" => {
-                Err("it closed the stream without an answer".into())
-            }
             Err(error) => Err(error.to_string()),
         }
     }
@@ -392,7 +397,7 @@ fn payload(run: &BlockRun<'_>) -> InputPayload {
     let ids = |qubits: &[u32]| qubits.iter().map(|q| i64::from(*q)).collect::<Vec<i64>>();
     let fragments = run.fragments.iter().map(|f| Fragment {
         fragment_id: f.fragment_id.clone(),
-        service_id: f.service_id.into(),
+        service_id: f.service_id.clone(),
         qubits: ids(&f.qubits),
         operation_ids: vec![f.operation_id.clone()],
         dependencies: f.dependencies.clone(),
@@ -413,20 +418,37 @@ fn payload(run: &BlockRun<'_>) -> InputPayload {
     }
 }
 
-/// What a dispatch came to, by the peer's word: a state with fidelity and latency, or its error.
-type Judged = Result<(Component, Option<f64>, Option<f64>), String>;
+/// How a dispatch ended, by the peer's answer.
+enum DispatchOutcome {
+    Completed {
+        state: Component,
+        fidelity: Option<f64>,
+        latency_ms: Option<f64>,
+    },
+    /// The peer's own error.
+    Failed(String),
+}
 
 /// Reads the answer to a dispatch; an error is rubbish, an inner error the peer's own.
-fn read_dispatch_answer(bytes: &[u8], execution_id: &str, run: &BlockRun<'_>) -> Result<Judged, String> {
+fn read_dispatch_answer(
+    bytes: &[u8],
+    execution_id: &str,
+    run: &BlockRun<'_>,
+) -> Result<DispatchOutcome, String> {
     let answer: DispatchAnswer = read(bytes)?;
     check_echo("execution_id", &answer.execution_id, execution_id)?;
-    if answer.transition != "completed" {
-        const KNOWN: [&str; 6] = ["dispatched", "running", "checkpointed", "failed", "retrying", "cancelled"];
-        if !KNOWN.contains(&answer.transition.as_str()) {
-            return Err(format!("the transition {:?} is unknown", crate::model::cut(&answer.transition, 40)));
+    match &answer.transition {
+        ExecutionTransition::Completed => {}
+        ExecutionTransition::Unknown(name) => return Err(unknown_transition(name)),
+        ExecutionTransition::Dispatched
+        | ExecutionTransition::Running
+        | ExecutionTransition::Checkpointed
+        | ExecutionTransition::Failed
+        | ExecutionTransition::Retrying
+        | ExecutionTransition::Cancelled => {
+            let detail = answer.error_detail.filter(|d| !d.is_empty());
+            return Ok(DispatchOutcome::Failed(detail.unwrap_or_else(|| "block execution failed".into())));
         }
-        let detail = answer.error_detail.filter(|d| !d.is_empty());
-        return Ok(Err(detail.unwrap_or_else(|| "block execution failed".into())));
     }
     let output: FragmentOutput = part(answer.output_payload).map_err(|e| format!("output_payload: {e}"))?;
     let state = output.state;
@@ -441,13 +463,14 @@ fn read_dispatch_answer(bytes: &[u8], execution_id: &str, run: &BlockRun<'_>) ->
     let own = |q: i64| u32::try_from(q).ok().filter(|q| run.state.qubits.contains(q));
     let measured: Option<Vec<u32>> = state.measured_qubits.iter().map(|q| own(*q)).collect();
     let measured = measured.ok_or("it measured qubits that it was not given")?;
-    let component = Component {
+    let state = Component {
         qubits: run.state.qubits.clone(),
         amplitudes: Some(amplitudes),
         measured,
         previous_peer_id: state.previous_peer_id,
     };
-    Ok(Ok((component, answer.fidelity_score, answer.latency_ms)))
+    let (fidelity, latency_ms) = (answer.fidelity_score, answer.latency_ms);
+    Ok(DispatchOutcome::Completed { state, fidelity, latency_ms })
 }
 
 fn check_echo(what: &str, found: &str, sent: &str) -> Result<(), String> {
@@ -457,9 +480,19 @@ fn check_echo(what: &str, found: &str, sent: &str) -> Result<(), String> {
     }
 }
 
-fn parse_transition(name: &str) -> Result<Transition, String> {
-    Transition::from_name(name)
-        .ok_or_else(|| format!("the transition {:?} is unknown", crate::model::cut(name, 40)))
+/// The transition that an answer names.
+///
+/// # Errors
+/// A name that the contract does not have.
+fn known_transition(transition: &AnsweredTransition) -> Result<Transition, String> {
+    match transition {
+        AnsweredTransition::Known(transition) => Ok(*transition),
+        AnsweredTransition::Unknown(name) => Err(unknown_transition(name)),
+    }
+}
+
+fn unknown_transition(name: &str) -> String {
+    format!("the transition {:?} is unknown", crate::model::cut(name, 40))
 }
 
 /// An idempotency key: 32 hexadecimal digits.

@@ -1,23 +1,24 @@
 //! One job: its record, and its stages. A stage starts when the one before is done; its blocks run side by side.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::circuit::Circuit;
 use super::combine::{Component, combine, counts};
 use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
+use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
 use crate::peers::amplitude;
-use crate::peers::wire::time;
-use crate::reservation::journal::JobFact;
+use crate::reservation::journal::{FinalState, JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
 
-/// Blocks of a stage that are walked at once.
+/// Most blocks of a stage that run at once.
 const MAX_CONCURRENT_BLOCKS: usize = 32;
-/// A final state of more qubits isn't shown.
+/// Most qubits of a final state that is shown.
 const SHOWN_QUBITS: usize = 12;
+/// How keys of counts are read, for users.
+const BIT_ORDER: &str = "character i of a key is the i-th of measured_qubits";
 
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
@@ -49,11 +50,10 @@ pub async fn run(
     shots: u32,
     job_id: &str,
     record: &impl JobRecorder,
-) -> Result<Value, JobError> {
+) -> Result<JobResult, JobError> {
     let plan_id = format!("plan-{}", uuid4());
     let plan = plan(&plan_id, circuit, &runner.directory.candidates())?;
-    // Plain data, whose JSON can't fail.
-    record.record(JobFact::Planned { plan: serde_json::to_value(&plan).unwrap_or_default() }).await?;
+    record.record(JobFact::Planned { plan: plan.clone() }).await?;
     let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
     let plan = std::sync::Arc::new(plan);
     for number in 0..plan.stages.len() {
@@ -183,158 +183,20 @@ async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError
     Ok(error.into())
 }
 
-fn result(circuit: &Circuit, state: &Component, shots: u32) -> Value {
+/// Samples the final state.
+fn result(circuit: &Circuit, state: &Component, shots: u32) -> JobResult {
     let all: Vec<u32> = (0..circuit.qubits).collect();
     // Without a measurement in the source every qubit is looked at.
     let sampled = if circuit.measured.is_empty() { &all } else { &circuit.measured };
-    let counts = counts(state, sampled, shots, &mut rand::random::<f64>);
-    let shown = state.qubits.len() <= SHOWN_QUBITS;
-    let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
-    json!({
-        "counts": counts,
-        "measured_qubits": sampled,
-        "bit_order": "character i of a key is the i-th of measured_qubits",
-        "state": shown.then(|| json!({
-            "qubit_ids": state.qubits,
-            "amplitudes": amplitude::write_state(&amplitudes),
-        })),
-    })
-}
-
-/// A job as its facts tell it.
-#[derive(Debug, Clone, Default)]
-pub struct JobProgress {
-    pub status: &'static str,
-    pub shots: u32,
-    submitted_at: Option<i64>,
-    finished_at: Option<i64>,
-    pub error: Option<String>,
-    plan: Option<Value>,
-    blocks: BTreeMap<String, BlockView>,
-    pub result: Option<Value>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct BlockView {
-    attempts: u32,
-    peer_id: Option<String>,
-    state: &'static str,
-    fidelity: Option<f64>,
-    latency_ms: Option<f64>,
-    error: Option<String>,
-    tried: Vec<(String, String)>,
-}
-
-impl JobProgress {
-    /// One fact more.
-    pub fn take(&mut self, at: i64, fact: &JobFact) {
-        match fact {
-            JobFact::Submitted { shots, .. } => {
-                self.status = "queued";
-                self.shots = *shots;
-                self.submitted_at = Some(at);
-            }
-            JobFact::Planned { plan } => {
-                self.status = "running";
-                self.plan = Some(plan.clone());
-            }
-            JobFact::Attempted { block_id, attempt, peer_id, reservation_id } => {
-                let block = self.blocks.entry(block_id.clone()).or_default();
-                block.attempts = *attempt;
-                block.state = "running";
-                block.peer_id = Some(peer_id.clone());
-                block.tried.push((peer_id.clone(), reservation_id.clone()));
-            }
-            JobFact::BlockCompleted { block_id, attempts, peer_id, fidelity, latency_ms } => {
-                let block = self.blocks.entry(block_id.clone()).or_default();
-                block.attempts = *attempts;
-                block.state = "completed";
-                block.peer_id = Some(peer_id.clone());
-                block.fidelity = *fidelity;
-                block.latency_ms = Some(*latency_ms);
-            }
-            JobFact::BlockFailed { block_id, attempts, error } => {
-                let block = self.blocks.entry(block_id.clone()).or_default();
-                block.attempts = *attempts;
-                block.state = "failed";
-                block.error = Some(error.clone());
-            }
-            JobFact::Completed { result } => {
-                self.status = "completed";
-                self.finished_at = Some(at);
-                self.result = Some(result.clone());
-            }
-            JobFact::Failed { error } => {
-                self.status = "failed";
-                self.finished_at = Some(at);
-                self.error = Some(error.clone());
-                // What was under way isn't any more.
-                for block in self.blocks.values_mut().filter(|b| b.state == "running") {
-                    block.state = "abandoned";
-                }
-            }
-        }
-    }
-
-    /// Facts of the log, oldest first.
-    pub fn from_facts(facts: &[(i64, JobFact)]) -> JobProgress {
-        let mut view = JobProgress::default();
-        facts.iter().for_each(|(at, fact)| view.take(*at, fact));
-        view
-    }
-
-    pub fn has_ended(&self) -> bool {
-        self.finished_at.is_some()
-    }
-
-    /// As the API shows it.
-    pub fn json(&self, job_id: &str) -> Value {
-        let none = Vec::new();
-        let planned = self.plan.as_ref().and_then(|p| p["fragments"].as_array()).unwrap_or(&none);
-        let fragments: Vec<Value> = planned
-            .iter()
-            .map(|f| {
-                let block = f["block_id"].as_str().and_then(|b| self.blocks.get(b));
-                json!({
-                    "fragment_id": f["fragment_id"],
-                    "block_id": f["block_id"],
-                    "service_id": f["service_id"],
-                    "peer_id": block.and_then(|b| b.peer_id.as_ref()),
-                    "attempts": block.map_or(0, |b| b.attempts),
-                    "fidelity": block.and_then(|b| b.fidelity),
-                    "latency_ms": block.and_then(|b| b.latency_ms),
-                    "state": block.map_or("waiting", |b| b.state),
-                    "error": block.and_then(|b| b.error.as_ref()),
-                })
-            })
-            .collect();
-        let blocks: Vec<Value> = self
-            .blocks
-            .iter()
-            .map(|(id, b)| {
-                let tried: Vec<Value> = b
-                    .tried
-                    .iter()
-                    .map(|(peer, reservation)| json!({ "peer_id": peer, "reservation_id": reservation }))
-                    .collect();
-                json!({
-                    "block_id": id, "state": b.state, "peer_id": b.peer_id, "attempts": b.attempts,
-                    "fidelity": b.fidelity, "latency_ms": b.latency_ms, "error": b.error, "tried": tried,
-                })
-            })
-            .collect();
-        json!({
-            "job_id": job_id,
-            "status": self.status,
-            "shots": self.shots,
-            "submitted_at": self.submitted_at.map(time),
-            "finished_at": self.finished_at.map(time),
-            "error": self.error,
-            "plan": self.plan,
-            "blocks": blocks,
-            "fragments": fragments,
-            "result": self.result,
-        })
+    let shown = (state.qubits.len() <= SHOWN_QUBITS).then(|| {
+        let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
+        FinalState { qubit_ids: state.qubits.clone(), amplitudes: amplitude::write_state(&amplitudes) }
+    });
+    JobResult {
+        counts: counts(state, sampled, shots, &mut rand::random::<f64>),
+        measured_qubits: sampled.clone(),
+        bit_order: BIT_ORDER.into(),
+        state: shown,
     }
 }
 

@@ -14,10 +14,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
-
 use super::circuit::Circuit;
 use crate::peers::operation::{BUNDLE, SERVICES};
+pub use crate::reservation::plan::{Block, Plan, PlannedFragment, RankedCandidate};
 
 const MAX_CANDIDATES: usize = 4;
 const ASSUMED_FIDELITY: f64 = 0.99;
@@ -31,57 +30,6 @@ pub struct Candidate {
     pub fidelity: BTreeMap<String, f64>,
     /// Reservations and executions, as it says.
     pub load: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PlannedFragment {
-    pub fragment_id: String,
-    pub operation_id: String,
-    pub service_id: &'static str,
-    pub qubits: Vec<u32>,
-    pub dependencies: Vec<String>,
-    pub raw_text: String,
-    pub block_id: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Block {
-    pub block_id: String,
-    pub stage: usize,
-    /// The one service, or the bundle of several.
-    pub service_id: String,
-    pub services: Vec<String>,
-    pub fragment_ids: Vec<String>,
-    /// Qubits of the block's state, ascending.
-    pub qubits: Vec<u32>,
-    /// The states that it starts from, by their qubits.
-    pub components: Vec<Vec<u32>>,
-    pub predecessors: Vec<String>,
-    /// Best first: the primary and its fallbacks.
-    pub candidates: Vec<RankedCandidate>,
-    /// Places of its fragments in the plan.
-    #[serde(skip)]
-    pub fragments: Vec<usize>,
-}
-
-/// A candidate with the parts of its rank.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RankedCandidate {
-    pub peer_id: String,
-    pub total: f64,
-    pub fidelity: f64,
-    #[serde(rename = "move")]
-    pub movement: f64,
-    pub load: f64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Plan {
-    pub plan_id: String,
-    pub qubits: u32,
-    pub fragments: Vec<PlannedFragment>,
-    /// In each stage its blocks.
-    pub stages: Vec<Vec<Block>>,
 }
 
 /// Services that nobody offers together.
@@ -122,7 +70,7 @@ pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Resul
             inputs.sort_by_key(|c| components[*c].first().copied());
             let mut qubits: Vec<u32> = inputs.iter().flat_map(|c| components[*c].clone()).collect();
             qubits.sort_unstable();
-            let services: BTreeSet<&str> = group.iter().map(|f| fragments[*f].service_id).collect();
+            let services: BTreeSet<&str> = group.iter().map(|f| fragments[*f].service_id.as_str()).collect();
             let predecessors: BTreeSet<String> = inputs.iter().filter_map(|c| made_by[*c].clone()).collect();
             let mut block = Block {
                 service_id: match services.len() {
@@ -169,7 +117,7 @@ fn fragments(circuit: &Circuit) -> (Vec<PlannedFragment>, Vec<usize>) {
         found.push(PlannedFragment {
             fragment_id: format!("frag-{:04}", n + 1),
             operation_id: format!("op-{:04}", n + 1),
-            service_id: operation.service,
+            service_id: operation.service.into(),
             qubits: operation.qubits.clone(),
             dependencies: before.iter().map(|b| found[*b].fragment_id.clone()).collect(),
             raw_text: operation.raw_text.clone(),

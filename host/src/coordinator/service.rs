@@ -8,14 +8,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::circuit::{self, Circuit, CircuitError};
 use super::fallback::{BlockRunner, uuid4};
-use super::job::{self, JobProgress, JobRecorder};
+use super::job::{self, JobRecorder};
+use super::job_view::{CoordinatorJob, JobProgress};
 use crate::reservation::event::Transition;
 use crate::reservation::journal::JobFact;
 use crate::reservation::ledger::ReservationCommand;
@@ -80,7 +80,7 @@ impl JobRecorder for LogRecorder {
     async fn record(&self, fact: JobFact) -> Result<(), LogError> {
         match self.log.record_job(&self.job_id, fact.clone()).await {
             Ok(()) => {
-                self.view.send_modify(|v| v.take(now_micros(), &fact));
+                self.view.send_modify(|v| v.apply(now_micros(), &fact));
                 Ok(())
             }
             Err(AppendError::Log(error)) => Err(error),
@@ -223,7 +223,7 @@ impl Service {
             return Err(error.into());
         }
         let mut view = JobProgress::default();
-        view.take(now_micros(), &fact);
+        view.apply(now_micros(), &fact);
         let view = watch::Sender::new(view);
         self.jobs().live.insert(job_id.clone(), view.clone());
         let (service, id) = (self.clone(), job_id.clone());
@@ -262,7 +262,7 @@ impl Service {
         if let Err(error) = recorder.record(end.clone()).await {
             tracing::error!(job_id, %error, "the job's end could not be recorded; a restart fails it");
             // Shown all the same: who waits for it must not wait for ever.
-            recorder.view.send_modify(|v| v.take(now_micros(), &end));
+            recorder.view.send_modify(|v| v.apply(now_micros(), &end));
         }
     }
 
@@ -288,11 +288,11 @@ impl Service {
     ///
     /// # Errors
     /// When the log can't be read.
-    pub async fn show(&self, job_id: &str) -> Result<Option<Value>, LogError> {
+    pub async fn show(&self, job_id: &str) -> Result<Option<CoordinatorJob>, LogError> {
         if let Some(view) = self.watch(job_id) {
-            return Ok(Some(view.borrow().json(job_id)));
+            return Ok(Some(view.borrow().view(job_id)));
         }
-        Ok(job::from_log(&self.runner.log, job_id).await?.map(|v| v.json(job_id)))
+        Ok(job::from_log(&self.runner.log, job_id).await?.map(|v| v.view(job_id)))
     }
 
     /// No more waiting; jobs that run may end within the limit, then cancels go out.

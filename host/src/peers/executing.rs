@@ -4,7 +4,8 @@ use super::amplitude::{self, Complex};
 use super::operation::{self, Unitary};
 use super::protocol::PeerTime;
 use super::wire::{
-    DispatchAnswer, DispatchRequest, Fragment, FragmentOutput, InputPayload, QuantumState, part, time, write,
+    DispatchAnswer, DispatchRequest, ExecutionTransition, Fragment, FragmentOutput, InputPayload,
+    QuantumState, part, time, write,
 };
 
 /// What the executor is to do, and what the answer needs besides.
@@ -142,7 +143,7 @@ pub fn answer(
         execution_id: job.execution_id,
         fragment_id: job.fragment_id,
         executing_peer_id: peer_id.into(),
-        transition: "completed".into(),
+        transition: ExecutionTransition::Completed,
         // Plain data, whose JSON can't fail.
         output_payload: serde_json::to_value(&output).unwrap_or_default(),
         latency_ms: Some(latency_ms),

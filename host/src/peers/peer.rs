@@ -17,10 +17,10 @@ use super::protocol::{self, Dispatch, ExecutionEnd, PeerLoad, PeerTime, Reservat
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use super::wire::{
-    Advertisement, CancelRequest, CommitRequest, DispatchRequest, PeerHeartbeat, PeerStep, PrepareRequest,
-    SINGLE_READ_BYTES, ServiceSummary, read, time, write,
+    Advertisement, AnsweredTransition, CancelRequest, CommitRequest, DispatchRequest, PeerHeartbeat,
+    PeerStep, PrepareRequest, SINGLE_READ_BYTES, ServiceSummary, read, time, write,
 };
-use crate::reservation::event::EventBatch;
+use crate::reservation::event::{EventBatch, Transition};
 use crate::reservation::log::{Log, now_micros};
 
 /// Documents from this size on, in bytes, are read and written on another thread than the network's.
@@ -185,12 +185,12 @@ impl<E: FragmentExecutor> Peer<E> {
             false => super::wire::PrepareAnswer {
                 reservation_id: request.reservation_id.clone(),
                 accepting_peer_id: self.table.limits().peer_id.clone(),
-                transition: "rejected".into(),
+                transition: Transition::Rejected.into(),
                 reason: Some("this peer can't write its event log (disk full?)".into()),
                 replied_at: time(now.at),
             },
         };
-        if answer.transition == "rejected" {
+        if answer.transition == AnsweredTransition::Known(Transition::Rejected) {
             tracing::debug!(
                 peer = caller.peer,
                 reservation = answer.reservation_id,
@@ -215,7 +215,8 @@ impl<E: FragmentExecutor> Peer<E> {
         self.settle();
         match outcome {
             Dispatch::Answer(bytes) => {
-                Some((PeerStep::Dispatch, channel, self.readable(&caller, &request, bytes.to_vec())))
+                let bytes = self.readable(&caller, &request, bytes.to_vec());
+                Some(ReadyAnswer { step: PeerStep::Dispatch, channel, bytes })
             }
             Dispatch::Wait => {
                 let same = |r: &&mut RunningExecution| {
@@ -353,7 +354,7 @@ impl<E: FragmentExecutor> Peer<E> {
         self.settle();
         for (caller, channel) in running.waiting {
             let bytes = self.readable(&caller, &running.request, answer.to_vec());
-            self.ready.push((PeerStep::Dispatch, channel, bytes));
+            self.ready.push(ReadyAnswer { step: PeerStep::Dispatch, channel, bytes });
         }
     }
 }
@@ -431,7 +432,7 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         };
         self.settle();
         match answered {
-            Ok(bytes) => Some((step, channel, bytes)),
+            Ok(bytes) => Some(ReadyAnswer { step, channel, bytes }),
             Err(why) => {
                 refuse(&caller, step, &why);
                 None

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use super::operation::BUNDLE;
 use super::wire::{
-    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, MAX_DETAIL, MAX_REASON, PrepareAnswer,
-    PrepareRequest, StepAnswer, time, write,
+    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, ExecutionTransition, MAX_DETAIL,
+    MAX_REASON, PrepareAnswer, PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
 use crate::reservation::event::{EventBatch, Fact, ReservationRequest, Transition};
@@ -270,7 +270,7 @@ impl<Lease> ReservationTable<Lease> {
         let answer = |transition: Transition, reason: Option<&str>| PrepareAnswer {
             reservation_id: request.reservation_id.clone(),
             accepting_peer_id: self.limits.peer_id.clone(),
-            transition: transition.name().into(),
+            transition: transition.into(),
             reason: reason.map(|r| cut(r, MAX_REASON).to_string()),
             replied_at: time(now.at),
         };
@@ -385,11 +385,7 @@ impl<Lease> ReservationTable<Lease> {
             }
             None => Transition::Rejected,
         };
-        StepAnswer {
-            reservation_id: id.clone(),
-            transition: transition.name().into(),
-            replied_at: time(now.at),
-        }
+        StepAnswer { reservation_id: id.clone(), transition: transition.into(), replied_at: time(now.at) }
     }
 
     /// Answers a cancel; with the execution that is to be stopped, when there is one.
@@ -413,7 +409,7 @@ impl<Lease> ReservationTable<Lease> {
             }
         }
         // Unknown and foreign ones alike: who may not touch it learns nothing.
-        let transition = Transition::Cancelled.name().into();
+        let transition = Transition::Cancelled.into();
         (StepAnswer { reservation_id: id.clone(), transition, replied_at: time(now.at) }, stop)
     }
 
@@ -551,7 +547,7 @@ pub fn failed(peer_id: &str, request: &DispatchRequest, error: &str, now: PeerTi
         execution_id: request.execution_id.clone(),
         fragment_id: request.fragment_id.clone(),
         executing_peer_id: peer_id.into(),
-        transition: "failed".into(),
+        transition: ExecutionTransition::Failed,
         output_payload: serde_json::json!({}),
         latency_ms: None,
         fidelity_score: None,

@@ -139,16 +139,16 @@ impl TestPeer {
 
     fn prepare_for(&mut self, who: &str, request: PrepareRequest) -> (String, String) {
         let answer = self.table.prepare(at(self.now), &owner(who), &request, &self.slots);
-        (answer.transition, answer.reason.unwrap_or_default())
+        (answer.transition.name().into(), answer.reason.unwrap_or_default())
     }
 
     fn commit(&mut self, who: &str, id: &str) -> String {
-        self.table.commit(at(self.now), &owner(who), &commit(id)).transition
+        self.table.commit(at(self.now), &owner(who), &commit(id)).transition.name().into()
     }
 
     fn cancel(&mut self, who: &str, id: &str) -> Option<String> {
         let (answer, stop) = self.table.cancel(at(self.now), &owner(who), &cancel(id));
-        assert_eq!(answer.transition, "cancelled");
+        assert_eq!(answer.transition.name(), "cancelled");
         stop
     }
 
@@ -221,7 +221,7 @@ fn a_reservation_lasts_its_whole_ttl_and_not_a_part_of_a_millisecond_less() {
     let mut peer = TestPeer::new(1);
     let late = |ms: u64| PeerTime { elapsed: Duration::from_micros(ms * 1_000 + 900), ..at(ms) };
     let prepare = |peer: &mut TestPeer, now: PeerTime, id: &str| {
-        peer.table.prepare(now, &owner("a"), &ask(id, 5), &peer.slots).transition
+        peer.table.prepare(now, &owner("a"), &ask(id, 5), &peer.slots).transition.name().to_string()
     };
     assert_eq!(prepare(&mut peer, late(1_000), "1"), "accepted");
     assert_eq!(prepare(&mut peer, at(6_000), "2"), "rejected");

@@ -98,8 +98,12 @@ pub struct Caller {
 /// What answers a request later.
 pub type Channel = ResponseChannel<Document>;
 
-/// An answer that is ready.
-pub type ReadyAnswer = (PeerStep, Channel, Vec<u8>);
+/// The answer to a request, and the channel on which it is sent.
+pub struct ReadyAnswer {
+    pub step: PeerStep,
+    pub channel: Channel,
+    pub bytes: Vec<u8>,
+}
 
 /// What is said of this host.
 pub struct Announcement {
@@ -145,6 +149,8 @@ pub enum CallError {
     Unreachable(String),
     #[error("it did not answer within {0:?}")]
     Timeout(Duration),
+    #[error("it closed the stream without an answer")]
+    EmptyAnswer,
     #[error("the stream failed: {0}")]
     Stream(String),
     #[error("it reads documents of at most {limit} bytes (it is no coda-host), this one has {bytes}")]

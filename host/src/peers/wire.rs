@@ -4,9 +4,12 @@
 //! as `5.0`. What may be missing but never null is a field with a default, what may be both is an `Option`.
 
 mod fields;
+mod transition;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use transition::{AnsweredTransition, ExecutionTransition};
 
 use fields::{at_least, list, maybe_text, number, text, time_text};
 
@@ -188,7 +191,7 @@ pub struct PrepareAnswer {
     pub reservation_id: String,
     #[serde(deserialize_with = "text::<3, _>")]
     pub accepting_peer_id: String,
-    pub transition: String,
+    pub transition: AnsweredTransition,
     #[serde(default, deserialize_with = "maybe_text::<0, 300, _>")]
     pub reason: Option<String>,
     #[serde(default, deserialize_with = "time_text")]
@@ -201,7 +204,7 @@ pub struct PrepareAnswer {
 pub struct StepAnswer {
     #[serde(deserialize_with = "text::<8, _>")]
     pub reservation_id: String,
-    pub transition: String,
+    pub transition: AnsweredTransition,
     #[serde(default, deserialize_with = "time_text")]
     pub replied_at: String,
 }
@@ -215,7 +218,7 @@ pub struct DispatchAnswer {
     pub fragment_id: String,
     #[serde(deserialize_with = "text::<3, _>")]
     pub executing_peer_id: String,
-    pub transition: String,
+    pub transition: ExecutionTransition,
     #[serde(default = "empty_object", deserialize_with = "fields::object")]
     pub output_payload: Value,
     #[serde(default, deserialize_with = "fields::maybe_from_zero")]

@@ -148,7 +148,7 @@ impl Role for Echo {
     }
 
     fn request(&mut self, _: Caller, step: PeerStep, _: Document, channel: Channel) -> Option<ReadyAnswer> {
-        Some((step, channel, document(ANSWER)))
+        Some(ReadyAnswer { step, channel, bytes: document(ANSWER) })
     }
 
     async fn work(&mut self) {

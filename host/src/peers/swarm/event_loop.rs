@@ -8,7 +8,7 @@ use libp2p::core::upgrade::{NegotiationError, Version};
 use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, TopicHash};
 use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol as Part;
-use libp2p::request_response::{self, Message, OutboundRequestId};
+use libp2p::request_response::{self, Message, OutboundFailure, OutboundRequestId};
 use libp2p::swarm::SwarmEvent;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, noise, tcp};
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::address::peer_of;
 use super::behaviour::{Behaviour, BehaviourEvent, behaviour};
 use super::coalesce::CoalescedYamux;
-use super::codec::Document;
+use super::codec::{Document, EmptyDocument};
 use super::{
     CallAnswer, CallError, Caller, NetworkCommand, NetworkError, NetworkSettings, NetworkView, ReadyAnswer,
     Role,
@@ -225,7 +225,8 @@ impl<R: Role> EventLoop<R> {
         self.calls.insert((step, id), answer);
     }
 
-    fn respond(&mut self, (step, channel, bytes): ReadyAnswer) {
+    fn respond(&mut self, ready: ReadyAnswer) {
+        let ReadyAnswer { step, channel, bytes } = ready;
         let answer = Document::new(bytes);
         if self.swarm.behaviour_mut().step(step).send_response(channel, answer).is_err() {
             tracing::debug!(step = step.name(), "the asker of a request has gone");
@@ -320,16 +321,7 @@ impl<R: Role> EventLoop<R> {
                 }
             },
             request_response::Event::OutboundFailure { request_id, error, .. } => {
-                use request_response::OutboundFailure as Out;
-                let error = match error {
-                    Out::DialFailure => CallError::Unreachable("no connection could be made".into()),
-                    Out::Timeout => CallError::Timeout(self.settings.exchange_limit),
-                    Out::ConnectionClosed => CallError::Stream("the connection was closed".into()),
-                    Out::UnsupportedProtocols => self.unserved(step),
-                    // The refusal of a protocol is read where the answer should be.
-                    Out::Io(e) if is_refusal(&e) => self.unserved(step),
-                    Out::Io(e) => CallError::Stream(e.to_string()),
-                };
+                let error = self.call_error(step, error);
                 self.called(step, request_id, Err(error));
             }
             request_response::Event::InboundFailure { peer, error, .. } => {
@@ -338,6 +330,19 @@ impl<R: Role> EventLoop<R> {
             request_response::Event::ResponseSent { .. } => {
                 self.responding = self.responding.saturating_sub(1);
             }
+        }
+    }
+
+    /// Why a call has no answer, by what libp2p reports of its stream.
+    fn call_error(&self, step: PeerStep, failure: OutboundFailure) -> CallError {
+        match failure {
+            OutboundFailure::DialFailure => CallError::Unreachable("no connection could be made".into()),
+            OutboundFailure::Timeout => CallError::Timeout(self.settings.exchange_limit),
+            OutboundFailure::ConnectionClosed => CallError::Stream("the connection was closed".into()),
+            OutboundFailure::UnsupportedProtocols => self.unserved(step),
+            // The refusal of a protocol is read where the answer should be.
+            OutboundFailure::Io(e) if is_refusal(&e) => self.unserved(step),
+            OutboundFailure::Io(e) => stream_error(&e),
         }
     }
 
@@ -390,6 +395,14 @@ impl<R: Role> EventLoop<R> {
     }
 }
 
+/// Why a stream failed, by the error's type and never by its text.
+fn stream_error(error: &std::io::Error) -> CallError {
+    match error.get_ref().is_some_and(|inner| inner.is::<EmptyDocument>()) {
+        true => CallError::EmptyAnswer,
+        false => CallError::Stream(error.to_string()),
+    }
+}
+
 /// Whether the other side has refused the protocol of a stream.
 fn is_refusal(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<NegotiationError>());
@@ -409,4 +422,20 @@ fn chain(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// Defect H of the review: the text of an error decided what it was.
+    #[test]
+    fn an_empty_answer_is_known_by_its_type() {
+        let empty = io::Error::new(io::ErrorKind::UnexpectedEof, EmptyDocument);
+        assert!(matches!(stream_error(&empty), CallError::EmptyAnswer));
+        let same_text = io::Error::other(EmptyDocument.to_string());
+        assert!(matches!(stream_error(&same_text), CallError::Stream(_)));
+    }
 }
