@@ -2,8 +2,7 @@
 //! next one.
 //!
 //! ```text
-//! circuit   OpenQASM 2 and 3 -> operations        \
-//! plan      stages, blocks, ranked candidates       | pure
+//! plan      stages, blocks, ranked candidates      \ pure; circuits come from `qasm`
 //! combine   states into one, counts out of it       |
 //! registry  (in peers) who is there                /
 //! job_view  a job as its facts tell it             pure
@@ -13,7 +12,6 @@
 //! service   jobs at once, what a restart finds
 //! ```
 
-pub mod circuit;
 pub mod combine;
 pub mod fallback;
 pub mod job;

@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -60,7 +61,8 @@ pub async fn serve(
 }
 
 /// The body of an error, in the form of RFC 9457.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Problem", deny_unknown_fields)]
 pub struct ProblemBody {
     #[serde(rename = "type")]
     pub kind: &'static str,
@@ -76,14 +78,16 @@ pub struct ProblemBody {
 }
 
 /// What is wrong with one field of a request.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct FieldProblem {
     pub field: String,
     pub message: String,
 }
 
 /// A position in a circuit's source, counted from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct CircuitPosition {
     pub line: u32,
     pub column: u32,
@@ -107,6 +111,11 @@ impl ApiProblem {
             place: None,
         };
         ApiProblem { status, body }
+    }
+
+    /// The body of the answer.
+    pub fn body(&self) -> &ProblemBody {
+        &self.body
     }
 
     /// Names the field of the request that is wrong.

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use tokio::task::JoinSet;
 
-use super::circuit::Circuit;
 use super::combine::{Component, combine, counts};
 use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
 use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
 use crate::peers::amplitude;
+use crate::qasm::Circuit;
 use crate::reservation::journal::{FinalState, JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::peers::wire::time;
@@ -9,7 +10,7 @@ use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::plan::Plan;
 
 /// How far a job is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobStatus {
     #[default]
@@ -20,7 +21,7 @@ pub enum JobStatus {
 }
 
 /// How far a block, or a fragment of it, is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockState {
     #[default]
@@ -33,14 +34,14 @@ pub enum BlockState {
 }
 
 /// A peer that was asked to run a block, and the reservation for it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TriedCandidate {
     pub peer_id: String,
     pub reservation_id: String,
 }
 
 /// A block as the API shows it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BlockView {
     pub block_id: String,
     pub state: BlockState,
@@ -53,7 +54,8 @@ pub struct BlockView {
 }
 
 /// A fragment as the API shows it: what is known of its block.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct FragmentView {
     pub fragment_id: String,
     pub block_id: String,
@@ -67,7 +69,8 @@ pub struct FragmentView {
 }
 
 /// A job as the API shows it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Job", deny_unknown_fields)]
 pub struct CoordinatorJob {
     pub job_id: String,
     pub status: JobStatus,

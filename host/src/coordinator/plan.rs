@@ -14,8 +14,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::circuit::Circuit;
 use crate::peers::operation::{BUNDLE, SERVICES};
+use crate::qasm::Circuit;
 pub use crate::reservation::plan::{Block, Plan, PlannedFragment, RankedCandidate};
 
 const MAX_CANDIDATES: usize = 4;

@@ -12,10 +12,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::circuit::{self, Circuit, CircuitError};
 use super::fallback::{BlockRunner, uuid4};
 use super::job::{self, JobRecorder};
 use super::job_view::{CoordinatorJob, JobProgress};
+use crate::qasm::{self, Circuit, CircuitError};
 use crate::reservation::event::Transition;
 use crate::reservation::journal::JobFact;
 use crate::reservation::ledger::ReservationCommand;
@@ -207,7 +207,7 @@ impl Service {
         if shots == 0 || shots > self.limits.max_shots {
             return Err(SubmitError::Shots(shots, self.limits.max_shots));
         }
-        let circuit = circuit::parse(qasm)?;
+        let circuit = qasm::parse(qasm)?;
         {
             let mut jobs = self.jobs();
             if jobs.unfinished >= self.limits.running + self.limits.waiting {

@@ -267,22 +267,19 @@ impl<Lease> ReservationTable<Lease> {
         slots: &impl Slots<Lease = Lease>,
     ) -> PrepareAnswer {
         self.expire(now);
-        let answer = |transition: Transition, reason: Option<&str>| PrepareAnswer {
-            reservation_id: request.reservation_id.clone(),
-            accepting_peer_id: self.limits.peer_id.clone(),
-            transition: transition.into(),
-            reason: reason.map(|r| cut(r, MAX_REASON).to_string()),
-            replied_at: time(now.at),
-        };
         if let Some(known) = self.reservations.get(&request.reservation_id) {
             return match known.owner == owner {
-                true => answer(known.state.transition, None),
-                false => answer(Transition::Rejected, Some("this reservation id is another peer's")),
+                true => self.prepare_answer(now, request, known.state.transition, None),
+                false => {
+                    let reason = "this reservation id belongs to another peer";
+                    self.prepare_answer(now, request, Transition::Rejected, Some(reason))
+                }
             };
         }
         if !self.limits.allow.admits(owner) {
             // Nothing is kept of strangers, not even a line in the log.
-            return answer(Transition::Rejected, Some("this peer lends nothing to you"));
+            let reason = "this peer lends nothing to you";
+            return self.prepare_answer(now, request, Transition::Rejected, Some(reason));
         }
         let acquired = match self.unfit(request, owner, slots.max_qubits()) {
             Some(reason) => Err(reason),
@@ -292,47 +289,79 @@ impl<Lease> ReservationTable<Lease> {
                 NoSlot::Closing => "this peer is stopping".into(),
             }),
         };
-        let asked = ReservationRequest {
-            workflow_run_id: request.workflow_run_id.clone(),
-            fragment_id: request.fragment_id.clone(),
-            service_id: request.service_id.clone(),
-            requesting_peer_id: owner.into(),
-            ttl_seconds: u64::try_from(request.ttl_seconds).unwrap_or(0),
-            idempotency_key: Some(request.idempotency_key.clone()),
-        };
-        let name = format!("{}/{}", request.reservation_id, self.next);
-        let lease = match acquired {
-            Ok(lease) => lease,
-            Err(reason) => {
-                let answer = answer(Transition::Rejected, Some(&reason));
-                self.next += 1;
-                let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-                self.notes.push(EventBatch { hold: name, at: now.at, facts });
-                return answer;
-            }
-        };
+        match acquired {
+            Ok(lease) => self.accept(now, owner, request, lease),
+            Err(reason) => self.decline(now, owner, request, reason),
+        }
+    }
+
+    fn prepare_answer(
+        &self,
+        now: PeerTime,
+        request: &PrepareRequest,
+        transition: Transition,
+        reason: Option<&str>,
+    ) -> PrepareAnswer {
+        PrepareAnswer {
+            reservation_id: request.reservation_id.clone(),
+            accepting_peer_id: self.limits.peer_id.clone(),
+            transition: transition.into(),
+            reason: reason.map(|r| cut(r, MAX_REASON).to_string()),
+            replied_at: time(now.at),
+        }
+    }
+
+    /// The name of the next reservation in the log. It is used up once something is noted under it.
+    fn next_name(&self, request: &PrepareRequest) -> String {
+        format!("{}/{}", request.reservation_id, self.next)
+    }
+
+    /// Notes a request that is not accepted.
+    fn decline(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        request: &PrepareRequest,
+        reason: String,
+    ) -> PrepareAnswer {
+        let answer = self.prepare_answer(now, request, Transition::Rejected, Some(&reason));
+        let facts = vec![Fact::Requested(requested(owner, request)), Fact::Rejected { reason }];
+        self.notes.push(EventBatch { hold: self.next_name(request), at: now.at, facts });
+        self.next += 1;
+        answer
+    }
+
+    /// Keeps a reservation with its leased slot.
+    fn accept(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        request: &PrepareRequest,
+        lease: Lease,
+    ) -> PrepareAnswer {
+        let name = self.next_name(request);
+        let accepting_peer_id = self.limits.peer_id.clone();
         let facts = vec![
-            Fact::Requested(asked),
-            Fact::Accepted { accepting_peer_id: self.limits.peer_id.clone(), held: true },
+            Fact::Requested(requested(owner, request)),
+            Fact::Accepted { accepting_peer_id, held: true },
         ];
         let Ok(Some(state)) = ledger::replay(facts.iter().map(|f| (now.at, f))) else {
             // What can't be recorded is not promised; the lease ends here.
-            return answer(Transition::Rejected, Some(NOT_RECORDED));
+            return self.prepare_answer(now, request, Transition::Rejected, Some(NOT_RECORDED));
         };
-        let accepted = answer(Transition::Accepted, None);
         self.next += 1;
         self.notes.push(EventBatch { hold: name.clone(), at: now.at, facts });
-        let ends = now.elapsed.saturating_add(Duration::from_secs(request.ttl_seconds.unsigned_abs()));
+        let ttl = Duration::from_secs(request.ttl_seconds.unsigned_abs());
         let reservation = Reservation {
             owner: owner.into(),
             state,
             name,
-            ends,
+            ends: now.elapsed.saturating_add(ttl),
             slot: ReservedSlot::Idle(lease),
             work: work(request.estimated_qubits, request.estimated_depth),
         };
         self.reservations.insert(request.reservation_id.clone(), reservation);
-        accepted
+        self.prepare_answer(now, request, Transition::Accepted, None)
     }
 
     /// Why a prepare is declined, whatever the slots.
@@ -534,6 +563,18 @@ pub struct ExecutionEnd {
     pub error: Option<String>,
     pub seconds: f64,
     pub fidelity: Option<f64>,
+}
+
+/// A prepare as the request that the log records.
+fn requested(owner: &str, request: &PrepareRequest) -> ReservationRequest {
+    ReservationRequest {
+        workflow_run_id: request.workflow_run_id.clone(),
+        fragment_id: request.fragment_id.clone(),
+        service_id: request.service_id.clone(),
+        requesting_peer_id: owner.into(),
+        ttl_seconds: u64::try_from(request.ttl_seconds).unwrap_or(0),
+        idempotency_key: Some(request.idempotency_key.clone()),
+    }
 }
 
 /// Amplitudes times operations.

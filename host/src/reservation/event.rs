@@ -9,6 +9,7 @@
 //!      └─> expired
 //! ```
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::stream::StreamId;
@@ -17,7 +18,7 @@ use super::stream::StreamId;
 pub const VERSION: u16 = 1;
 
 /// Where a reservation is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Transition {
     Requested,

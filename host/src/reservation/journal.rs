@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
@@ -49,7 +50,7 @@ pub enum JobFact {
 }
 
 /// What a completed job has found.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobResult {
     /// How often each outcome was sampled. Character i of a key is the i-th of `measured_qubits`.
     pub counts: BTreeMap<String, u32>,
@@ -61,7 +62,7 @@ pub struct JobResult {
 }
 
 /// The state at the end of a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FinalState {
     /// Bit k of an amplitude's index is the k-th of these qubits.
     pub qubit_ids: Vec<u32>,

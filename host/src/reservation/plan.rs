@@ -3,10 +3,11 @@
 //! The coordinator computes plans; their form belongs here because a plan is part of a job's facts. Fields that a later
 //! version adds need a default, so that plans of earlier versions stay readable.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One operation of the circuit, as a fragment that a peer runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedFragment {
     pub fragment_id: String,
     pub operation_id: String,
@@ -20,7 +21,7 @@ pub struct PlannedFragment {
 }
 
 /// Fragments that run together on one peer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Block {
     pub block_id: String,
     /// Number of the block's stage, from 1.
@@ -42,7 +43,7 @@ pub struct Block {
 }
 
 /// A peer that may run a block, with the parts of its rank.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RankedCandidate {
     pub peer_id: String,
     /// The weighted sum of the parts; the lowest is tried first.
@@ -55,7 +56,7 @@ pub struct RankedCandidate {
 }
 
 /// How a circuit is run on the peers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Plan {
     pub plan_id: String,
     pub qubits: u32,

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use libp2p::core::transport::ListenerId;
 use libp2p::core::upgrade::{NegotiationError, Version};
 use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, TopicHash};
 use libp2p::identity::Keypair;
@@ -52,6 +53,10 @@ pub struct EventLoop<R> {
 }
 
 impl<R: Role> EventLoop<R> {
+    /// Sets up the network and returns when it listens on every address.
+    ///
+    /// # Errors
+    /// When the transport or gossip can't be set up, or an address can't be listened on.
     pub async fn new(
         key: Keypair,
         settings: NetworkSettings,
@@ -59,31 +64,17 @@ impl<R: Role> EventLoop<R> {
         commands: mpsc::Receiver<NetworkCommand>,
         view: watch::Sender<NetworkView>,
     ) -> Result<EventLoop<R>, NetworkError> {
-        let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
         let topics = [Topic::Advertisement, Topic::Heartbeat]
             .map(|t| (t, IdentTopic::new(t.name(&settings.namespace))));
-        let behaviour = behaviour(&key, &settings, role.serves())?;
-        let mut swarm = libp2p::SwarmBuilder::with_existing_identity(key)
-            .with_tokio()
-            .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, CoalescedYamux::default)
-            .map_err(|e| setup(&e))?
-            .with_behaviour(|_| behaviour)
-            .map_err(|e| setup(&e))?
-            .with_swarm_config(|c| {
-                // The request leaves with the proposal of its protocol: one round trip less, the same on the wire.
-                // It holds for every protocol of the connection: a peer without gossip passes for one that has the
-                // oldest version of it, and what is sent there is lost.
-                c.with_idle_connection_timeout(settings.idle)
-                    .with_substream_upgrade_protocol_override(Version::V1Lazy)
-            })
-            .build();
+        let mut swarm = build_swarm(key, &settings, role.serves())?;
         for (_, topic) in &topics {
-            swarm.behaviour_mut().gossip.subscribe(topic).map_err(|e| setup(&e))?;
+            let subscribed = swarm.behaviour_mut().gossip.subscribe(topic);
+            subscribed.map_err(|e| NetworkError::Setup(e.to_string()))?;
         }
-        let mut waiting = HashSet::new();
+        let mut listeners = HashSet::new();
         for address in &settings.listen {
             let fail = |text: String| NetworkError::Listen { address: address.to_string(), text };
-            waiting.insert(swarm.listen_on(address.clone()).map_err(|e| fail(e.to_string()))?);
+            listeners.insert(swarm.listen_on(address.clone()).map_err(|e| fail(e.to_string()))?);
         }
         let peer_id = swarm.local_peer_id().to_string();
         view.send_replace(NetworkView { peer_id, ..NetworkView::default() });
@@ -100,25 +91,30 @@ impl<R: Role> EventLoop<R> {
             beats: 0,
             responding: 0,
         };
-        while !waiting.is_empty() {
-            match event_loop.swarm.select_next_some().await {
-                SwarmEvent::ListenerClosed { listener_id, addresses, reason } => {
-                    let address = addresses.first().map(ToString::to_string);
-                    let address = address.unwrap_or_else(|| event_loop.settings.listen[0].to_string());
-                    let text = reason.err().map_or_else(|| "it was closed".into(), |e| e.to_string());
-                    waiting.remove(&listener_id);
-                    return Err(NetworkError::Listen { address, text });
-                }
-                SwarmEvent::NewListenAddr { listener_id, address } => {
-                    waiting.remove(&listener_id);
-                    event_loop.listens(&address);
-                }
-                other => event_loop.event(other),
-            }
-        }
+        event_loop.wait_for_listeners(listeners).await?;
         Ok(event_loop)
     }
 
+    /// Handles events until every listener has an address.
+    async fn wait_for_listeners(&mut self, mut waiting: HashSet<ListenerId>) -> Result<(), NetworkError> {
+        while !waiting.is_empty() {
+            match self.swarm.select_next_some().await {
+                SwarmEvent::ListenerClosed { addresses, reason, .. } => {
+                    let address = addresses.first().or(self.settings.listen.first()).map(ToString::to_string);
+                    let text = reason.err().map_or_else(|| "it was closed".into(), |e| e.to_string());
+                    return Err(NetworkError::Listen { address: address.unwrap_or_default(), text });
+                }
+                SwarmEvent::NewListenAddr { listener_id, address } => {
+                    waiting.remove(&listener_id);
+                    self.listens(&address);
+                }
+                other => self.event(other),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs until the network is stopped or its last handle is dropped.
     pub async fn run(mut self) {
         let mut redial = tokio::time::interval(self.settings.redial);
         let mut beat =
@@ -393,6 +389,31 @@ impl<R: Role> EventLoop<R> {
     fn topic(&self, hash: &TopicHash) -> Option<Topic> {
         self.topics.iter().find(|(_, name)| name.hash() == *hash).map(|(topic, _)| *topic)
     }
+}
+
+/// The transport with everything that runs on each connection.
+fn build_swarm(
+    key: Keypair,
+    settings: &NetworkSettings,
+    serves: bool,
+) -> Result<Swarm<Behaviour>, NetworkError> {
+    let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
+    let behaviour = behaviour(&key, settings, serves)?;
+    let swarm = libp2p::SwarmBuilder::with_existing_identity(key)
+        .with_tokio()
+        .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, CoalescedYamux::default)
+        .map_err(|e| setup(&e))?
+        .with_behaviour(|_| behaviour)
+        .map_err(|e| setup(&e))?
+        .with_swarm_config(|c| {
+            // The request leaves together with the proposal of its protocol, which saves one round trip. This applies
+            // to every protocol of the connection: a peer without gossip is taken for one with its oldest version, and
+            // gossip that is sent to it is lost.
+            c.with_idle_connection_timeout(settings.idle)
+                .with_substream_upgrade_protocol_override(Version::V1Lazy)
+        })
+        .build();
+    Ok(swarm)
 }
 
 /// Why a stream failed, by the error's type and never by its text.

@@ -1,4 +1,5 @@
-//! Pure: OpenQASM 2 and 3 as a list of operations that every peer understands.
+//! Pure: OpenQASM 2 and 3: a circuit as a list of operations that every peer understands, and the parameters of one
+//! statement as a peer reads them.
 //!
 //! A subset, and bounded: registers, the gates of `qelib1.inc` and `stdgates.inc` (built in: no file is ever read),
 //! gate definitions, `ctrl`, `negctrl`, `inv` and whole `pow`, constants, broadcast over registers, `barrier`,
@@ -16,6 +17,7 @@ mod gates;
 mod lexer;
 mod parser;
 
+pub use expression::statement_parameters;
 pub use parser::parse;
 
 /// Most qubits of a circuit: a state of more can't be sent.
@@ -52,5 +54,5 @@ pub struct Circuit {
 }
 
 #[cfg(test)]
-#[path = "circuit_tests.rs"]
+#[path = "qasm_tests.rs"]
 mod tests;

@@ -166,7 +166,13 @@ impl<'a> Lexer<'a> {
         let wrong = || pos.error(format!("'{}' is no number that can be used", crate::model::cut(&text, 40)));
         match real {
             true => text.parse().ok().filter(|n: &f64| n.is_finite()).map(Token::Real).ok_or_else(wrong),
-            false => text.parse().map(Token::Int).map_err(|_| wrong()),
+            // A longer integer is still a number, only not an exact one.
+            false => match text.parse() {
+                Ok(number) => Ok(Token::Int(number)),
+                Err(_) => {
+                    text.parse().ok().filter(|n: &f64| n.is_finite()).map(Token::Real).ok_or_else(wrong)
+                }
+            },
         }
     }
 }
