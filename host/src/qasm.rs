@@ -27,7 +27,7 @@ pub const MAX_OPERATIONS: usize = 20_000;
 /// Longest source.
 pub const MAX_SOURCE: usize = 1 << 20;
 
-/// Where and why a source can't be used.
+/// Why a source can't be used, with the position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct CircuitError {
@@ -44,7 +44,7 @@ pub struct CircuitOperation {
     pub raw_text: String,
 }
 
-/// What a source says.
+/// A circuit as it is run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Circuit {
     pub qubits: u32,

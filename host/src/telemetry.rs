@@ -107,7 +107,7 @@ impl Default for Metrics {
             redis_reconnects: Counter::default(),
         };
         r.register("jobs", "Jobs by how they ended", m.jobs.clone());
-        r.register("webhook_attempts", "Webhook attempts by what came of them", m.webhook_attempts.clone());
+        r.register("webhook_attempts", "Webhook attempts by their result", m.webhook_attempts.clone());
         let s = Unit::Seconds;
         r.register_with_unit("queue_wait", "From claim to run", s.clone(), m.queue_wait_seconds.clone());
         r.register_with_unit("run", "In the plugin", s.clone(), m.run_seconds.clone());
@@ -166,7 +166,7 @@ fn render(registries: &[&Registry]) -> String {
     }
 }
 
-/// What the plugin in use says of itself: its labels, and the gauges that it sets.
+/// Metrics of the plugin in use: its labels, and the gauges that it sets.
 #[derive(Debug)]
 pub struct PluginMetrics {
     labels: Vec<(&'static str, String)>,

@@ -108,7 +108,7 @@ fn allowed(access: &Access, method: &Method, headers: &HeaderMap) -> Result<(), 
     }
 }
 
-/// In a time that doesn't tell where they differ.
+/// Compares in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     subtle::ConstantTimeEq::ct_eq(a, b).into()
 }

@@ -1,5 +1,5 @@
 //! The OpenAPI description of the coordinator's API. Schemas are generated from the types that are read and written;
-//! what each route answers is listed here, beside the paths that the router uses.
+//! what each route answers is listed here, together with the paths that the router uses.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};

@@ -1,15 +1,15 @@
-//! The walk for one block: prepare, commit and dispatch with the primary, then with each fallback.
+//! Runs one block: prepare, commit and dispatch with the primary candidate, then with each fallback in order.
 //!
 //! ```text
 //! prepare ─ accepted ─> commit ─ committed ─> dispatch ─ completed ─> done
 //!    │ not accepted        │ not committed        │ not completed
 //!    v rejected            v cancel, cancelled    v failed
-//!  next                   next                   next                 nobody left: the block fails
+//!  next                   next                   next                 no candidate left: the block fails
 //! ```
 //!
-//! Every step is on disk before the next message leaves. A peer that can't be reached, is late or answers rubbish has
-//! failed at that step: it is cancelled as far as possible, beside the run, and the next is tried. What a peer sends
-//! back is checked before it is used: the answer to this question, the same qubits, finite amplitudes, norm 1.
+//! Every step is on disk before the next message leaves. A peer that can't be reached, is late or sends an invalid
+//! answer has failed at that step: a cancel is sent to it in the background, and the next candidate is tried. An answer
+//! is checked before it is used: it must answer this request, with the same qubits, finite amplitudes and norm 1.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ use crate::reservation::event::{ReservationRequest, Transition};
 use crate::reservation::ledger::ReservationCommand;
 use crate::reservation::log::{AppendError, Log, LogError, now_micros};
 
-/// Pause between two tries to cancel at a peer that isn't there yet.
+/// Pause between two attempts to send a cancel to a peer that is not connected yet.
 const RETRY_CANCEL: Duration = Duration::from_millis(500);
 
 /// How long the steps may take.
@@ -42,29 +42,29 @@ pub struct BlockLimits {
     pub ttl_seconds: u64,
 }
 
-/// What a walk needs besides the block.
+/// Runs blocks on peers: the network, the record, and the limits that all blocks share.
 #[derive(Clone)]
 pub struct BlockRunner {
     pub network: Network,
     pub log: Log,
     pub directory: Directory,
     pub limits: BlockLimits,
-    /// Cancels that are on their way.
+    /// Cancels that are being sent.
     pub tasks: TaskTracker,
 }
 
-/// What is to be walked.
+/// One block to run, with the state it starts from.
 pub struct BlockRun<'a> {
     pub plan_id: &'a str,
     pub workflow_run_id: &'a str,
     pub block: &'a Block,
     pub fragments: Vec<&'a PlannedFragment>,
     pub state: Component,
-    /// Candidates that were tried for this block before.
+    /// Number of candidates that were tried for this block before.
     pub attempts: u32,
 }
 
-/// Whom the walk turns to, told before the first message.
+/// A candidate that is about to be asked. It is reported before the first message leaves.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     pub attempt: u32,
@@ -96,20 +96,20 @@ pub enum BlockError {
         block_id: String,
         attempts: u32,
         last: String,
-        /// All of them only had no slot free.
+        /// Whether the only reason was that no candidate had a free slot.
         full: bool,
     },
-    #[error("the event log stopped the job")]
+    #[error("the job was stopped because its event could not be recorded")]
     Log(#[from] LogError),
 }
 
-/// Why one candidate came to nothing.
+/// Why one candidate did not complete the block.
 enum CandidateFailure {
-    /// The next one is tried: this one has no slot free.
+    /// The candidate has no free slot; the next one is tried.
     Full(String),
-    /// The next one is tried.
+    /// The candidate failed; the next one is tried.
     Failed(String),
-    /// Nothing more may be done: what isn't recorded didn't happen.
+    /// The event log failed. Nothing more may be done, since nothing can be recorded.
     Stop(LogError),
 }
 
@@ -123,17 +123,18 @@ impl From<AppendError> for CandidateFailure {
     fn from(error: AppendError) -> CandidateFailure {
         match error {
             AppendError::Log(error) => CandidateFailure::Stop(error),
-            // Somebody else has ended this reservation: by the API, or because its time was over.
+            // The reservation was ended meanwhile: by the API, or because it expired.
             other => CandidateFailure::Failed(other.to_string()),
         }
     }
 }
 
 impl BlockRunner {
-    /// Walks a block; `on_attempt` hears of each attempt and may stop the run.
+    /// Runs a block on the first candidate that completes it. `on_attempt` is called before each attempt and stops the
+    /// run with an error.
     ///
     /// # Errors
-    /// When every candidate has failed, or the log can't be written.
+    /// When every candidate has failed, or an event can't be recorded.
     pub async fn run_block<F, T>(
         &self,
         run: &BlockRun<'_>,
@@ -198,7 +199,7 @@ impl BlockRunner {
         self.dispatch(run, peer, reservation_id).await
     }
 
-    /// Asks for the slot; true when it is committed already.
+    /// Asks the peer for a slot. Returns true when the peer has committed it already.
     async fn prepare(&self, run: &BlockRun<'_>, peer: &str, id: &str) -> Result<bool, CandidateFailure> {
         let count = |n: usize| i64::try_from(n.max(1)).unwrap_or(i64::MAX);
         let prepare = PrepareRequest {
@@ -301,12 +302,12 @@ impl BlockRunner {
                     .await?;
                 Ok(BlockResult { state, fidelity, latency_ms })
             }
-            // It has failed, and its reservation is used up.
+            // The peer says that it has ended, and its reservation with it: there is nothing to cancel.
             Ok(DispatchOutcome::Failed(error)) => {
                 self.log.execute(id, fail(error.clone())).await?;
                 Err(CandidateFailure::Failed(error))
             }
-            // It may be running still.
+            // The execution may still be running.
             Err(why) => {
                 let why = format!("dispatch: {why}");
                 self.cancel_soon(peer, id, &why);
@@ -316,7 +317,7 @@ impl BlockRunner {
         }
     }
 
-    /// Records a step forward; when that isn't possible the peer must not keep a slot for nothing.
+    /// Records a step. When that fails the peer is sent a cancel, so that it does not keep a slot for nothing.
     async fn record_or_cancel(
         &self,
         peer: &str,
@@ -326,7 +327,7 @@ impl BlockRunner {
         match self.log.execute(id, command).await {
             Ok(_) => Ok(()),
             Err(error) => {
-                self.cancel_soon(peer, id, "the coordinator could not go on");
+                self.cancel_soon(peer, id, "the coordinator could not record the step");
                 Err(error.into())
             }
         }
@@ -344,7 +345,7 @@ impl BlockRunner {
         let (runner, peer, id) = (self.clone(), peer.to_string(), id.to_string());
         let reason = crate::model::cut(reason, 300).to_string();
         self.tasks.spawn(async move {
-            // The peer's ttl ends the hold where this doesn't.
+            // When this fails, the peer's hold ends by its ttl.
             runner.cancel(&peer, &id, reason).await;
         });
     }
@@ -364,7 +365,7 @@ impl BlockRunner {
         });
     }
 
-    /// Sends a cancel; whether it arrived.
+    /// Sends a cancel. Returns whether it arrived.
     async fn cancel(&self, peer: &str, id: &str, reason: String) -> bool {
         let cancel =
             CancelRequest { reservation_id: id.into(), reason: Some(reason), sent_at: time(now_micros()) };
@@ -429,7 +430,10 @@ enum DispatchOutcome {
     Failed(String),
 }
 
-/// Reads the answer to a dispatch; an error is rubbish, an inner error the peer's own.
+/// Reads and checks the answer to a dispatch.
+///
+/// # Errors
+/// When the answer breaks the contract or does not fit the request.
 fn read_dispatch_answer(
     bytes: &[u8],
     execution_id: &str,

@@ -1,4 +1,4 @@
-//! One job: its record, and its stages. A stage starts when the one before is done; its blocks run side by side.
+//! Runs one job stage by stage. A stage starts when the previous one is complete; its blocks run concurrently.
 
 use std::collections::VecDeque;
 
@@ -30,11 +30,11 @@ pub enum JobError {
     Log(#[from] LogError),
     #[error(transparent)]
     Append(#[from] AppendError),
-    #[error("a block's task ended badly: {0}")]
+    #[error("a block of the job failed inside the coordinator: {0}; report this as a bug")]
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Where a job's record goes: the log first, then everybody who looks.
+/// Records the facts of a job: in the log first, then for those who watch the job.
 pub trait JobRecorder: Clone + Send + Sync + 'static {
     /// Records a fact.
     fn record(&self, fact: JobFact) -> impl Future<Output = Result<(), LogError>> + Send;
@@ -43,7 +43,8 @@ pub trait JobRecorder: Clone + Send + Sync + 'static {
 /// Runs a job to its end.
 ///
 /// # Errors
-/// Why it failed; that is not recorded yet.
+/// When a block has no candidate, all candidates of a block failed, or an event can't be recorded. The end of the job
+/// is not recorded yet.
 pub async fn run(
     runner: &BlockRunner,
     circuit: &Circuit,
@@ -64,17 +65,17 @@ pub async fn run(
     Ok(result(circuit, &state, shots))
 }
 
-/// A block that waits for its turn.
+/// A block that is ready to run.
 struct WaitingBlock {
     n: usize,
     state: Component,
-    /// Candidates tried so far.
+    /// Number of candidates that were tried so far.
     attempts: u32,
-    /// Blocks of the stage that were done when it was begun last.
+    /// Number of completed blocks of the stage when this block was started last.
     done: usize,
 }
 
-/// How a block's turn ended.
+/// The result of one attempt to run a block with all its candidates.
 enum BlockOutcome {
     Done(CompletedBlock),
     /// Its peers have no slot free. Those may be the slots of this job: it has another turn when one of its blocks
@@ -124,7 +125,7 @@ async fn stage(
                 BlockOutcome::Full(waiting, error) => declined.push((waiting, error)),
             },
             None => match declined.pop() {
-                // Nothing of this job holds a slot any more: they are others'.
+                // This job holds no slot any more, so waiting for one of its own blocks would not help.
                 Some((_, error)) => return Err(failed(record, error).await?),
                 None => return Ok(components),
             },
@@ -174,7 +175,7 @@ async fn run_waiting_block(
     }
 }
 
-/// Records that a block has failed for good; why, for the job.
+/// Records that a block has failed for good, and turns the reason into the job's error.
 async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError, LogError> {
     if let BlockError::AllFailed { block_id, attempts, last, .. } = &error {
         let (block_id, attempts, error) = (block_id.clone(), *attempts, last.clone());

@@ -1,4 +1,4 @@
-//! Pure: which fragments make a block, when it runs, and who is to run it.
+//! Pure: which fragments make a block, in which stage it runs, and which peers may run it.
 //!
 //! Every operation is a fragment that depends on the last earlier one on each of its qubits; a stage is all whose
 //! predecessors lie in earlier stages. Each qubit starts as a component of its own; in a stage fragments that share
@@ -28,11 +28,11 @@ pub struct Candidate {
     pub peer_id: String,
     pub services: Vec<String>,
     pub fidelity: BTreeMap<String, f64>,
-    /// Reservations and executions, as it says.
+    /// Reservations and executions that the peer reports.
     pub load: u64,
 }
 
-/// Services that nobody offers together.
+/// No peer offers these services together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no healthy peer offers {} (needed by block {block_id}); {known} healthy peers are known", services.join(" and "))]
 pub struct NoCandidate {

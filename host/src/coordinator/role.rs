@@ -1,6 +1,6 @@
-//! The coordinator in the network: it serves nobody and hears everybody.
+//! The coordinator's role in the network: it serves no requests and collects gossip of all peers.
 //!
-//! What it hears lies in the [`Directory`], which planning and the API read.
+//! The gossip is kept in the [`Directory`], which planning and the API read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use crate::peers::registry::{PeerRecord, Registry, Topic};
 use crate::peers::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use crate::peers::wire::PeerStep;
 
-/// Who is there, shared.
+/// The peers of the network, shared between the network's thread, planning and the API.
 #[derive(Clone)]
 pub struct Directory {
     registry: Arc<Mutex<Registry>>,
     started: Instant,
 }
 
-/// A peer with what time says of it.
+/// A peer, with how long ago it was heard.
 #[derive(Debug, Clone)]
 pub struct KnownPeer {
     pub record: PeerRecord,
@@ -41,10 +41,10 @@ impl Directory {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Takes gossip.
+    /// Takes a gossip message that `author` has signed.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// When the message is invalid, speaks for another peer, or too many peers are known. The text is the reason.
     pub fn hear(&self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
         self.registry().hear(self.now_ms(), author, topic, bytes)
     }

@@ -1,4 +1,4 @@
-//! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a kill.
+//! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a crash.
 //!
 //! After a restart the log says which reservations were open and which jobs had no end. Those reservations are
 //! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are failed, with the reason:
@@ -199,10 +199,10 @@ impl Service {
         }
     }
 
-    /// Takes a job; its id.
+    /// Accepts a job and returns its id.
     ///
     /// # Errors
-    /// When it can't be run, too many wait, or it can't be recorded.
+    /// When the circuit or the number of shots is not allowed, too many jobs wait, or the job can't be recorded.
     pub async fn submit(&self, qasm: &str, shots: u32) -> Result<String, SubmitError> {
         if shots == 0 || shots > self.limits.max_shots {
             return Err(SubmitError::Shots(shots, self.limits.max_shots));
@@ -266,7 +266,8 @@ impl Service {
         }
     }
 
-    /// Peers say what they are as soon as they connect; a job that comes first waits for them, for a while.
+    /// Waits until the known peers offer every service of the circuit, at most for the configured time: peers announce
+    /// themselves as soon as they connect, and a job may arrive earlier.
     async fn wait_for_peers(&self, circuit: &Circuit) {
         let needed: std::collections::BTreeSet<&str> = circuit.operations.iter().map(|o| o.service).collect();
         let offered = || {

@@ -81,13 +81,13 @@ pub struct FragmentEffect {
     pub measured: Vec<i64>,
 }
 
-/// A block of several services: nobody advertises it, who has the parts takes it.
+/// The service id of a block that needs several services. No peer advertises it; a peer that has all parts accepts it.
 pub const BUNDLE: &str = "subcircuit_bundle";
 
 /// What a fragment does: its statement decides, else its service's default.
 ///
 /// # Errors
-/// What can't be done, with the statement or the service.
+/// When the statement or the service is unknown or does not fit the qubits. The text names it.
 pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
     let effect = match statement::read(raw_text) {
         Some(parsed) => stated(&parsed, qubits).map_err(|e| format!("`{}`: {e}", parsed.text))?,
@@ -261,7 +261,7 @@ pub struct Unitary {
 /// Operations as matrices on the bits that `qubit_ids` gives them.
 ///
 /// # Errors
-/// A qubit that the state doesn't have.
+/// When an operation uses a qubit that the state does not have, or the state has too many qubits.
 pub fn lower(operations: &[Operation], qubit_ids: &[i64]) -> Result<Vec<Unitary>, String> {
     if qubit_ids.len() > MAX_QUBITS {
         return Err(format!("{} qubits are more than a state can be sent of", qubit_ids.len()));

@@ -3,10 +3,10 @@
 //!
 //! What always holds:
 //! - every reservation that isn't over has one leased slot of the executor, acquired when it was accepted. The lease
-//!   is a value: it lies in the reservation, moves into the execution, comes back with its end, and is dropped after
+//!   is a value: it is kept in the reservation, moves into the execution, comes back with its end, and is dropped after
 //!   the end is recorded. So reservations and executions together never exceed the slots;
 //! - a reservation ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
-//! - only who made a reservation, by the authenticated peer id, may commit, cancel or use it;
+//! - only the peer that made a reservation, by its authenticated peer id, may commit, cancel or use it;
 //! - an execution id runs at most once for its owner, and its answer is kept.
 //!
 //! Time is elapsed time: a clock that is set doesn't lengthen a reservation.

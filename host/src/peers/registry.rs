@@ -1,4 +1,4 @@
-//! Pure: who is in the network, from what each says of itself.
+//! Pure: the peers of the network, from the gossip of each.
 //!
 //! A message counts only when its `peer_id` is its signed author. A peer is stale when neither kind of message came
 //! for a while by our clock; without a heartbeat its health is unknown, without an advertisement it has no services.
@@ -10,8 +10,9 @@ use super::wire::{Advertisement, PeerHeartbeat, read};
 
 /// Peers kept at most.
 const MAX_PEERS: usize = 1024;
-/// Addresses and services of one peer that are looked at.
+/// Most addresses of one peer that are kept.
 const MAX_ADDRESSES: usize = 16;
+/// Most services of one peer that are kept.
 const MAX_SERVICES: usize = 64;
 /// Longest gossip message.
 pub const MAX_GOSSIP_BYTES: usize = 64 << 10;
@@ -32,7 +33,7 @@ impl Topic {
     }
 }
 
-/// One peer, as it says of itself and as it did here.
+/// One peer: what it announces, and what it reported for executions of this host.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PeerRecord {
     pub addresses: Vec<String>,
@@ -62,7 +63,8 @@ impl Registry {
     /// Takes a message that `author` has signed.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// When the message is too long, invalid or not about its author, or too many peers are known. The text is the
+    /// reason.
     pub fn hear(&mut self, now_ms: u64, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
         if bytes.len() > MAX_GOSSIP_BYTES {
             return Err(format!("it has {} bytes", bytes.len()));

@@ -1,6 +1,6 @@
-//! Pure: whether bytes are one complete JSON document yet, read piece by piece and looked at once.
+//! Pure: whether bytes are one complete JSON document yet. Bytes come piece by piece and each is read once.
 //!
-//! Some peers never say that they have written all; so the end of the document is found by its own form. Only
+//! Some peers never close their side of the stream, so the end of the document is found by its own form. Only
 //! brackets and strings are followed; what is between them is the parser's business.
 
 /// How far a document has come.

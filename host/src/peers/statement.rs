@@ -15,7 +15,7 @@ pub struct Statement {
     pub params: Vec<f64>,
 }
 
-/// Longest text that is looked at; longer ones are no statement of ours.
+/// Longest text that is parsed. A longer one is taken as an unknown gate.
 const MAX_TEXT: usize = 4096;
 
 /// Reads a text; none when it is no statement. What is wrong with its parameters shows as an unknown name, so that

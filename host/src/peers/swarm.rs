@@ -41,13 +41,13 @@ pub struct NetworkSettings {
     pub listen: Vec<Multiaddr>,
     /// Peers to be connected to always; each ends in `/p2p/<id>`.
     pub bootstrap: Vec<Multiaddr>,
-    /// Addresses that others are told, besides those that are listened on; none: those that are listened on.
+    /// Addresses that are advertised to other peers. When there are none, the listening addresses are advertised.
     pub advertise: Vec<Multiaddr>,
     /// How long a request may take to come whole.
     pub read_limit: Duration,
     /// The longest exchange: a dispatch.
     pub exchange_limit: Duration,
-    /// How long a connection is kept that nobody uses. A new one is made when it is needed: holds and rights are a
+    /// How long an unused connection is kept. A new one is made when it is needed: holds and rights are a
     /// peer's, not a connection's.
     pub idle: Duration,
     pub redial: Duration,
@@ -91,7 +91,7 @@ impl Explain for NetworkError {
 pub struct Caller {
     /// Authenticated by the transport.
     pub peer: String,
-    /// A peer of this project, by what it says of itself: it reads documents of any size.
+    /// Whether the peer names itself as a program of this project, which reads documents of any size.
     pub ours: bool,
 }
 
@@ -135,7 +135,7 @@ pub trait Role: Send + 'static {
     /// Takes gossip that `author` has signed.
     ///
     /// # Errors
-    /// Why it is dropped and not passed on.
+    /// When the message is dropped and not passed on. The text is the reason.
     fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String>;
 
     /// What is to be said of this host now, if anything.
@@ -188,7 +188,7 @@ impl Network {
     /// Starts the network's thread; returns when it listens.
     ///
     /// # Errors
-    /// When an address can't be listened on.
+    /// When the thread or the transport can't be set up, or an address can't be listened on.
     pub async fn start<R: Role>(
         key: Keypair,
         settings: NetworkSettings,
@@ -243,7 +243,7 @@ impl Network {
     /// Sends a document and waits for the answer.
     ///
     /// # Errors
-    /// When there is none, within the limit.
+    /// When the peer can't be reached, does not answer within the limit, or the stream fails.
     pub async fn call(
         &self,
         peer: &str,
@@ -253,7 +253,7 @@ impl Network {
         limit: Duration,
     ) -> Result<Document, CallError> {
         let peer: PeerId =
-            peer.parse().map_err(|_| CallError::Unreachable(format!("{peer} is no peer id")))?;
+            peer.parse().map_err(|_| CallError::Unreachable(format!("{peer} is not a peer id")))?;
         let addresses = addresses.iter().filter_map(|a| dialable(a, peer)).collect();
         let (answer, wait) = oneshot::channel();
         let command = NetworkCommand::Call { peer, addresses, step, bytes, answer };
@@ -273,7 +273,7 @@ impl Network {
         let Some(thread) = thread else { return };
         let joined = tokio::task::spawn_blocking(move || thread.join().is_err()).await;
         if joined.unwrap_or(true) {
-            tracing::error!("the peer network's thread ended badly; please report this as a bug");
+            tracing::error!("the peer network's thread has panicked; please report this as a bug");
         }
     }
 }

@@ -300,7 +300,7 @@ pub struct PeerHeartbeat {
 /// Reads a document.
 ///
 /// # Errors
-/// What is wrong with it, with the place.
+/// When the bytes are not JSON or not this document. The text says what is wrong, with line and column.
 pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(bytes).map_err(|e| e.to_string())
 }
@@ -308,7 +308,7 @@ pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
 /// Reads a part of a document.
 ///
 /// # Errors
-/// What is wrong with it.
+/// When the value does not have the form of the type. The text says what is wrong.
 pub fn part<T: for<'a> Deserialize<'a>>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|e| e.to_string())
 }

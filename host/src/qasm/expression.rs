@@ -130,7 +130,7 @@ fn finite(value: f64, pos: SourcePos) -> Result<f64, CircuitError> {
 /// Reads a whole number within bounds.
 ///
 /// # Errors
-/// When it is none.
+/// When the tokens are not an expression, or its value is not a whole number within the bounds.
 pub fn whole_number(
     tokens: &mut Tokens<'_>,
     names: &Scopes<'_>,

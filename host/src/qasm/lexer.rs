@@ -49,7 +49,7 @@ const MARKS: [&str; 30] = [
 /// Cuts a source into tokens; the last is [`Token::End`].
 ///
 /// # Errors
-/// The first character that begins none.
+/// When the source is too long, or a character begins no token.
 pub fn tokens(source: &str) -> Result<Vec<(Token, SourcePos)>, CircuitError> {
     let mut lexer = Lexer { rest: source, pos: SourcePos { line: 1, column: 1 } };
     if source.len() > MAX_SOURCE {

@@ -15,7 +15,7 @@ const MAX_BITS: u32 = 4096;
 pub(super) struct Definition {
     pub params: Vec<String>,
     pub qubits: Vec<String>,
-    /// Where its body begins and its tokens lie.
+    /// Index of the source that has the definition's tokens.
     pub source: usize,
     pub body: usize,
 }
@@ -35,7 +35,7 @@ pub(super) struct Parser<'a> {
 /// Reads a source.
 ///
 /// # Errors
-/// The first thing in it that can't be used, with its pos.
+/// When the source is not valid or uses what peers can't run. The error has the position.
 pub fn parse(source: &str) -> Result<Circuit, CircuitError> {
     let own = tokens(source)?;
     let built_in = tokens(DEFINITIONS)?;

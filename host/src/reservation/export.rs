@@ -54,7 +54,7 @@ pub struct ExportedLog {
 /// Reads lines back.
 ///
 /// # Errors
-/// The first line that is not as it was written.
+/// When a line is damaged; the first one is named.
 pub fn read(bytes: &[u8]) -> Result<ExportedLog, Damage> {
     let mut lines = ExportedLog::default();
     let mut verifier = Verifier::default();
@@ -83,7 +83,7 @@ pub fn read(bytes: &[u8]) -> Result<ExportedLog, Damage> {
 }
 
 fn parse(text: &[u8]) -> Result<Row, String> {
-    let text = std::str::from_utf8(text).map_err(|e| format!("it is no text: {e}"))?;
+    let text = std::str::from_utf8(text).map_err(|e| format!("it is not UTF-8 text: {e}"))?;
     let parts = text.split_once(FACT).and_then(|(head, fact)| Some((head, fact.strip_suffix('}')?)));
     let (head, body) = parts.ok_or("it is no event")?;
     let value: Value =
@@ -133,7 +133,7 @@ impl Verifier {
     /// Takes the next event.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the event can't be read, or can't be where it is. The text says what is wrong.
     pub fn take(&mut self, row: &Row) -> Result<(), String> {
         if row.position <= self.last {
             return Err(format!("its position {} comes after {}", row.position, self.last));

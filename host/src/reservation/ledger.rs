@@ -154,7 +154,7 @@ pub struct Impossible {
 /// The state after one more fact.
 ///
 /// # Errors
-/// When the fact can't follow.
+/// When the fact can't follow the state.
 pub fn fold(state: Option<ReservationState>, at: i64, fact: &Fact) -> Result<ReservationState, Impossible> {
     let impossible = |after: &str| Impossible { kind: fact.kind(), after: after.into() };
     let Some(mut state) = state else {
@@ -219,7 +219,7 @@ pub fn fold(state: Option<ReservationState>, at: i64, fact: &Fact) -> Result<Res
 /// The state after all of them; none for none.
 ///
 /// # Errors
-/// The first fact that can't follow, with its place.
+/// When a fact can't follow the ones before it; the first one is named by its index.
 pub fn replay<'a>(
     facts: impl IntoIterator<Item = (i64, &'a Fact)>,
 ) -> Result<Option<ReservationState>, (usize, Impossible)> {

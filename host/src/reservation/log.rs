@@ -71,7 +71,7 @@ impl Log {
     /// Opens the log that a path or a URL names.
     ///
     /// # Errors
-    /// When it can't be used.
+    /// When the file or the database can't be opened, or a newer coda-host wrote it.
     pub async fn open(store: &str, cwd: &Path) -> Result<Log, LogError> {
         if !(store.starts_with("postgres://") || store.starts_with("postgresql://")) {
             return Log::sqlite(&cwd.join(store));
@@ -82,10 +82,10 @@ impl Log {
         Ok(Log { store: LogStore::Postgres(postgres), location: location.into(), writable })
     }
 
-    /// Opens or makes a log in a file.
+    /// Opens the log in a file, which is created when it is missing.
     ///
     /// # Errors
-    /// When it can't be used.
+    /// When the file can't be opened, or a newer coda-host wrote it.
     pub fn sqlite(path: &Path) -> Result<Log, LogError> {
         let writable = Arc::new(AtomicBool::new(true));
         let store = Sqlite::open(path, writable.clone())?;
@@ -147,7 +147,7 @@ impl Log {
     /// Records what happened to a reservation; on disk when it returns.
     ///
     /// # Errors
-    /// When it may not happen to it, or the log can't be written.
+    /// When the reservation's state does not allow the command, or the log can't be written.
     pub async fn execute(
         &self,
         reservation_id: &str,
@@ -215,7 +215,7 @@ impl Log {
     /// Records what happened to a job; on disk when it returns.
     ///
     /// # Errors
-    /// When it has ended, or the log can't be written.
+    /// When the job has ended, or the log can't be written.
     pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<(), AppendError> {
         let location = self.location.clone();
         let decide = move |rows: &[Row], _now: i64| {
@@ -273,7 +273,7 @@ impl Log {
     /// Reads all of it and folds every stream; the number of rows.
     ///
     /// # Errors
-    /// The first row that is not as it was written, or can't be where it is.
+    /// When a row is damaged or can't be where it is; the first one is named.
     pub async fn verify(&self) -> Result<u64, LogError> {
         let mut streams = super::export::Verifier::default();
         let mut from = 0;

@@ -45,7 +45,7 @@ impl Behaviour {
 /// Everything that runs on one connection, within its bounds.
 ///
 /// # Errors
-/// When the settings can't be.
+/// When gossip can't be set up with these settings.
 pub fn behaviour(key: &Keypair, settings: &NetworkSettings, serves: bool) -> Result<Behaviour, NetworkError> {
     let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
     let gossip = gossipsub::ConfigBuilder::default()

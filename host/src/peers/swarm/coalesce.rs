@@ -1,8 +1,8 @@
-//! Yamux over a connection that sends once per turn.
+//! Flush coalescing: Yamux over a connection that flushes once before each read.
 //!
 //! Yamux flushes behind every frame, and a request is three of them: the protocol's name, the document, the end. Each
 //! would be a Noise message, a TCP segment and a wake-up of the other side. Here a flush is only noted, and done when
-//! Yamux has nothing more to write and turns to reading, which it always does before it waits: the frames of one turn
+//! Yamux has nothing more to write and turns to reading, which it always does before it waits: the frames between two reads
 //! leave together, and none later than before.
 
 use std::io;

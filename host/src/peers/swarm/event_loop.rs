@@ -1,4 +1,4 @@
-//! The network's own task: everything that libp2p tells goes through [`EventLoop::event`], every command through the loop.
+//! The swarm's event loop: libp2p's events go to [`EventLoop::event`], commands of the host are handled in the loop.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -27,11 +27,11 @@ use super::{
 use crate::peers::registry::Topic;
 use crate::peers::wire::{PeerStep, SINGLE_READ_BYTES};
 
-/// How everything of this project begins: such peers read documents of any size.
+/// Prefix of the agent version of this project's programs, which read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
 /// How long answers may take to leave when the network stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// What has been written may take so long to leave.
+/// Time for written answers to leave the connection's buffers before it is closed.
 const LINGER: Duration = Duration::from_millis(200);
 
 type Exchange = request_response::Event<Document, Document>;
@@ -138,7 +138,7 @@ impl<R: Role> EventLoop<R> {
         }
     }
 
-    /// What is answered already still goes out.
+    /// Sends the answers that are ready, then closes every connection.
     async fn last_answers(mut self) {
         self.answer_all();
         let end = Instant::now() + LAST_ANSWERS;

@@ -14,7 +14,7 @@ pub struct AppendDecision {
     pub open_until: Option<i64>,
 }
 
-/// Looks at what is there and the time, and says what follows.
+/// Decides what to append, from the rows that are there and the time.
 pub type Decider = Box<dyn FnOnce(&[Row], i64) -> Result<AppendDecision, AppendError> + Send>;
 
 /// One append.
