@@ -125,6 +125,7 @@ const PURE: &[&str] = &[
     "peers/statement.rs",
     "peers/wire.rs",
     "peers/wire/fields.rs",
+    "peers/wire/health.rs",
     "peers/wire/transition.rs",
     "qasm.rs",
     "qasm/expand.rs",

@@ -5,7 +5,9 @@ use coda_host::peers::registry::Topic;
 use coda_host::peers::swarm::{
     Announcement, Caller, Channel, Document, Network, NetworkSettings, ReadyAnswer, Role,
 };
-use coda_host::peers::wire::{self, Advertisement, DispatchRequest, PeerHeartbeat, PeerStep, ServiceSummary};
+use coda_host::peers::wire::{
+    self, Advertisement, DispatchRequest, HealthStatus, PeerHeartbeat, PeerStep, ServiceSummary,
+};
 use coda_host::peers::{executing, protocol};
 use libp2p::identity::Keypair;
 use serde_json::{Value, json};
@@ -215,7 +217,7 @@ impl Role for CrookedRole {
         };
         let heartbeat = PeerHeartbeat {
             peer_id: self.me.clone(),
-            health_status: "healthy".into(),
+            health_status: HealthStatus::Healthy,
             active_reservations: 0,
             active_executions: 0,
             peer_log_position: 0,

@@ -85,7 +85,7 @@ impl PeerEntry {
         PeerEntry {
             peer_id,
             stale: known.stale,
-            health: record.health.unwrap_or_else(|| "unknown".into()),
+            health: record.health.map_or_else(|| "unknown".into(), String::from),
             services: record.services,
             addresses: record.addresses,
             trust_tier: record.trust_tier,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::plan::Candidate;
 use crate::peers::registry::{PeerRecord, Registry, Topic};
 use crate::peers::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
-use crate::peers::wire::PeerStep;
+use crate::peers::wire::{HealthStatus, PeerStep};
 
 /// The peers of the network, shared between the network's thread, planning and the API.
 #[derive(Clone)]
@@ -67,7 +67,7 @@ impl Directory {
     /// Those that may be planned on.
     pub fn candidates(&self) -> Vec<Candidate> {
         let (registry, now) = (self.registry(), self.now_ms());
-        let healthy = |p: &PeerRecord| !registry.is_stale(p, now) && p.health.as_deref() == Some("healthy");
+        let healthy = |p: &PeerRecord| !registry.is_stale(p, now) && p.health == Some(HealthStatus::Healthy);
         let candidate = |(id, p): (&String, &PeerRecord)| Candidate {
             peer_id: id.clone(),
             services: p.services.clone(),

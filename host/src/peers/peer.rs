@@ -17,8 +17,8 @@ use super::protocol::{self, Dispatch, ExecutionEnd, PeerLoad, PeerTime, Reservat
 use super::registry::Topic;
 use super::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use super::wire::{
-    Advertisement, AnsweredTransition, CancelRequest, CommitRequest, DispatchRequest, PeerHeartbeat,
-    PeerStep, PrepareRequest, SINGLE_READ_BYTES, ServiceSummary, read, time, write,
+    Advertisement, AnsweredTransition, CancelRequest, CommitRequest, DispatchRequest, HealthStatus,
+    PeerHeartbeat, PeerStep, PrepareRequest, SINGLE_READ_BYTES, ServiceSummary, read, time, write,
 };
 use crate::reservation::event::{EventBatch, Transition};
 use crate::reservation::log::{Log, now_micros};
@@ -248,13 +248,11 @@ impl<E: FragmentExecutor> Peer<E> {
         write(&protocol::failed(peer_id, request, &error, self.now()))
     }
 
-    fn run(&mut self, lease: E::Lease, caller: Caller, channel: Channel, mut request: DispatchRequest) {
+    fn run(&mut self, lease: E::Lease, caller: Caller, channel: Channel, request: DispatchRequest) {
         self.next += 1;
         let (key, reports, executor) = (self.next, self.reports.clone(), self.executor.clone());
         let head = DispatchRequest { input_payload: serde_json::Value::Null, ..request.clone() };
-        let payload = std::mem::take(&mut request.input_payload);
-        let large = payload["state"]["num_qubits"].as_f64().is_some_and(|n| n > f64::from(LARGE_QUBITS));
-        request.input_payload = payload;
+        let is_large = request.claimed_qubits().is_some_and(|n| n > f64::from(LARGE_QUBITS));
         let running = RunningExecution {
             owner: caller.peer.clone(),
             request: head,
@@ -272,7 +270,7 @@ impl<E: FragmentExecutor> Peer<E> {
                 }
             }
         };
-        match large {
+        match is_large {
             true => drop(tokio::task::spawn_blocking(work)),
             false => work(),
         }
@@ -499,7 +497,10 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let heartbeat = PeerHeartbeat {
             peer_id: limits.peer_id.clone(),
-            health_status: if self.executor.max_qubits().is_some() { "healthy" } else { "degraded" }.into(),
+            health_status: match self.executor.max_qubits() {
+                Some(_) => HealthStatus::Healthy,
+                None => HealthStatus::Degraded,
+            },
             active_reservations: count(load.reservations),
             active_executions: count(load.executions),
             peer_log_position: 0,

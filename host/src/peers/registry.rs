@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::wire::{Advertisement, PeerHeartbeat, read};
+use super::wire::{Advertisement, HealthStatus, PeerHeartbeat, read};
 
 /// Peers kept at most.
 const MAX_PEERS: usize = 1024;
@@ -39,7 +39,7 @@ pub struct PeerRecord {
     pub addresses: Vec<String>,
     pub trust_tier: Option<String>,
     pub services: Vec<String>,
-    pub health: Option<String>,
+    pub health: Option<HealthStatus>,
     pub reservations: u64,
     pub executions: u64,
     /// Milliseconds since our start.
@@ -90,7 +90,7 @@ impl Registry {
                 genuine(&said.peer_id)?;
                 let peer = self.peer(now_ms, author)?;
                 peer.heard_ms = now_ms;
-                peer.health = Some(crate::model::cut(&said.health_status, 80).into());
+                peer.health = Some(said.health_status);
                 // Not negative: the document says so.
                 peer.reservations = said.active_reservations.unsigned_abs();
                 peer.executions = said.active_executions.unsigned_abs();

@@ -4,11 +4,13 @@
 //! as `5.0`. What may be missing but never null is a field with a default, what may be both is an `Option`.
 
 mod fields;
+mod health;
 mod transition;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use health::HealthStatus;
 pub use transition::{AnsweredTransition, ExecutionTransition};
 
 use fields::{at_least, list, maybe_text, number, text, time_text};
@@ -128,6 +130,13 @@ pub struct DispatchRequest {
     pub idempotency_key: String,
     #[serde(default, deserialize_with = "time_text")]
     pub dispatched_at: String,
+}
+
+impl DispatchRequest {
+    /// The number of qubits that the payload claims, before the payload is read: enough to tell large work from small.
+    pub fn claimed_qubits(&self) -> Option<f64> {
+        self.input_payload["state"]["num_qubits"].as_f64()
+    }
 }
 
 fn empty_object() -> Value {
@@ -286,7 +295,7 @@ pub struct ServiceSummary {
 pub struct PeerHeartbeat {
     #[serde(deserialize_with = "text::<3, _>")]
     pub peer_id: String,
-    pub health_status: String,
+    pub health_status: HealthStatus,
     #[serde(default, deserialize_with = "at_least::<0, _>")]
     pub active_reservations: i64,
     #[serde(default, deserialize_with = "at_least::<0, _>")]

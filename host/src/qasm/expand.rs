@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use super::expression::{Tokens, expression, whole_number};
 use super::gates::{NamedGate, Primitive, named_gate};
 use super::lexer::{SourcePos, Token};
-use super::parser::Parser;
 use super::{CircuitError, MAX_OPERATIONS};
 
 /// Deepest nesting of gate definitions.
@@ -33,7 +32,30 @@ pub(super) struct Call<'c> {
     pub params: &'c [f64],
 }
 
-impl Parser<'_> {
+/// A gate that a source defines.
+pub(super) struct Definition {
+    pub params: Vec<String>,
+    pub qubits: Vec<String>,
+    /// Index of the source that has the definition's tokens.
+    pub source: usize,
+    pub body: usize,
+}
+
+/// Expands calls to primitive gates, by the definitions and constants that were read so far.
+pub(super) struct Expander<'a> {
+    /// The source, and the built-in definitions.
+    sources: [&'a [(Token, SourcePos)]; 2],
+    pub constants: HashMap<String, f64>,
+    pub gates: HashMap<String, Definition>,
+    /// Calls that were expanded, over the whole circuit.
+    steps: usize,
+}
+
+impl<'a> Expander<'a> {
+    pub fn new(sources: [&'a [(Token, SourcePos)]; 2]) -> Expander<'a> {
+        Expander { sources, constants: HashMap::new(), gates: HashMap::new(), steps: 0 }
+    }
+
     /// A call as primitive gates.
     pub(super) fn expand(
         &mut self,

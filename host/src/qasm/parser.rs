@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::expand::{Call, Modifier, modifiers, params};
+use super::expand::{Call, Definition, Expander, Modifier, modifiers, params};
 use super::expression::{Tokens, expression, whole_number};
 use super::gates::DEFINITIONS;
 use super::lexer::{SourcePos, Token, tokens};
@@ -11,25 +11,12 @@ use super::{Circuit, CircuitError, CircuitOperation, MAX_OPERATIONS, MAX_QUBITS}
 /// Longest classical register.
 const MAX_BITS: u32 = 4096;
 
-/// A gate that a source defines.
-pub(super) struct Definition {
-    pub params: Vec<String>,
-    pub qubits: Vec<String>,
-    /// Index of the source that has the definition's tokens.
-    pub source: usize,
-    pub body: usize,
-}
-
-pub(super) struct Parser<'a> {
-    /// The source, and the built-in definitions.
-    pub sources: [&'a [(Token, SourcePos)]; 2],
+struct Parser<'a> {
+    expander: Expander<'a>,
     version: u32,
     qubits: HashMap<String, (u32, u32)>,
     bits: HashMap<String, u32>,
-    pub constants: HashMap<String, f64>,
-    pub gates: HashMap<String, Definition>,
     circuit: Circuit,
-    pub steps: usize,
 }
 
 /// Reads a source.
@@ -40,14 +27,11 @@ pub fn parse(source: &str) -> Result<Circuit, CircuitError> {
     let own = tokens(source)?;
     let built_in = tokens(DEFINITIONS)?;
     let mut parser = Parser {
-        sources: [&own, &built_in],
+        expander: Expander::new([&own, &built_in]),
         version: 3,
         qubits: HashMap::new(),
         bits: HashMap::new(),
-        constants: HashMap::new(),
-        gates: HashMap::new(),
         circuit: Circuit::default(),
-        steps: 0,
     };
     let mut prelude = Tokens::new(&built_in);
     while *prelude.peek() != Token::End {
@@ -168,14 +152,16 @@ impl Parser<'_> {
     fn size(&mut self, t: &mut Tokens<'_>, quantum: bool) -> Result<u32, CircuitError> {
         let pos = t.pos();
         let max = if quantum { MAX_QUBITS } else { MAX_BITS };
-        match whole_number(t, &[&self.constants], "the size", max)? {
+        match whole_number(t, &[&self.expander.constants], "the size", max)? {
             0 => Err(pos.error("a register has at least one element")),
             n => Ok(n),
         }
     }
 
     fn declare(&mut self, pos: SourcePos, name: &str, size: u32, quantum: bool) -> Result<(), CircuitError> {
-        if self.qubits.contains_key(name) || self.bits.contains_key(name) || self.constants.contains_key(name)
+        if self.qubits.contains_key(name)
+            || self.bits.contains_key(name)
+            || self.expander.constants.contains_key(name)
         {
             return Err(pos.error(format!("'{name}' is declared already")));
         }
@@ -221,18 +207,21 @@ impl Parser<'_> {
             return Err(pos.error(format!("constants of type '{kind}' are not taken here")));
         }
         if t.eat("[") {
-            whole_number(t, &[&self.constants], "the width", 64)?;
+            whole_number(t, &[&self.expander.constants], "the width", 64)?;
             t.expect("]")?;
         }
         let pos = t.pos();
         let name = t.word("a name")?;
         t.expect("=")?;
-        let is = expression(t, &[&self.constants])?;
+        let is = expression(t, &[&self.expander.constants])?;
         t.expect(";")?;
-        if self.qubits.contains_key(name) || self.bits.contains_key(name) || self.constants.len() >= 1024 {
+        if self.qubits.contains_key(name)
+            || self.bits.contains_key(name)
+            || self.expander.constants.len() >= 1024
+        {
             return Err(pos.error(format!("'{name}' is declared already, or there are too many constants")));
         }
-        match self.constants.insert(name.into(), is) {
+        match self.expander.constants.insert(name.into(), is) {
             None => Ok(()),
             Some(_) => Err(pos.error(format!("'{name}' is declared already"))),
         }
@@ -264,7 +253,7 @@ impl Parser<'_> {
             }
         }
         let definition = Definition { params, qubits, source, body };
-        let twice = self.gates.insert(name.into(), definition).is_some_and(|d| d.source == 0);
+        let twice = self.expander.gates.insert(name.into(), definition).is_some_and(|d| d.source == 0);
         match twice {
             true => Err(pos.error(format!("the gate '{name}' is defined twice"))),
             false => Ok(()),
@@ -302,7 +291,7 @@ impl Parser<'_> {
         let mut count = size as usize;
         if t.eat("[") {
             let at = t.pos();
-            let index = whole_number(t, &[&self.constants], "the index", MAX_BITS)?;
+            let index = whole_number(t, &[&self.expander.constants], "the index", MAX_BITS)?;
             t.expect("]")?;
             if index >= size {
                 return Err(at.error(format!("'{name}' has {size} bits, there is no {index}")));
@@ -352,7 +341,7 @@ impl Parser<'_> {
             return Ok((first..first + size).collect());
         }
         let at = t.pos();
-        let index = whole_number(t, &[&self.constants], "the index", MAX_BITS)?;
+        let index = whole_number(t, &[&self.expander.constants], "the index", MAX_BITS)?;
         if t.eat(":") || t.eat(",") {
             return Err(at.error("ranges of qubits are not taken here: name them one by one"));
         }
@@ -373,10 +362,10 @@ impl Parser<'_> {
 
     /// A gate on qubits, once or for each element of the registers.
     fn application(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let modifiers = modifiers(t, &self.constants)?;
+        let modifiers = modifiers(t, &self.expander.constants)?;
         let pos = t.pos();
         let name = t.word("a gate")?;
-        let params = if t.eat("(") { params(t, &[&self.constants])? } else { Vec::new() };
+        let params = if t.eat("(") { params(t, &[&self.expander.constants])? } else { Vec::new() };
         if name == "gphase" {
             // A phase of the whole state; it shows only under a control, which would make it a gate.
             let free = !modifiers.iter().any(|m| matches!(m, Modifier::Control | Modifier::NegativeControl));
@@ -395,7 +384,7 @@ impl Parser<'_> {
             let qubits: Vec<u32> = operands.iter().map(|o| if o.len() == 1 { o[0] } else { o[n] }).collect();
             let call = Call { name, pos, modifiers: &modifiers, params: &params };
             let mut gates = Vec::new();
-            self.expand(&call, &qubits, 0, &mut gates)?;
+            self.expander.expand(&call, &qubits, 0, &mut gates)?;
             for gate in gates {
                 if let Some(measured) = gate.qubits.iter().find(|q| self.circuit.measured.contains(q)) {
                     return Err(pos.error(format!("qubit {measured} was measured before this gate")));
