@@ -10,7 +10,9 @@ use std::time::Duration;
 use coda_host::executor::account::RunsAs;
 use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use coda_host::executor::worker::Restart;
-use coda_host::executor::{Executor, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck};
+use coda_host::executor::{
+    Executor, Generation, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck,
+};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_plugin_abi::{Gate, GateKind, Program, Target};
@@ -66,14 +68,17 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
     let program = Arc::new(program.expect("a legal circuit"));
     let mut micros = Vec::with_capacity(runs);
     for ticket in 0..(runs + runs / 10) as u64 {
-        executor.submit(vec![RunJob {
-            ticket,
-            message_id: None,
-            job_id: "J".into(),
-            program: program.clone(),
-            shots: 100,
-            context: Arc::new(JobContext::new("bench".into(), "J".into())),
-        }]);
+        executor.submit(
+            Generation::default(),
+            vec![RunJob {
+                ticket,
+                message_id: None,
+                job_id: "J".into(),
+                program: program.clone(),
+                shots: 100,
+                context: Arc::new(JobContext::new("bench".into(), "J".into())),
+            }],
+        );
         loop {
             match answers.recv().await.expect("the slot thread lives") {
                 SlotReport::Answered { answer, run_time, .. } => {
@@ -84,7 +89,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
                     }
                     break;
                 }
-                SlotReport::Started { .. } => {}
+                SlotReport::Started { .. } | SlotReport::DeviceChanged { .. } => {}
             }
         }
     }
