@@ -3,8 +3,12 @@
 //! It only reads what others publish, so it answers whatever hangs. Connections have limits on headers and
 //! time; axum only routes.
 
+pub mod body;
 pub mod coordinator;
+pub mod documents;
 pub mod http;
+pub mod openapi;
+pub mod readiness;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +24,20 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::http::reply;
+use self::readiness::{
+    CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckJob, VpnHealth, WorkerDeaths,
+};
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
-use crate::executor::PluginInfo;
-use crate::executor::{ExecutorStatus, ReloadReport};
+use crate::executor::worker::Trouble;
+use crate::executor::{ExecutorStatus, PluginInfo, ReloadReport, StuckRun};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::jobs::stream::ClaimGate;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, PluginMetrics};
 use crate::vpn::guard::{VpnState, VpnStatus};
 
 #[derive(Debug, thiserror::Error)]
@@ -56,8 +63,8 @@ impl Explain for BindError {
 }
 
 /// What the service reads, once the host is up.
-pub enum Reading {
-    Host(Box<Sources>),
+pub enum ApiSources {
+    Host(Box<HostSources>),
     /// A host without a cloud.
     PeerOnly {
         peers: Option<PeerSources>,
@@ -91,7 +98,7 @@ impl PeerSources {
 }
 
 /// What the service reads of a host that is connected to a cloud.
-pub struct Sources {
+pub struct HostSources {
     /// Where slots are lent.
     pub peers: Option<PeerSources>,
     pub snapshot: watch::Receiver<Snapshot>,
@@ -105,7 +112,7 @@ pub struct Sources {
     pub qpu_id: String,
 }
 
-type Up = watch::Receiver<Option<Arc<Reading>>>;
+type SourcesReceiver = watch::Receiver<Option<Arc<ApiSources>>>;
 
 /// Takes the port.
 ///
@@ -117,7 +124,12 @@ pub async fn bind(settings: &ApiSettings) -> Result<TcpListener, BindError> {
 }
 
 /// Serves until stopped. Before the host is up `/health` is fine and `/ready` isn't.
-pub async fn serve(listener: TcpListener, up: Up, request_timeout: Duration, stop: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    up: SourcesReceiver,
+    request_timeout: Duration,
+    stop: CancellationToken,
+) {
     let router = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
@@ -130,66 +142,91 @@ async fn health() -> Response {
     reply(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-async fn ready(State(up): State<Up>) -> Response {
-    let reading = up.borrow().clone();
-    let (ready, body) = match reading.as_deref() {
-        Some(Reading::Host(sources)) => readiness(sources),
-        Some(Reading::PeerOnly { peers, executor, reloads, .. }) => {
-            let (reasons, load) = (executor.trouble(), executor.load());
-            let body = json!({
-                "ready": reasons.is_empty(), "vpn_state": null, "redis_healthy": null, "current_job": null,
-                "reasons": reasons, "slots": load.slots, "slots_busy": load.busy + load.reserved,
-                "plugin": about(&executor.active_plugin().info), "reloads": reload(reloads), "peer": peers.as_ref().map(PeerSources::json),
-                "version": env!("CARGO_PKG_VERSION"),
-            });
-            (reasons.is_empty(), body)
+async fn ready(State(up): State<SourcesReceiver>) -> Response {
+    let sources = up.borrow().clone();
+    let (reasons, body) = match sources.as_deref() {
+        Some(ApiSources::Host(sources)) => host_status(sources),
+        Some(ApiSources::PeerOnly { peers, executor, reloads, .. }) => {
+            peer_only_status(peers.as_ref(), executor, reloads)
         }
-        None => (
-            false,
-            json!({ "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
-                    "reasons": ["starting: not connected to the cloud yet"] }),
-        ),
+        None => {
+            let reasons = vec![Reason::Starting];
+            let body = json!({
+                "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
+                "reasons": texts(&reasons),
+            });
+            (reasons, body)
+        }
     };
-    reply(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &body)
+    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    reply(status, &body)
 }
 
-fn readiness(s: &Sources) -> (bool, Value) {
+fn texts(reasons: &[Reason]) -> Vec<String> {
+    reasons.iter().map(Reason::to_string).collect()
+}
+
+fn executor_health(executor: &ExecutorStatus) -> ExecutorHealth {
+    let stuck = |run: StuckRun| StuckJob { job_id: run.job_id, seconds: run.since.elapsed().as_secs() };
+    let deaths = |t: Trouble| WorkerDeaths { in_a_row: t.in_a_row, last: t.last };
+    ExecutorHealth {
+        stuck_run: executor.stuck_run().map(stuck),
+        worker: executor.worker_trouble().map(deaths),
+    }
+}
+
+/// The status of a host without a cloud.
+fn peer_only_status(
+    peers: Option<&PeerSources>,
+    executor: &ExecutorStatus,
+    reloads: &watch::Receiver<ReloadReport>,
+) -> (Vec<Reason>, Value) {
+    let inputs = ReadinessInputs { executor: executor_health(executor), cloud: None };
+    let (reasons, load) = (readiness::reasons(&inputs), executor.load());
+    let body = json!({
+        "ready": reasons.is_empty(),
+        "vpn_state": null,
+        "redis_healthy": null,
+        "current_job": null,
+        "reasons": texts(&reasons),
+        "slots": load.slots,
+        "slots_busy": load.busy + load.reserved,
+        "plugin": plugin_json(&executor.active_plugin().info),
+        "reloads": reload_json(reloads),
+        "peer": peers.map(PeerSources::json),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    (reasons, body)
+}
+
+/// The status of a host that takes jobs from a cloud.
+fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
     let snapshot = s.snapshot.borrow().clone();
-    let redis_healthy = s.redis.is_up();
-    let mut reasons = Vec::new();
-    if !redis_healthy {
-        reasons.push("Redis is not reachable: no new jobs; see the log for its error".to_string());
-    }
-    if let Some(call) = &snapshot.stuck {
-        reasons.push(format!("the executor is stuck in its {call}: restart coda-host"));
-    }
-    reasons.extend(s.executor.trouble());
-    if let Some(error) = &snapshot.store_error {
-        reasons.push(format!(
-            "results can't be stored, so nothing more is run: {error}; free space or unlock it"
-        ));
-    }
-    reasons
-        .extend(snapshot.faults.iter().map(|fault| format!("{fault}: report this as a bug, then restart")));
-    if s.gate.disk_full() {
-        reasons.push("the state disk is nearly full: free space, no jobs are claimed until then".into());
-    }
     let vpn = s.vpn.borrow().clone();
-    if vpn.state != VpnState::Ready {
-        let why = vpn.reason.as_deref().unwrap_or("not checked yet");
-        reasons.push(format!("the VPN to Coda is not usable: {why}; see the log and coda-node-openvpn.log"));
-    }
-    let ready = reasons.is_empty();
+    let is_redis_up = s.redis.is_up();
+    let cloud = CloudHealth {
+        is_redis_up,
+        stuck_call: snapshot.stuck.clone(),
+        store_error: snapshot.store_error.clone(),
+        faults: snapshot.faults.iter().map(ToString::to_string).collect(),
+        is_state_disk_full: s.gate.disk_full(),
+        vpn: match vpn.state {
+            VpnState::Ready => VpnHealth::Usable,
+            _ => VpnHealth::Unusable(vpn.reason.clone()),
+        },
+    };
+    let inputs = ReadinessInputs { executor: executor_health(&s.executor), cloud: Some(cloud) };
+    let reasons = readiness::reasons(&inputs);
     let heartbeat = s.heartbeat.borrow().clone();
     let active = s.executor.active_plugin();
     let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
     let body = json!({
-        "ready": ready,
+        "ready": reasons.is_empty(),
         "vpn_state": vpn.state.name(),
-        "redis_healthy": redis_healthy,
+        "redis_healthy": is_redis_up,
         "current_job": snapshot.current_job.as_deref(),
         "progress": progress.map(|(done, total)| json!({ "done": done, "total": total })),
-        "reasons": reasons,
+        "reasons": texts(&reasons),
         "vpn_interface": vpn.interface,
         "qpu_id": s.qpu_id,
         "last_job_at": snapshot.last_job_at,
@@ -202,36 +239,37 @@ fn readiness(s: &Sources) -> (bool, Value) {
             "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
             "error": heartbeat.error,
         },
-        "plugin": about(&active.info),
-        "reloads": reload(&s.reloads),
+        "plugin": plugin_json(&active.info),
+        "reloads": reload_json(&s.reloads),
         "peer": s.peers.as_ref().map(PeerSources::json),
         "version": env!("CARGO_PKG_VERSION"),
     });
-    (ready, body)
+    (reasons, body)
 }
 
-fn reload(last: &watch::Receiver<ReloadReport>) -> Value {
+fn reload_json(last: &watch::Receiver<ReloadReport>) -> Value {
     let last = last.borrow();
     json!({ "count": last.count, "ok": last.ok, "message": last.message })
 }
 
-fn about(p: &PluginInfo) -> Value {
+fn plugin_json(p: &PluginInfo) -> Value {
     json!({
         "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
         "path": p.path, "sha256": p.sha256,
     })
 }
 
-async fn metrics(State(up): State<Up>) -> Response {
+async fn metrics(State(up): State<SourcesReceiver>) -> Response {
     let reading = up.borrow().clone();
     let sources = reading.as_deref().map(|reading| match reading {
-        Reading::Host(sources) => (&sources.metrics, &sources.executor),
-        Reading::PeerOnly { metrics, executor, .. } => (metrics, executor),
+        ApiSources::Host(sources) => (&sources.metrics, &sources.executor),
+        ApiSources::PeerOnly { metrics, executor, .. } => (metrics, executor),
     });
     match sources {
         Some((metrics, executor)) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            let text = metrics.render_with(&executor.active_plugin().info.labels(), &executor.gauges());
+            let active = executor.active_plugin();
+            let text = metrics.render_with(PluginMetrics::new(&active.info.labels(), executor.gauges()));
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),

@@ -106,7 +106,7 @@ enum Command {
     Coordinate(coordinate::Args),
     /// Look into an event log of reservations
     #[command(subcommand)]
-    Reservation(reservation::Command),
+    Reservation(reservation::ReservationSubcommand),
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::Command),

@@ -21,6 +21,7 @@ pub mod failpoint;
 pub mod jobs;
 pub mod model;
 pub mod peers;
+pub mod qasm;
 pub mod reservation;
 pub mod results;
 pub mod state;

@@ -1,4 +1,4 @@
-//! The peer network: reservations and fragments over libp2p, and who is there.
+//! The peer network: reservations and fragments over libp2p, and the registry of peers.
 //!
 //! ```text
 //! scan       where a document ends            \

@@ -5,6 +5,7 @@
 //! event   the versioned facts
 //! ledger  pure: command -> facts, fold -> state
 //! journal pure: the same for a coordinator's jobs
+//! plan    pure: the plan of a coordinator's job as it is recorded
 //! stream  pure: the streams that facts are appended to
 //! log     append and replay: SQLite, or PostgreSQL for coordinators that share one log
 //! export  a log as lines of text: written, read back, damage found
@@ -15,6 +16,7 @@ pub mod export;
 pub mod journal;
 pub mod ledger;
 pub mod log;
+pub mod plan;
 pub mod stream;
 #[cfg(test)]
 mod test_rows;

@@ -3,10 +3,13 @@
 use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric as _, LabelValueEncoder, text,
+};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
@@ -104,7 +107,7 @@ impl Default for Metrics {
             redis_reconnects: Counter::default(),
         };
         r.register("jobs", "Jobs by how they ended", m.jobs.clone());
-        r.register("webhook_attempts", "Webhook attempts by what came of them", m.webhook_attempts.clone());
+        r.register("webhook_attempts", "Webhook attempts by their result", m.webhook_attempts.clone());
         let s = Unit::Seconds;
         r.register_with_unit("queue_wait", "From claim to run", s.clone(), m.queue_wait_seconds.clone());
         r.register_with_unit("run", "In the plugin", s.clone(), m.run_seconds.clone());
@@ -139,36 +142,59 @@ impl Metrics {
         self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// The text that Prometheus reads, with labels of the plugin in use and the gauges that the plugin sets.
-    pub fn render_with(&self, plugin: &[(&'static str, &str)], gauges: &[(String, f64)]) -> String {
-        const END: &str = "# EOF\n";
-        let mut text = self.render();
-        let end = text.ends_with(END);
-        text.truncate(text.len() - if end { END.len() } else { 0 });
-        let tame = |text: &str| text.replace(['\\', '"', '\n'], "_");
-        let labels: Vec<String> = plugin.iter().map(|(k, v)| format!("{k}=\"{}\"", tame(v))).collect();
-        text += "# HELP coda_host_plugin The plugin in use.\n# TYPE coda_host_plugin info\n";
-        text += &format!("coda_host_plugin_info{{{}}} 1\n", labels.join(","));
-        let plugin = tame(plugin.iter().find(|(k, _)| *k == "name").map_or("", |(_, v)| v));
-        for (name, value) in gauges {
-            // Writing to a String can't fail; the names were checked when they were set.
-            write!(
-                text,
-                "# TYPE coda_plugin_{name} gauge\ncoda_plugin_{name}{{plugin=\"{plugin}\"}} {value:?}\n"
-            )
-            .ok();
-        }
-        text + END
+    /// The text that Prometheus reads, with the metrics of the plugin in use.
+    pub fn render_with(&self, plugin: PluginMetrics) -> String {
+        // The plugin may be replaced at any time, so its metrics are registered for one scrape only.
+        let mut of_plugin = Registry::default();
+        of_plugin.register_collector(Box::new(plugin));
+        render(&[&self.registry, &of_plugin])
     }
 
     /// The text that Prometheus reads.
     pub fn render(&self) -> String {
-        let mut text = String::new();
-        match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            // Only a failing writer could cause it, and a String doesn't fail.
-            Err(_) => String::new(),
+        render(&[&self.registry])
+    }
+}
+
+fn render(registries: &[&Registry]) -> String {
+    let mut text = String::new();
+    let encoded = registries.iter().try_for_each(|registry| text::encode_registry(&mut text, registry));
+    match encoded.and_then(|()| text::encode_eof(&mut text)) {
+        Ok(()) => text,
+        // Only a failing writer could cause it, and a String doesn't fail.
+        Err(_) => String::new(),
+    }
+}
+
+/// Metrics of the plugin in use: its labels, and the gauges that it sets.
+#[derive(Debug)]
+pub struct PluginMetrics {
+    labels: Vec<(&'static str, String)>,
+    gauges: Vec<(String, f64)>,
+}
+
+impl PluginMetrics {
+    /// Names of gauges must be ones that Prometheus takes.
+    pub fn new(labels: &[(&'static str, &str)], gauges: Vec<(String, f64)>) -> PluginMetrics {
+        let labels = labels.iter().map(|(key, value)| (*key, (*value).to_string())).collect();
+        PluginMetrics { labels, gauges }
+    }
+}
+
+impl Collector for PluginMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let info = Info::new(self.labels.clone());
+        let kind = info.metric_type();
+        info.encode(encoder.encode_descriptor("coda_host_plugin", "The plugin in use.", None, kind)?)?;
+
+        let name = self.labels.iter().find(|(key, _)| *key == "name").map_or("", |(_, name)| name);
+        for (gauge, value) in &self.gauges {
+            let (metric, value) = (format!("coda_plugin_{gauge}"), ConstGauge::new(*value));
+            let kind = value.metric_type();
+            let mut family = encoder.encode_descriptor(&metric, "A gauge of the plugin.", None, kind)?;
+            value.encode(family.encode_family(&[("plugin", name)])?)?;
         }
+        Ok(())
     }
 }
 
@@ -204,5 +230,28 @@ pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
             error,
             "CODA_LOG can't be read; using '{level}'. Expected for instance: info,plugin=debug"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plugins_metrics_come_before_the_end_and_are_escaped() {
+        let labels = [("vendor", "acme"), ("name", "a \"b\"\nc")];
+        let gauges = vec![("fridge_kelvin".to_string(), 0.015), ("age".to_string(), 3.0)];
+        let text = Metrics::default().render_with(PluginMetrics::new(&labels, gauges));
+        assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
+        for line in [
+            "# TYPE coda_host_plugin info",
+            r#"coda_host_plugin_info{vendor="acme",name="a \"b\"\nc"} 1"#,
+            "# TYPE coda_plugin_fridge_kelvin gauge",
+            r#"coda_plugin_fridge_kelvin{plugin="a \"b\"\nc"} 0.015"#,
+            r#"coda_plugin_age{plugin="a \"b\"\nc"} 3.0"#,
+            r#"coda_host_jobs_total{outcome="completed"} 0"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
     }
 }

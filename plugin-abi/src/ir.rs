@@ -242,7 +242,7 @@ pub struct Program {
 
 /// What a compiler notes about a circuit; nothing that changes what is run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Notes {
+pub struct Metadata {
     pub source_hash: String,
     pub compiled_at: String,
     pub compiler_version: String,
@@ -283,15 +283,15 @@ impl Program {
     }
 
     /// The same circuit with these notes of its compiler.
-    pub fn with_notes(mut self, notes: Notes) -> Program {
-        let Notes { source_hash, compiled_at, compiler_version, optimization_level } = notes;
+    pub fn with_metadata(mut self, metadata: Metadata) -> Program {
+        let Metadata { source_hash, compiled_at, compiler_version, optimization_level } = metadata;
         (self.source_hash, self.compiled_at) = (source_hash, compiled_at);
         (self.compiler_version, self.optimization_level) = (compiler_version, optimization_level);
         self
     }
 
-    pub fn notes(&self) -> Notes {
-        Notes {
+    pub fn metadata(&self) -> Metadata {
+        Metadata {
             source_hash: self.source_hash.clone(),
             compiled_at: self.compiled_at.clone(),
             compiler_version: self.compiler_version.clone(),

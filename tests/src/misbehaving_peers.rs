@@ -1,11 +1,13 @@
 //! Peers inside the test program that behave as they shouldn't, on a real libp2p network.
 
-use coda_host::peers::protocol::Now;
+use coda_host::peers::protocol::PeerTime;
 use coda_host::peers::registry::Topic;
 use coda_host::peers::swarm::{
-    Announcement, Caller, Channel, Document, Network, NetworkSettings, Ready, Role,
+    Announcement, Caller, Channel, Document, Network, NetworkSettings, ReadyAnswer, Role,
 };
-use coda_host::peers::wire::{self, Advertisement, DispatchRequest, Heartbeat, ServiceSummary, Step};
+use coda_host::peers::wire::{
+    self, Advertisement, DispatchRequest, HealthStatus, PeerHeartbeat, PeerStep, ServiceSummary,
+};
 use coda_host::peers::{executing, protocol};
 use libp2p::identity::Keypair;
 use serde_json::{Value, json};
@@ -19,22 +21,22 @@ pub enum Behave {
     Idle,
     Decline,
     /// Never answers this step.
-    Silent(Step),
+    Silent(PeerStep),
     /// Answers a commit, and is gone.
     DieAfterCommit,
     /// Is gone when a dispatch comes.
     DieInDispatch,
     /// Answers this step with this text; empty: closes without an answer.
-    Rubbish(Step, String),
+    Rubbish(PeerStep, String),
     /// Answers this step with a good answer that is changed at this pointer.
-    Patched(Step, &'static str, Value),
+    Patched(PeerStep, &'static str, Value),
     Failed,
 }
 
 /// What a misbehaving_peers peer heard.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heard {
-    pub step: Step,
+    pub step: PeerStep,
     pub from: String,
     pub document: Value,
 }
@@ -98,42 +100,42 @@ pub fn settings(bootstrap: &str) -> NetworkSettings {
 
 impl CrookedRole {
     /// A good answer to a step.
-    fn good(&self, step: Step, document: &Value) -> Value {
+    fn good(&self, step: PeerStep, document: &Value) -> Value {
         let now = wire::time(0);
         let id = &document["reservation_id"];
         match step {
-            Step::Prepare => json!({
+            PeerStep::Prepare => json!({
                 "reservation_id": id, "accepting_peer_id": self.me, "transition": "accepted", "reason": null,
                 "replied_at": now,
             }),
-            Step::Commit => json!({ "reservation_id": id, "transition": "committed", "replied_at": now }),
-            Step::Cancel => json!({ "reservation_id": id, "transition": "cancelled", "replied_at": now }),
-            Step::Dispatch => {
+            PeerStep::Commit => json!({ "reservation_id": id, "transition": "committed", "replied_at": now }),
+            PeerStep::Cancel => json!({ "reservation_id": id, "transition": "cancelled", "replied_at": now }),
+            PeerStep::Dispatch => {
                 let request: DispatchRequest = wire::part(document.clone()).expect("a good dispatch");
                 let job = executing::read(request, 20).expect("a good payload");
                 let state = job.amplitudes.clone();
-                let bytes = executing::answer(job, &state, &self.me, 1.0, Some(1.0), Now::default());
+                let bytes = executing::answer(job, &state, &self.me, 1.0, Some(1.0), PeerTime::default());
                 serde_json::from_slice(&bytes).expect("JSON")
             }
         }
     }
 
-    fn bytes(&self, step: Step, document: &Value) -> Option<Vec<u8>> {
+    fn bytes(&self, step: PeerStep, document: &Value) -> Option<Vec<u8>> {
         match &self.behave {
             Behave::Rubbish(at, text) if *at == step => (!text.is_empty()).then(|| text.clone().into_bytes()),
-            Behave::Decline if step == Step::Prepare => {
+            Behave::Decline if step == PeerStep::Prepare => {
                 let mut answer = self.good(step, document);
                 answer["transition"] = json!("rejected");
                 answer["reason"] = json!("not today");
                 Some(answer.to_string().into_bytes())
             }
-            Behave::Failed if step == Step::Dispatch => {
+            Behave::Failed if step == PeerStep::Dispatch => {
                 let request: DispatchRequest = wire::part(document.clone()).expect("a good dispatch");
                 Some(wire::write(&protocol::failed(
                     &self.me,
                     &request,
                     "the cryostat is warm",
-                    Now::default(),
+                    PeerTime::default(),
                 )))
             }
             Behave::Patched(at, pointer, value) if *at == step => {
@@ -159,30 +161,36 @@ impl Role for CrookedRole {
         true
     }
 
-    fn request(&mut self, caller: Caller, step: Step, document: Document, channel: Channel) -> Option<Ready> {
+    fn request(
+        &mut self,
+        caller: Caller,
+        step: PeerStep,
+        document: Document,
+        channel: Channel,
+    ) -> Option<ReadyAnswer> {
         let document: Value = serde_json::from_slice(&document.bytes).expect("the coordinator sends JSON");
         self.heard.send(Heard { step, from: caller.peer, document: document.clone() }).ok();
         if self.gone || self.behave == Behave::Silent(step) {
             self.kept.push(channel);
             return None;
         }
-        if self.behave == Behave::DieInDispatch && step == Step::Dispatch {
+        if self.behave == Behave::DieInDispatch && step == PeerStep::Dispatch {
             self.kept.push(channel);
             self.die();
             return None;
         }
         let bytes = self.bytes(step, &document)?;
-        if self.behave == Behave::DieAfterCommit && step == Step::Commit {
+        if self.behave == Behave::DieAfterCommit && step == PeerStep::Commit {
             self.die();
         }
-        Some((step, channel, bytes))
+        Some(ReadyAnswer { step, channel, bytes })
     }
 
     async fn work(&mut self) {
         std::future::pending().await
     }
 
-    fn answers(&mut self) -> Vec<Ready> {
+    fn answers(&mut self) -> Vec<ReadyAnswer> {
         Vec::new()
     }
 
@@ -207,9 +215,9 @@ impl Role for CrookedRole {
             peer_log_position: 0,
             emitted_at: emitted_at.clone(),
         };
-        let heartbeat = Heartbeat {
+        let heartbeat = PeerHeartbeat {
             peer_id: self.me.clone(),
-            health_status: "healthy".into(),
+            health_status: HealthStatus::Healthy,
             active_reservations: 0,
             active_executions: 0,
             peer_log_position: 0,

@@ -17,13 +17,13 @@ use coda_host::config::device::DeviceConfig;
 use coda_host::config::load::{self, ProcessEnv};
 use coda_host::config::settings::Dirs;
 use coda_host::config::source::Source;
-use coda_host::coordinator::circuit;
 use coda_host::executor::locate::{self, LocateRequest};
 use coda_host::jobs::message::{Message, envelope, work};
 use coda_host::jobs::redis::{Names, Redis};
 use coda_host::model::{MessageId, Secret, cut, masked_url};
 use coda_host::peers::scan::Scanner;
 use coda_host::peers::{amplitude, executing, operation, wire};
+use coda_host::qasm;
 use coda_host::reservation::export;
 use coda_host_tests::artifacts::project_file;
 use coda_plugin_abi::Program;
@@ -262,7 +262,7 @@ fn device(input: &[u8]) {
 
 fn qasm(input: &[u8]) {
     if let Ok(text) = std::str::from_utf8(input)
-        && let Ok(circuit) = circuit::parse(text)
+        && let Ok(circuit) = qasm::parse(text)
     {
         // What is written is what every peer reads.
         for operation in &circuit.operations {
@@ -280,7 +280,7 @@ fn peer(input: &[u8]) {
     let last = (0..=input.len()).map(|n| pieces.look(&input[..n])).last();
     assert_eq!(last, Some(whole), "the end of a document doesn't depend on the pieces");
     drop(wire::read::<wire::PrepareRequest>(input));
-    drop(wire::read::<wire::Heartbeat>(input));
+    drop(wire::read::<wire::PeerHeartbeat>(input));
     drop(wire::read::<wire::Advertisement>(input));
     drop(wire::read::<wire::DispatchAnswer>(input));
     if let Ok(request) = wire::read::<wire::DispatchRequest>(input) {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,7 @@ pub async fn serve(
     request_timeout: Duration,
     stop: CancellationToken,
 ) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -39,7 +40,7 @@ pub async fn serve(
                 continue;
             }
         };
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
         let service = TowerToHyperService::new(router.clone());
         let stop = stop.clone();
         tokio::spawn(async move {
@@ -59,51 +60,126 @@ pub async fn serve(
     }
 }
 
+/// The body of an error, in the form of RFC 9457.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Problem", deny_unknown_fields)]
+pub struct ProblemBody {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub title: &'static str,
+    pub status: u16,
+    pub detail: String,
+    /// The field of the request that is wrong, when it is one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldProblem>,
+    /// Where in the circuit the error is, when it is in a circuit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<CircuitPosition>,
+}
+
+/// What is wrong with one field of a request.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct FieldProblem {
+    pub field: String,
+    pub message: String,
+}
+
+/// A position in a circuit's source, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct CircuitPosition {
+    pub line: u32,
+    pub column: u32,
+}
+
 /// An answer that says what is wrong, and with which field.
-pub struct Problem {
+#[derive(Debug)]
+pub struct ApiProblem {
     status: StatusCode,
-    detail: String,
-    field: Option<String>,
-    extra: Option<(&'static str, Value)>,
+    body: ProblemBody,
 }
 
-impl Problem {
-    pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
-        Problem { status, detail: detail.into(), field: None, extra: None }
+impl ApiProblem {
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> ApiProblem {
+        let body = ProblemBody {
+            kind: "about:blank",
+            title: status.canonical_reason().unwrap_or("Error"),
+            status: status.as_u16(),
+            detail: detail.into(),
+            errors: Vec::new(),
+            place: None,
+        };
+        ApiProblem { status, body }
     }
 
-    /// What is wrong lies in this field of the body.
-    pub fn field(mut self, name: impl Into<String>) -> Problem {
-        self.field = Some(name.into());
+    /// The body of the answer.
+    pub fn body(&self) -> &ProblemBody {
+        &self.body
+    }
+
+    /// Names the field of the request that is wrong.
+    pub fn field(mut self, name: impl Into<String>) -> ApiProblem {
+        self.body.errors.push(FieldProblem { field: name.into(), message: self.body.detail.clone() });
         self
     }
 
-    pub fn with(mut self, key: &'static str, value: Value) -> Problem {
-        self.extra = Some((key, value));
+    /// Names the position in the circuit that is wrong.
+    pub fn place(mut self, line: u32, column: u32) -> ApiProblem {
+        self.body.place = Some(CircuitPosition { line, column });
         self
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ApiProblem {
     fn into_response(self) -> Response {
-        let mut body = json!({
-            "type": "about:blank",
-            "title": self.status.canonical_reason().unwrap_or("Error"),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-        });
-        if let Some(field) = self.field {
-            body["errors"] = json!([{ "field": field, "message": self.detail }]);
+        let mut response = json_response(self.status, "application/problem+json", &self.body);
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if let Some((key, value)) = self.extra {
-            body[key] = value;
-        }
-        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
-        (self.status, kind, body.to_string()).into_response()
+        response
     }
 }
 
 /// A JSON answer.
-pub fn reply(status: StatusCode, body: &Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+pub fn reply<T: Serialize>(status: StatusCode, body: &T) -> Response {
+    json_response(status, "application/json", body)
+}
+
+fn json_response<T: Serialize>(status: StatusCode, content_type: &'static str, body: &T) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => (status, [(header::CONTENT_TYPE, content_type)], bytes).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "an answer of the local service could not be written as JSON");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_problem_names_its_field_and_place_only_when_it_has_them() {
+        let plain = ApiProblem::new(StatusCode::NOT_FOUND, "there is no such job").body;
+        let expected = json!({
+            "type": "about:blank", "title": "Not Found", "status": 404, "detail": "there is no such job",
+        });
+        assert_eq!(serde_json::to_value(&plain).unwrap(), expected);
+        let circuit = ApiProblem::new(StatusCode::UNPROCESSABLE_ENTITY, "bad").field("qasm").place(3, 7).body;
+        let body = serde_json::to_value(&circuit).unwrap();
+        assert_eq!(body["errors"], json!([{ "field": "qasm", "message": "bad" }]));
+        assert_eq!(body["place"], json!({ "line": 3, "column": 7 }));
+    }
+
+    #[test]
+    fn a_missing_token_is_asked_for() {
+        let response = ApiProblem::new(StatusCode::UNAUTHORIZED, "no token").into_response();
+        assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer");
+        let response = ApiProblem::new(StatusCode::FORBIDDEN, "no").into_response();
+        assert!(!response.headers().contains_key(header::WWW_AUTHENTICATE));
+    }
 }

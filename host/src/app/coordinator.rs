@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use libp2p::identity::Keypair;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -15,7 +16,7 @@ use super::peer::network_settings;
 use crate::api::coordinator::{Access, Api, router};
 use crate::api::http;
 use crate::config::settings::Settings;
-use crate::coordinator::block::{WalkLimits, Walker};
+use crate::coordinator::fallback::{BlockLimits, BlockRunner};
 use crate::coordinator::role::{Directory, Listener};
 use crate::coordinator::service::{Service, ServiceLimits};
 use crate::daemon::instance_lock::InstanceLock;
@@ -47,52 +48,31 @@ pub async fn open_log(settings: &Settings) -> Result<Log, Failure> {
 /// Runs the coordinator until it is stopped.
 ///
 /// # Errors
-/// Whatever keeps it from starting.
+/// When another coordinator runs in the same directory, the port, the event log or the identity can't be used, or the
+/// network can't be started; afterwards when a task ends that must not.
 pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     super::watch_signals(stop.clone());
     let dir = dir(&settings);
     let _instance_lock = InstanceLock::acquire(&dir, &dir)?;
     let c = &settings.coordinator;
+    // Whatever can fail without a trace is done before the network and the jobs begin.
     let listener = bind(&c.http).await?;
     let address = listener.local_addr().map_err(|e| bind_failure(&c.http, &e))?;
     let log = open_log(&settings).await?;
     let events = log.verify().await?;
     let key = identity::load(&dir)?;
-    let directory = Directory::new(c.stale);
-    let network = {
-        let (directory, sweep) = (directory.clone(), c.sweep);
-        let net = network_settings(&settings.peer.network, &c.listen);
-        Network::start(key, net, move || Listener::new(directory, sweep)).await?
-    };
-    let limits = WalkLimits { call: c.call_limit, dispatch: c.dispatch_limit, ttl_seconds: c.ttl_seconds };
-    let walker =
-        Walker { network: network.clone(), log: log.clone(), directory, limits, tasks: TaskTracker::new() };
-    let service = Service::new(
-        walker,
-        ServiceLimits {
-            running: c.max_running,
-            waiting: c.max_waiting,
-            max_shots: c.max_shots,
-            peer_wait: c.peer_wait,
-            expiry_interval: c.expiry_interval,
-        },
-    );
+    let service = start_service(&settings, key, log.clone()).await?;
     service.recover().await?;
+
     let access = Access { token: c.api_token.clone(), loopback: address.ip().is_loopback() };
-    if access.token.is_none() && !access.loopback {
-        tracing::warn!(
-            "without CODA_API_TOKEN jobs are taken on a loopback address only: set one, or use --http 127.0.0.1:8090"
-        );
-    }
-    if access.token.as_ref().is_some_and(|t| t.expose().len() < SHORT_TOKEN) {
-        tracing::warn!("CODA_API_TOKEN is short enough to be guessed: take one of `openssl rand -hex 24`");
-    }
+    warn_of_weak_access(&access);
     let router = router(Api { service: service.clone(), access: Arc::new(access) });
     let mut tasks = Supervisor::new(stop.clone());
     let api_stop = CancellationToken::new();
     tasks.spawn(TaskKind::Api, http::serve(listener, router, settings.api.request_timeout, api_stop.clone()));
     tasks.spawn(TaskKind::ReservationExpiry, service.clone().expire());
+    let network = service.runner.network.clone();
     tracing::info!(
         peer_id = network.peer_id(),
         http = %address,
@@ -104,6 +84,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
         () = stop.cancelled() => None,
         failed = tasks.failed() => Some(Failure::from(failed)),
     };
+    // Clients may ask for their jobs until these have ended.
     service.shut_down(settings.shutdown.drain).await;
     api_stop.cancel();
     network.stop().await;
@@ -115,6 +96,36 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
             tracing::info!("stopped");
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// Starts the network and the service that runs jobs on it.
+async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Service, Failure> {
+    let c = &settings.coordinator;
+    let directory = Directory::new(c.stale);
+    let (listening, sweep) = (directory.clone(), c.sweep);
+    let net = network_settings(&settings.peer.network, &c.listen);
+    let network = Network::start(key, net, move || Listener::new(listening, sweep)).await?;
+    let limits = BlockLimits { call: c.call_limit, dispatch: c.dispatch_limit, ttl_seconds: c.ttl_seconds };
+    let runner = BlockRunner { network, log, directory, limits, tasks: TaskTracker::new() };
+    let limits = ServiceLimits {
+        running: c.max_running,
+        waiting: c.max_waiting,
+        max_shots: c.max_shots,
+        peer_wait: c.peer_wait,
+        expiry_interval: c.expiry_interval,
+    };
+    Ok(Service::new(runner, limits))
+}
+
+fn warn_of_weak_access(access: &Access) {
+    if access.token.is_none() && !access.loopback {
+        tracing::warn!(
+            "without CODA_API_TOKEN jobs are taken on a loopback address only: set one, or use --http 127.0.0.1:8090"
+        );
+    }
+    if access.token.as_ref().is_some_and(|t| t.expose().len() < SHORT_TOKEN) {
+        tracing::warn!("CODA_API_TOKEN is short enough to be guessed: take one of `openssl rand -hex 24`");
     }
 }
 

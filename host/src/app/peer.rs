@@ -118,7 +118,7 @@ pub fn network_settings(
 
 impl PeerSources {
     /// What the local service reads of a stage.
-    pub fn of(stage: &PeerStage) -> PeerSources {
+    pub fn from_stage(stage: &PeerStage) -> PeerSources {
         PeerSources { network: stage.network_view.clone(), peer: stage.view.clone() }
     }
 }

@@ -12,7 +12,7 @@ use super::lifecycle::{self, Readiness};
 use super::peer::{self, PeerStage};
 use super::reload::Reloads;
 use super::startup::{CloudSide, ExecutorStarted, Halt, LocalService, Registered};
-use crate::api::{PeerSources, Reading, Sources};
+use crate::api::{ApiSources, HostSources, PeerSources};
 use crate::cloud::heartbeat::{Heartbeat, HeartbeatOutcome, HeartbeatState};
 use crate::config::settings::Settings;
 use crate::daemon::conflicts::ConsumerLock;
@@ -138,7 +138,7 @@ impl Registered {
             report,
         };
         tasks.spawn(TaskKind::Reloads, serving.serve());
-        let peers = connections.peers.as_ref().map(PeerSources::of);
+        let peers = connections.peers.as_ref().map(PeerSources::from_stage);
         // Ends beside the jobs, within the same limit.
         let lending =
             connections.peers.map(|stage| lend(tasks, stage, stop.clone(), settings.shutdown.drain));
@@ -156,7 +156,7 @@ impl Registered {
                     late_stop: late_stop.clone(),
                 };
                 let started = parts.start(tasks, cloud, jobs);
-                reading = Reading::Host(Box::new(Sources {
+                reading = ApiSources::Host(Box::new(HostSources {
                     peers,
                     snapshot: started.snapshot,
                     redis: started.redis.clone(),
@@ -178,7 +178,7 @@ impl Registered {
                 );
             }
             _ => {
-                reading = Reading::PeerOnly { peers, metrics, executor: status, reloads };
+                reading = ApiSources::PeerOnly { peers, metrics, executor: status, reloads };
                 readiness = Readiness::PeerOnly;
                 running = (Work::Lending { executor, reports }, None, None, None);
                 tracing::info!("coda-host is up, without a cloud");

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lifecycle::Lifecycle;
 use super::{AppError, Prepared, locate_plugin, registration, runs_as, start_executor};
-use crate::api::{self, Reading};
+use crate::api::{self, ApiSources};
 use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{self, Registration};
 use crate::config::load::ProcessEnv;
@@ -216,7 +216,7 @@ async fn record_deaths(
 pub struct LocalService {
     pub tasks: Supervisor,
     /// What the service reads, once the host is up.
-    pub up: watch::Sender<Option<Arc<Reading>>>,
+    pub up: watch::Sender<Option<Arc<ApiSources>>>,
     pub stop: CancellationToken,
 }
 

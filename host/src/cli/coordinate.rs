@@ -17,11 +17,13 @@ use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain, Failure, exit};
 use crate::model::{Secret, cut};
 
-/// Beyond what any answer needs.
+/// Time limit of one request to the coordinator.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// An answer of a long job takes its time too: for so many times of that the coordinator is left alone.
-const LEFT_ALONE: u32 = 9;
+/// Shortest pause between two requests for the job.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause between two requests, in multiples of the time that the last answer took: the answer of a large job is
+/// work for the coordinator.
+const PAUSE_PER_ANSWER: u32 = 9;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -56,7 +58,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
         ..failure
     })?;
     let qasm = String::from_utf8(text)
-        .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is no UTF-8 text"))?;
+        .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is not UTF-8 text"))?;
     let flags: HashMap<&'static str, String> =
         args.url.clone().map(|url| ("CODA_COORDINATOR_URL", url)).into_iter().collect();
     let (settings, _) = load::settings(&env, flags, load::dirs(&env)?, None)?;
@@ -87,18 +89,18 @@ async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> 
     if !args.json {
         out.line(&job_id)?;
     }
-    let mut told: HashSet<String> = HashSet::new();
+    let mut reported: HashSet<String> = HashSet::new();
     let job = loop {
         let asked = Instant::now();
         let job = client.job(&job_id).await.map_err(|failure| lost(&job_id, failure))?;
         let took = asked.elapsed();
         if !args.json {
-            progress(&mut out, &job, &mut told)?;
+            progress(&mut out, &job, &mut reported)?;
         }
         if matches!(job["status"].as_str(), Some("completed" | "failed")) {
             break job;
         }
-        tokio::time::sleep(LOOK_AGAIN.max(took * LEFT_ALONE)).await;
+        tokio::time::sleep(POLL_INTERVAL.max(took * PAUSE_PER_ANSWER)).await;
     };
     let completed = job["status"] == "completed";
     if args.json {
@@ -115,14 +117,14 @@ async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> 
     Ok(if completed { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) })
 }
 
-/// A line for each block that has come to its end since the last look.
-fn progress(out: &mut Out, job: &Value, told: &mut HashSet<String>) -> Result<(), Failure> {
+/// Prints a line for each block that has ended since the last request.
+fn progress(out: &mut Out, job: &Value, reported: &mut HashSet<String>) -> Result<(), Failure> {
     let all: usize = job["plan"]["stages"]
         .as_array()
         .map_or(0, |s| s.iter().map(|b| b.as_array().map_or(0, Vec::len)).sum());
     for block in job["blocks"].as_array().into_iter().flatten() {
         let (id, state) = (block["block_id"].as_str().unwrap_or("?"), block["state"].as_str().unwrap_or("?"));
-        if !matches!(state, "completed" | "failed" | "abandoned") || !told.insert(id.into()) {
+        if !matches!(state, "completed" | "failed" | "abandoned") || !reported.insert(id.into()) {
             continue;
         }
         let peer = block["peer_id"].as_str().unwrap_or("-");
@@ -136,7 +138,7 @@ fn progress(out: &mut Out, job: &Value, told: &mut HashSet<String>) -> Result<()
             format!(", {ms:.digits$} ms")
         });
         let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", short(e)));
-        let n = told.len();
+        let n = reported.len();
         out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
     }
     Ok(())
@@ -152,13 +154,12 @@ fn wrong_circuit(file: &str, why: &str) -> Failure {
     }
 }
 
-/// The coordinator has gone while the job ran.
+/// The coordinator stopped answering while the job ran.
 fn lost(job_id: &str, failure: Failure) -> Failure {
     Failure {
-        message: format!("{}, and {job_id} had been submitted", failure.message),
+        message: format!("{}; the job {job_id} was submitted before", failure.message),
         hint: Some(format!(
-            "a coordinator that starts again fails the jobs it was stopped in: see GET /api/v1/jobs/{job_id}, and submit \
-             it again"
+            "a restarted coordinator fails the jobs that were running; see GET /api/v1/jobs/{job_id}, and submit it again"
         )),
         ..failure
     }

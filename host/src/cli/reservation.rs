@@ -11,7 +11,7 @@ use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain as _, Failure, exit};
 use crate::peers::wire::time;
 use crate::reservation::export::{self, Verifier};
-use crate::reservation::ledger::State;
+use crate::reservation::ledger::ReservationState;
 use crate::reservation::log::{Log, Row};
 use crate::reservation::stream::StreamId;
 
@@ -29,13 +29,13 @@ Examples:
   coda-host reservation replay --lines > log.jsonl   the whole log as text
   coda-host reservation replay log.jsonl             the same states out of that text
   coda-host reservation show --peer res-4f0c...      as the peer on this machine saw it")]
-pub enum Command {
+pub enum ReservationSubcommand {
     /// The events of one reservation, and its state
     Show {
         /// Reservation id
         id: String,
         #[command(flatten)]
-        place: Place,
+        location: LogLocation,
     },
     /// Fold the log, or an exported one, and print every reservation's state
     Replay {
@@ -46,20 +46,20 @@ pub enum Command {
         #[arg(long, conflicts_with = "file")]
         lines: bool,
         #[command(flatten)]
-        place: Place,
+        location: LogLocation,
     },
     /// Check every event of the log, or of an exported one
     Verify {
         #[arg(value_hint = clap::ValueHint::FilePath)]
         file: Option<PathBuf>,
         #[command(flatten)]
-        place: Place,
+        location: LogLocation,
     },
 }
 
 /// Which log.
 #[derive(Debug, clap::Args)]
-pub struct Place {
+pub struct LogLocation {
     /// The coordinator's log: a file or a postgres:// URL (CODA_COORDINATOR_STORE)
     #[arg(long, value_name = "PATH|URL")]
     store: Option<String>,
@@ -68,17 +68,19 @@ pub struct Place {
     peer: bool,
 }
 
-pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+pub fn run(command: ReservationSubcommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let runtime = super::runtime()?;
     runtime.block_on(async {
         match command {
-            Command::Show { id, place } => show(&id, &open(&place, env).await?).await,
-            Command::Replay { file: Some(file), .. } => replay_file(&env.cwd.join(file)),
-            Command::Replay { lines: true, place, .. } => lines(&open(&place, env).await?).await,
-            Command::Replay { place, .. } => replay(&open(&place, env).await?).await,
-            Command::Verify { file: Some(file), .. } => verify_file(&env.cwd.join(file)),
-            Command::Verify { place, .. } => {
-                let log = open(&place, env).await?;
+            ReservationSubcommand::Show { id, location } => show(&id, &open(&location, env).await?).await,
+            ReservationSubcommand::Replay { file: Some(file), .. } => replay_file(&env.cwd.join(file)),
+            ReservationSubcommand::Replay { lines: true, location, .. } => {
+                lines(&open(&location, env).await?).await
+            }
+            ReservationSubcommand::Replay { location, .. } => replay(&open(&location, env).await?).await,
+            ReservationSubcommand::Verify { file: Some(file), .. } => verify_file(&env.cwd.join(file)),
+            ReservationSubcommand::Verify { location, .. } => {
+                let log = open(&location, env).await?;
                 let events = log.verify().await?;
                 super::put(
                     format!("{events} events, all as they were written ({})\n", log.location()).as_bytes(),
@@ -88,17 +90,17 @@ pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     })
 }
 
-async fn open(place: &Place, env: &ProcessEnv) -> Result<Log, Failure> {
-    let flags = place.store.clone().map(|store| ("CODA_COORDINATOR_STORE", store)).into_iter().collect();
+async fn open(location: &LogLocation, env: &ProcessEnv) -> Result<Log, Failure> {
+    let flags = location.store.clone().map(|store| ("CODA_COORDINATOR_STORE", store)).into_iter().collect();
     let (settings, _) = load::settings(env, flags, load::dirs(env)?, None)?;
-    let default = match place.peer {
+    let default = match location.peer {
         true => Log::default_path(&settings.dirs.state),
         false => Log::default_path(&coordinator::dir(&settings)),
     };
     let remote =
-        !place.peer && settings.coordinator.store.as_ref().is_some_and(|s| s.expose().contains("://"));
+        !location.peer && settings.coordinator.store.as_ref().is_some_and(|s| s.expose().contains("://"));
     let path = match &settings.coordinator.store {
-        Some(store) if !place.peer => env.cwd.join(store.expose()),
+        Some(store) if !location.peer => env.cwd.join(store.expose()),
         _ => default,
     };
     // A look must not make an empty log.
@@ -150,13 +152,13 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
         // Writing to a String can't fail.
         writeln!(text, "{}  {}", time(row.at), row.body).ok();
     }
-    for (stream, (_, state)) in &verifier.reservations {
-        text += &state_line(stream, state.as_ref());
+    for (stream, progress) in &verifier.reservations {
+        text += &state_line(stream, progress.state.as_ref());
     }
     super::put(text.as_bytes())
 }
 
-fn state_line(stream: &str, state: Option<&State>) -> String {
+fn state_line(stream: &str, state: Option<&ReservationState>) -> String {
     let Some(s) = state else { return format!("{stream}  (its beginning was removed)\n") };
     let mut line = format!("{stream}  {}", s.transition.name());
     if let Some(peer) = &s.accepting_peer_id {
@@ -196,9 +198,11 @@ async fn replay(log: &Log) -> Result<ExitCode, Failure> {
 
 fn states(verifier: &Verifier) -> String {
     let mut streams: Vec<_> = verifier.reservations.iter().collect();
-    streams.sort_by_key(|(stream, (_, state))| (state.as_ref().map(|s| s.requested_at), (*stream).clone()));
+    streams.sort_by_key(|(stream, progress)| {
+        (progress.state.as_ref().map(|s| s.requested_at), (*stream).clone())
+    });
     let mut text: String =
-        streams.iter().map(|(stream, (_, state))| state_line(stream, state.as_ref())).collect();
+        streams.iter().map(|(stream, progress)| state_line(stream, progress.state.as_ref())).collect();
     text += &format!("{} events, {} reservations\n", verifier.rows, streams.len());
     text
 }
@@ -214,7 +218,7 @@ async fn lines(log: &Log) -> Result<ExitCode, Failure> {
     }
 }
 
-fn read_lines(file: &Path) -> Result<export::Lines, Failure> {
+fn read_lines(file: &Path) -> Result<export::ExportedLog, Failure> {
     let bytes = std::fs::read(file).map_err(|e| Failure {
         code: "log-read",
         message: format!("{} can't be read", file.display()),
@@ -224,7 +228,7 @@ fn read_lines(file: &Path) -> Result<export::Lines, Failure> {
     })?;
     let lines = export::read(&bytes)
         .map_err(|e| damaged(&file.display().to_string(), &format!("line {}", e.line), &e.what))?;
-    if let Some((line, length)) = lines.torn {
+    if let Some(export::TornLine { line, length }) = lines.torn {
         eprintln!(
             "note: line {line} is incomplete ({length} bytes, cut by a crash or a full disk) and is left out"
         );
@@ -235,8 +239,8 @@ fn read_lines(file: &Path) -> Result<export::Lines, Failure> {
 fn folded(file: &Path) -> Result<Verifier, Failure> {
     let mut verifier = Verifier::default();
     for row in &read_lines(file)?.rows {
-        let place = file.display().to_string();
-        verifier.take(row).map_err(|what| damaged(&place, &format!("event {}", row.position), &what))?;
+        let location = file.display().to_string();
+        verifier.take(row).map_err(|what| damaged(&location, &format!("event {}", row.position), &what))?;
     }
     Ok(verifier)
 }

@@ -1,40 +1,41 @@
-//! One job: its record, and its stages. A stage starts when the one before is done; its blocks run side by side.
+//! Runs one job stage by stage. A stage starts when the previous one is complete; its blocks run concurrently.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::block::{Attempt, Completed, Walk, WalkError, Walker, uuid4};
-use super::circuit::Circuit;
 use super::combine::{Component, combine, counts};
+use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
+use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
 use crate::peers::amplitude;
-use crate::peers::wire::time;
-use crate::reservation::journal::JobFact;
+use crate::qasm::Circuit;
+use crate::reservation::journal::{FinalState, JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
 
-/// Blocks of a stage that are walked at once.
-const SIDE_BY_SIDE: usize = 32;
-/// A final state of more qubits isn't shown.
+/// Most blocks of a stage that run at once.
+const MAX_CONCURRENT_BLOCKS: usize = 32;
+/// Most qubits of a final state that is shown.
 const SHOWN_QUBITS: usize = 12;
+/// How keys of counts are read, for users.
+const BIT_ORDER: &str = "character i of a key is the i-th of measured_qubits";
 
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     #[error(transparent)]
     NoCandidate(#[from] NoCandidate),
     #[error(transparent)]
-    Walk(#[from] WalkError),
+    Block(#[from] BlockError),
     #[error(transparent)]
     Log(#[from] LogError),
     #[error(transparent)]
-    Tell(#[from] AppendError),
-    #[error("a block's task ended badly: {0}")]
+    Append(#[from] AppendError),
+    #[error("a block of the job failed inside the coordinator: {0}; report this as a bug")]
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Where a job's record goes: the log first, then everybody who looks.
-pub trait Record: Clone + Send + Sync + 'static {
+/// Records the facts of a job: in the log first, then for those who watch the job.
+pub trait JobRecorder: Clone + Send + Sync + 'static {
     /// Records a fact.
     fn record(&self, fact: JobFact) -> impl Future<Output = Result<(), LogError>> + Send;
 }
@@ -42,54 +43,54 @@ pub trait Record: Clone + Send + Sync + 'static {
 /// Runs a job to its end.
 ///
 /// # Errors
-/// Why it failed; that is not recorded yet.
+/// When a block has no candidate, all candidates of a block failed, or an event can't be recorded. The end of the job
+/// is not recorded yet.
 pub async fn run(
-    walker: &Walker,
+    runner: &BlockRunner,
     circuit: &Circuit,
     shots: u32,
     job_id: &str,
-    record: &impl Record,
-) -> Result<Value, JobError> {
+    record: &impl JobRecorder,
+) -> Result<JobResult, JobError> {
     let plan_id = format!("plan-{}", uuid4());
-    let plan = plan(&plan_id, circuit, &walker.directory.candidates())?;
-    // Plain data, whose JSON can't fail.
-    record.record(JobFact::Planned { plan: serde_json::to_value(&plan).unwrap_or_default() }).await?;
+    let plan = plan(&plan_id, circuit, &runner.directory.candidates())?;
+    record.record(JobFact::Planned { plan: plan.clone() }).await?;
     let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
     let plan = std::sync::Arc::new(plan);
     for number in 0..plan.stages.len() {
-        components = stage(walker, &plan, number, job_id, components, record).await?;
+        components = stage(runner, &plan, number, job_id, components, record).await?;
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
     Ok(result(circuit, &state, shots))
 }
 
-/// A block that waits for its turn.
-struct Waiting {
+/// A block that is ready to run.
+struct WaitingBlock {
     n: usize,
     state: Component,
-    /// Candidates tried so far.
+    /// Number of candidates that were tried so far.
     attempts: u32,
-    /// Blocks of the stage that were done when it was begun last.
+    /// Number of completed blocks of the stage when this block was started last.
     done: usize,
 }
 
-/// How a block's turn ended.
-enum Turn {
-    Done(Completed),
+/// The result of one attempt to run a block with all its candidates.
+enum BlockOutcome {
+    Done(CompletedBlock),
     /// Its peers have no slot free. Those may be the slots of this job: it has another turn when one of its blocks
     /// is done.
-    Full(Waiting, WalkError),
+    Full(WaitingBlock, BlockError),
 }
 
 /// Runs the blocks of a stage side by side; the components behind it.
 async fn stage(
-    walker: &Walker,
+    runner: &BlockRunner,
     plan: &std::sync::Arc<Plan>,
     number: usize,
     job_id: &str,
     mut components: Vec<Component>,
-    record: &impl Record,
+    record: &impl JobRecorder,
 ) -> Result<Vec<Component>, JobError> {
     let mut ready = VecDeque::new();
     for (n, block) in plan.stages[number].iter().enumerate() {
@@ -97,32 +98,34 @@ async fn stage(
             .into_iter()
             .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
         components = others;
-        ready.push_back(Waiting { n, state: combine(mine), attempts: 0, done: 0 });
+        ready.push_back(WaitingBlock { n, state: combine(mine), attempts: 0, done: 0 });
     }
-    let mut running: JoinSet<Result<Turn, JobError>> = JoinSet::new();
-    let mut declined: Vec<(Waiting, WalkError)> = Vec::new();
+    let mut running: JoinSet<Result<BlockOutcome, JobError>> = JoinSet::new();
+    let mut declined: Vec<(WaitingBlock, BlockError)> = Vec::new();
     let mut done = 0;
     loop {
-        while running.len() < SIDE_BY_SIDE
+        while running.len() < MAX_CONCURRENT_BLOCKS
             && let Some(mut next) = ready.pop_front()
         {
             next.done = done;
-            let (walker, record) = (walker.clone(), record.clone());
+            let (runner, record) = (runner.clone(), record.clone());
             let (plan, job_id) = (plan.clone(), job_id.to_string());
-            running.spawn(async move { turn(&walker, &plan, number, &job_id, next, &record).await });
+            running.spawn(
+                async move { run_waiting_block(&runner, &plan, number, &job_id, next, &record).await },
+            );
         }
         match running.join_next().await {
             Some(ended) => match ended?? {
-                Turn::Done(completed) => {
+                BlockOutcome::Done(completed) => {
                     done += 1;
                     components.push(completed.state);
                     ready.extend(declined.drain(..).map(|(waiting, _)| waiting));
                 }
-                Turn::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
-                Turn::Full(waiting, error) => declined.push((waiting, error)),
+                BlockOutcome::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
+                BlockOutcome::Full(waiting, error) => declined.push((waiting, error)),
             },
             None => match declined.pop() {
-                // Nothing of this job holds a slot any more: they are others'.
+                // This job holds no slot any more, so waiting for one of its own blocks would not help.
                 Some((_, error)) => return Err(failed(record, error).await?),
                 None => return Ok(components),
             },
@@ -130,17 +133,17 @@ async fn stage(
     }
 }
 
-async fn turn(
-    walker: &Walker,
+async fn run_waiting_block(
+    runner: &BlockRunner,
     plan: &Plan,
     stage: usize,
     job_id: &str,
-    waiting: Waiting,
-    record: &impl Record,
-) -> Result<Turn, JobError> {
-    let Waiting { n, state, attempts, done } = waiting;
+    waiting: WaitingBlock,
+    record: &impl JobRecorder,
+) -> Result<BlockOutcome, JobError> {
+    let WaitingBlock { n, state, attempts, done } = waiting;
     let block = &plan.stages[stage][n];
-    let walk = Walk {
+    let run = BlockRun {
         plan_id: &plan.plan_id,
         workflow_run_id: job_id,
         block,
@@ -149,11 +152,11 @@ async fn turn(
         attempts,
     };
     let block_id = &block.block_id;
-    let tell = |a: Attempt| {
+    let on_attempt = |a: Attempt| {
         let Attempt { attempt, peer_id, reservation_id } = a;
         record.record(JobFact::Attempted { block_id: block_id.clone(), attempt, peer_id, reservation_id })
     };
-    match walker.walk(&walk, tell).await {
+    match runner.run_block(&run, on_attempt).await {
         Ok(completed) => {
             let fact = JobFact::BlockCompleted {
                 block_id: block_id.clone(),
@@ -163,176 +166,38 @@ async fn turn(
                 latency_ms: completed.latency_ms,
             };
             record.record(fact).await?;
-            Ok(Turn::Done(completed))
+            Ok(BlockOutcome::Done(completed))
         }
-        Err(error @ WalkError::AllFailed { attempts, full: true, .. }) => {
-            Ok(Turn::Full(Waiting { n, state: walk.state, attempts, done }, error))
+        Err(error @ BlockError::AllFailed { attempts, full: true, .. }) => {
+            Ok(BlockOutcome::Full(WaitingBlock { n, state: run.state, attempts, done }, error))
         }
         Err(error) => Err(failed(record, error).await?),
     }
 }
 
-/// Records that a block has failed for good; why, for the job.
-async fn failed(record: &impl Record, error: WalkError) -> Result<JobError, LogError> {
-    if let WalkError::AllFailed { block_id, attempts, last, .. } = &error {
+/// Records that a block has failed for good, and turns the reason into the job's error.
+async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError, LogError> {
+    if let BlockError::AllFailed { block_id, attempts, last, .. } = &error {
         let (block_id, attempts, error) = (block_id.clone(), *attempts, last.clone());
         record.record(JobFact::BlockFailed { block_id, attempts, error }).await?;
     }
     Ok(error.into())
 }
 
-fn result(circuit: &Circuit, state: &Component, shots: u32) -> Value {
+/// Samples the final state.
+fn result(circuit: &Circuit, state: &Component, shots: u32) -> JobResult {
     let all: Vec<u32> = (0..circuit.qubits).collect();
     // Without a measurement in the source every qubit is looked at.
     let sampled = if circuit.measured.is_empty() { &all } else { &circuit.measured };
-    let counts = counts(state, sampled, shots, &mut rand::random::<f64>);
-    let shown = state.qubits.len() <= SHOWN_QUBITS;
-    let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
-    json!({
-        "counts": counts,
-        "measured_qubits": sampled,
-        "bit_order": "character i of a key is the i-th of measured_qubits",
-        "state": shown.then(|| json!({
-            "qubit_ids": state.qubits,
-            "amplitudes": amplitude::write_state(&amplitudes),
-        })),
-    })
-}
-
-/// A job as its facts tell it.
-#[derive(Debug, Clone, Default)]
-pub struct JobView {
-    pub status: &'static str,
-    pub shots: u32,
-    submitted_at: Option<i64>,
-    finished_at: Option<i64>,
-    pub error: Option<String>,
-    plan: Option<Value>,
-    blocks: BTreeMap<String, BlockView>,
-    pub result: Option<Value>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct BlockView {
-    attempts: u32,
-    peer_id: Option<String>,
-    state: &'static str,
-    fidelity: Option<f64>,
-    latency_ms: Option<f64>,
-    error: Option<String>,
-    tried: Vec<(String, String)>,
-}
-
-impl JobView {
-    /// One fact more.
-    pub fn take(&mut self, at: i64, fact: &JobFact) {
-        match fact {
-            JobFact::Submitted { shots, .. } => {
-                self.status = "queued";
-                self.shots = *shots;
-                self.submitted_at = Some(at);
-            }
-            JobFact::Planned { plan } => {
-                self.status = "running";
-                self.plan = Some(plan.clone());
-            }
-            JobFact::Attempted { block_id, attempt, peer_id, reservation_id } => {
-                let block = self.blocks.entry(block_id.clone()).or_default();
-                block.attempts = *attempt;
-                block.state = "running";
-                block.peer_id = Some(peer_id.clone());
-                block.tried.push((peer_id.clone(), reservation_id.clone()));
-            }
-            JobFact::BlockCompleted { block_id, attempts, peer_id, fidelity, latency_ms } => {
-                let block = self.blocks.entry(block_id.clone()).or_default();
-                block.attempts = *attempts;
-                block.state = "completed";
-                block.peer_id = Some(peer_id.clone());
-                block.fidelity = *fidelity;
-                block.latency_ms = Some(*latency_ms);
-            }
-            JobFact::BlockFailed { block_id, attempts, error } => {
-                let block = self.blocks.entry(block_id.clone()).or_default();
-                block.attempts = *attempts;
-                block.state = "failed";
-                block.error = Some(error.clone());
-            }
-            JobFact::Completed { result } => {
-                self.status = "completed";
-                self.finished_at = Some(at);
-                self.result = Some(result.clone());
-            }
-            JobFact::Failed { error } => {
-                self.status = "failed";
-                self.finished_at = Some(at);
-                self.error = Some(error.clone());
-                // What was under way isn't any more.
-                for block in self.blocks.values_mut().filter(|b| b.state == "running") {
-                    block.state = "abandoned";
-                }
-            }
-        }
-    }
-
-    /// Facts of the log, oldest first.
-    pub fn of(facts: &[(i64, JobFact)]) -> JobView {
-        let mut view = JobView::default();
-        facts.iter().for_each(|(at, fact)| view.take(*at, fact));
-        view
-    }
-
-    pub fn has_ended(&self) -> bool {
-        self.finished_at.is_some()
-    }
-
-    /// As the API shows it.
-    pub fn json(&self, job_id: &str) -> Value {
-        let none = Vec::new();
-        let planned = self.plan.as_ref().and_then(|p| p["fragments"].as_array()).unwrap_or(&none);
-        let fragments: Vec<Value> = planned
-            .iter()
-            .map(|f| {
-                let block = f["block_id"].as_str().and_then(|b| self.blocks.get(b));
-                json!({
-                    "fragment_id": f["fragment_id"],
-                    "block_id": f["block_id"],
-                    "service_id": f["service_id"],
-                    "peer_id": block.and_then(|b| b.peer_id.as_ref()),
-                    "attempts": block.map_or(0, |b| b.attempts),
-                    "fidelity": block.and_then(|b| b.fidelity),
-                    "latency_ms": block.and_then(|b| b.latency_ms),
-                    "state": block.map_or("waiting", |b| b.state),
-                    "error": block.and_then(|b| b.error.as_ref()),
-                })
-            })
-            .collect();
-        let blocks: Vec<Value> = self
-            .blocks
-            .iter()
-            .map(|(id, b)| {
-                let tried: Vec<Value> = b
-                    .tried
-                    .iter()
-                    .map(|(peer, reservation)| json!({ "peer_id": peer, "reservation_id": reservation }))
-                    .collect();
-                json!({
-                    "block_id": id, "state": b.state, "peer_id": b.peer_id, "attempts": b.attempts,
-                    "fidelity": b.fidelity, "latency_ms": b.latency_ms, "error": b.error, "tried": tried,
-                })
-            })
-            .collect();
-        json!({
-            "job_id": job_id,
-            "status": self.status,
-            "shots": self.shots,
-            "submitted_at": self.submitted_at.map(time),
-            "finished_at": self.finished_at.map(time),
-            "error": self.error,
-            "plan": self.plan,
-            "blocks": blocks,
-            "fragments": fragments,
-            "result": self.result,
-        })
+    let shown = (state.qubits.len() <= SHOWN_QUBITS).then(|| {
+        let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
+        FinalState { qubit_ids: state.qubits.clone(), amplitudes: amplitude::write_state(&amplitudes) }
+    });
+    JobResult {
+        counts: counts(state, sampled, shots, &mut rand::random::<f64>),
+        measured_qubits: sampled.clone(),
+        bit_order: BIT_ORDER.into(),
+        state: shown,
     }
 }
 
@@ -340,7 +205,7 @@ impl JobView {
 ///
 /// # Errors
 /// When the log can't be read.
-pub async fn from_log(log: &Log, job_id: &str) -> Result<Option<JobView>, LogError> {
+pub async fn from_log(log: &Log, job_id: &str) -> Result<Option<JobProgress>, LogError> {
     let facts = log.job_facts(job_id).await?;
-    Ok((!facts.is_empty()).then(|| JobView::of(&facts)))
+    Ok((!facts.is_empty()).then(|| JobProgress::from_facts(&facts)))
 }

@@ -1,4 +1,4 @@
-//! Pure: which fragments make a block, when it runs, and who is to run it.
+//! Pure: which fragments make a block, in which stage it runs, and which peers may run it.
 //!
 //! Every operation is a fragment that depends on the last earlier one on each of its qubits; a stage is all whose
 //! predecessors lie in earlier stages. Each qubit starts as a component of its own; in a stage fragments that share
@@ -14,10 +14,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
-
-use super::circuit::Circuit;
 use crate::peers::operation::{BUNDLE, SERVICES};
+use crate::qasm::Circuit;
+pub use crate::reservation::plan::{Block, Plan, PlannedFragment, RankedCandidate};
 
 const MAX_CANDIDATES: usize = 4;
 const ASSUMED_FIDELITY: f64 = 0.99;
@@ -29,62 +28,11 @@ pub struct Candidate {
     pub peer_id: String,
     pub services: Vec<String>,
     pub fidelity: BTreeMap<String, f64>,
-    /// Reservations and executions, as it says.
+    /// Reservations and executions that the peer reports.
     pub load: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PlannedFragment {
-    pub fragment_id: String,
-    pub operation_id: String,
-    pub service_id: &'static str,
-    pub qubits: Vec<u32>,
-    pub dependencies: Vec<String>,
-    pub raw_text: String,
-    pub block_id: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Block {
-    pub block_id: String,
-    pub stage: usize,
-    /// The one service, or the bundle of several.
-    pub service_id: String,
-    pub services: Vec<String>,
-    pub fragment_ids: Vec<String>,
-    /// Qubits of the block's state, ascending.
-    pub qubits: Vec<u32>,
-    /// The states that it starts from, by their qubits.
-    pub components: Vec<Vec<u32>>,
-    pub predecessors: Vec<String>,
-    /// Best first: the primary and its fallbacks.
-    pub candidates: Vec<Ranked>,
-    /// Places of its fragments in the plan.
-    #[serde(skip)]
-    pub fragments: Vec<usize>,
-}
-
-/// A candidate with the parts of its rank.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ranked {
-    pub peer_id: String,
-    pub total: f64,
-    pub fidelity: f64,
-    #[serde(rename = "move")]
-    pub movement: f64,
-    pub load: f64,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Plan {
-    pub plan_id: String,
-    pub qubits: u32,
-    pub fragments: Vec<PlannedFragment>,
-    /// In each stage its blocks.
-    pub stages: Vec<Vec<Block>>,
-}
-
-/// Services that nobody offers together.
+/// No peer offers these services together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no healthy peer offers {} (needed by block {block_id}); {known} healthy peers are known", services.join(" and "))]
 pub struct NoCandidate {
@@ -122,7 +70,7 @@ pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Resul
             inputs.sort_by_key(|c| components[*c].first().copied());
             let mut qubits: Vec<u32> = inputs.iter().flat_map(|c| components[*c].clone()).collect();
             qubits.sort_unstable();
-            let services: BTreeSet<&str> = group.iter().map(|f| fragments[*f].service_id).collect();
+            let services: BTreeSet<&str> = group.iter().map(|f| fragments[*f].service_id.as_str()).collect();
             let predecessors: BTreeSet<String> = inputs.iter().filter_map(|c| made_by[*c].clone()).collect();
             let mut block = Block {
                 service_id: match services.len() {
@@ -169,7 +117,7 @@ fn fragments(circuit: &Circuit) -> (Vec<PlannedFragment>, Vec<usize>) {
         found.push(PlannedFragment {
             fragment_id: format!("frag-{:04}", n + 1),
             operation_id: format!("op-{:04}", n + 1),
-            service_id: operation.service,
+            service_id: operation.service.into(),
             qubits: operation.qubits.clone(),
             dependencies: before.iter().map(|b| found[*b].fragment_id.clone()).collect(),
             raw_text: operation.raw_text.clone(),
@@ -207,12 +155,12 @@ fn rank(
     candidates: &[Candidate],
     primaries: &BTreeMap<String, String>,
     planned: &BTreeMap<String, u64>,
-) -> Vec<Ranked> {
+) -> Vec<RankedCandidate> {
     let able: Vec<&Candidate> =
         candidates.iter().filter(|c| block.services.iter().all(|s| c.services.contains(s))).collect();
     let highest = able.iter().map(|c| c.load).max().unwrap_or(0);
     let before: BTreeSet<&String> = block.predecessors.iter().filter_map(|b| primaries.get(b)).collect();
-    let mut ranked: Vec<Ranked> = able
+    let mut ranked: Vec<RankedCandidate> = able
         .into_iter()
         .map(|c| {
             let assumed = |service: &String| match SERVICES.contains(&service.as_str()) {
@@ -232,7 +180,7 @@ fn rank(
             let load = round6(busy as f64 / (1.0 + highest as f64));
             let fidelity = round6(fidelity);
             let total = round6(0.55 * (1.0 - fidelity) + 0.20 * movement + 0.25 * load);
-            Ranked { peer_id: c.peer_id.clone(), total, fidelity, movement, load }
+            RankedCandidate { peer_id: c.peer_id.clone(), total, fidelity, movement, load }
         })
         .collect();
     ranked.sort_by(|a, b| {

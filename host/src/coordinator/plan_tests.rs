@@ -1,5 +1,5 @@
 use super::*;
-use crate::coordinator::circuit::parse;
+use crate::qasm::parse;
 
 fn peer(id: &str, load: u64) -> Candidate {
     Candidate {

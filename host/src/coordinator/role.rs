@@ -1,6 +1,6 @@
-//! The coordinator in the network: it serves nobody and hears everybody.
+//! The coordinator's role in the network: it serves no requests and collects gossip of all peers.
 //!
-//! What it hears lies in the [`Directory`], which planning and the API read.
+//! The gossip is kept in the [`Directory`], which planning and the API read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use super::plan::Candidate;
 use crate::peers::registry::{PeerRecord, Registry, Topic};
-use crate::peers::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
-use crate::peers::wire::Step;
+use crate::peers::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
+use crate::peers::wire::{HealthStatus, PeerStep};
 
-/// Who is there, shared.
+/// The peers of the network, shared between the network's thread, planning and the API.
 #[derive(Clone)]
 pub struct Directory {
     registry: Arc<Mutex<Registry>>,
     started: Instant,
 }
 
-/// A peer with what time says of it.
+/// A peer, with how long ago it was heard.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct KnownPeer {
     pub record: PeerRecord,
     pub stale: bool,
     pub heard_seconds_ago: u64,
@@ -41,10 +41,10 @@ impl Directory {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Takes gossip.
+    /// Takes a gossip message that `author` has signed.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// When the message is invalid, speaks for another peer, or too many peers are known. The text is the reason.
     pub fn hear(&self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
         self.registry().hear(self.now_ms(), author, topic, bytes)
     }
@@ -54,9 +54,9 @@ impl Directory {
     }
 
     /// Everybody, by peer id.
-    pub fn known(&self) -> BTreeMap<String, Known> {
+    pub fn known_peers(&self) -> BTreeMap<String, KnownPeer> {
         let (registry, now) = (self.registry(), self.now_ms());
-        let known = |record: &PeerRecord| Known {
+        let known = |record: &PeerRecord| KnownPeer {
             record: record.clone(),
             stale: registry.is_stale(record, now),
             heard_seconds_ago: now.saturating_sub(record.heard_ms) / 1000,
@@ -67,7 +67,7 @@ impl Directory {
     /// Those that may be planned on.
     pub fn candidates(&self) -> Vec<Candidate> {
         let (registry, now) = (self.registry(), self.now_ms());
-        let healthy = |p: &PeerRecord| !registry.is_stale(p, now) && p.health.as_deref() == Some("healthy");
+        let healthy = |p: &PeerRecord| !registry.is_stale(p, now) && p.health == Some(HealthStatus::Healthy);
         let candidate = |(id, p): (&String, &PeerRecord)| Candidate {
             peer_id: id.clone(),
             services: p.services.clone(),
@@ -104,7 +104,7 @@ impl Role for Listener {
         false
     }
 
-    fn request(&mut self, caller: Caller, step: Step, _: Document, _: Channel) -> Option<Ready> {
+    fn request(&mut self, caller: Caller, step: PeerStep, _: Document, _: Channel) -> Option<ReadyAnswer> {
         tracing::debug!(peer = caller.peer, step = step.name(), "a coordinator has nothing to lend");
         None
     }
@@ -114,7 +114,7 @@ impl Role for Listener {
         self.directory.sweep();
     }
 
-    fn answers(&mut self) -> Vec<Ready> {
+    fn answers(&mut self) -> Vec<ReadyAnswer> {
         Vec::new()
     }
 

@@ -1,4 +1,4 @@
-//! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a kill.
+//! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a crash.
 //!
 //! After a restart the log says which reservations were open and which jobs had no end. Those reservations are
 //! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are failed, with the reason:
@@ -8,17 +8,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::block::{Walker, uuid4};
-use super::circuit::{self, Circuit, CircuitError};
-use super::job::{self, JobView, Record};
+use super::fallback::{BlockRunner, uuid4};
+use super::job::{self, JobRecorder};
+use super::job_view::{CoordinatorJob, JobProgress};
+use crate::qasm::{self, Circuit, CircuitError};
 use crate::reservation::event::Transition;
 use crate::reservation::journal::JobFact;
-use crate::reservation::ledger::Command;
+use crate::reservation::ledger::ReservationCommand;
 use crate::reservation::log::{AppendError, Log, LogError, now_micros};
 
 /// Ended jobs that are kept in memory; older ones are read from the log.
@@ -53,7 +53,7 @@ pub enum SubmitError {
 /// The handle.
 #[derive(Clone)]
 pub struct Service {
-    pub walker: Walker,
+    pub runner: BlockRunner,
     limits: ServiceLimits,
     jobs: Arc<Mutex<Jobs>>,
     slots: Arc<Semaphore>,
@@ -63,24 +63,24 @@ pub struct Service {
 
 #[derive(Default)]
 struct Jobs {
-    live: HashMap<String, watch::Sender<JobView>>,
+    live: HashMap<String, watch::Sender<JobProgress>>,
     ended: VecDeque<String>,
     unfinished: usize,
 }
 
 /// Records a job's facts: log, then view.
 #[derive(Clone)]
-struct Recorder {
+struct LogRecorder {
     log: Log,
     job_id: String,
-    view: watch::Sender<JobView>,
+    view: watch::Sender<JobProgress>,
 }
 
-impl Record for Recorder {
+impl JobRecorder for LogRecorder {
     async fn record(&self, fact: JobFact) -> Result<(), LogError> {
         match self.log.record_job(&self.job_id, fact.clone()).await {
             Ok(()) => {
-                self.view.send_modify(|v| v.take(now_micros(), &fact));
+                self.view.send_modify(|v| v.apply(now_micros(), &fact));
                 Ok(())
             }
             Err(AppendError::Log(error)) => Err(error),
@@ -90,9 +90,9 @@ impl Record for Recorder {
 }
 
 impl Service {
-    pub fn new(walker: Walker, limits: ServiceLimits) -> Service {
+    pub fn new(runner: BlockRunner, limits: ServiceLimits) -> Service {
         Service {
-            walker,
+            runner,
             slots: Arc::new(Semaphore::new(limits.running)),
             limits,
             jobs: Arc::default(),
@@ -115,9 +115,9 @@ impl Service {
     /// # Errors
     /// When the log can't be read or written.
     pub async fn recover(&self) -> Result<(), LogError> {
-        let log = &self.walker.log;
+        let log = &self.runner.log;
         let (mut reservations, mut jobs) = (0, 0);
-        let me = self.walker.network.peer_id();
+        let me = self.runner.network.peer_id();
         for job_id in log.open_jobs().await? {
             let facts = log.job_facts(&job_id).await?;
             // Another coordinator on the same log looks after its own.
@@ -139,7 +139,7 @@ impl Service {
                 }
                 reservations += 1;
                 self.close(&reservation_id, state.execution.map(|e| e.execution_id)).await?;
-                self.walker.cancel_insisting(&peer_id, &reservation_id, STOPPED, self.stop.clone());
+                self.runner.cancel_insisting(&peer_id, &reservation_id, STOPPED, self.stop.clone());
             }
             match log.record_job(&job_id, JobFact::Failed { error: STOPPED.into() }).await {
                 Ok(()) => jobs += 1,
@@ -161,10 +161,10 @@ impl Service {
     /// Ends a reservation in the log, as far as it isn't.
     async fn close(&self, id: &str, execution: Option<String>) -> Result<(), LogError> {
         let command = match execution {
-            Some(execution_id) => Command::Fail { execution_id, error: STOPPED.into() },
-            None => Command::Cancel { reason: STOPPED.into() },
+            Some(execution_id) => ReservationCommand::Fail { execution_id, error: STOPPED.into() },
+            None => ReservationCommand::Cancel { reason: STOPPED.into() },
         };
-        match self.walker.log.execute(id, command).await {
+        match self.runner.log.execute(id, command).await {
             Err(AppendError::Log(error)) => Err(error),
             // A committed one is terminal without more.
             _ => Ok(()),
@@ -179,12 +179,12 @@ impl Service {
                 _ = tick.tick() => {}
                 () = self.stop.cancelled() => return,
             }
-            match self.walker.log.open_reservations().await {
+            match self.runner.log.open_reservations().await {
                 Ok(open) => {
                     let now = now_micros();
                     for open in open.into_iter().take_while(|open| open.until <= now) {
                         let id = open.reservation_id;
-                        match self.walker.log.execute(&id, Command::Expire).await {
+                        match self.runner.log.execute(&id, ReservationCommand::Expire).await {
                             Ok(_) => tracing::info!(
                                 reservation = id,
                                 "it was not committed in time and has expired"
@@ -199,15 +199,15 @@ impl Service {
         }
     }
 
-    /// Takes a job; its id.
+    /// Accepts a job and returns its id.
     ///
     /// # Errors
-    /// When it can't be run, too many wait, or it can't be recorded.
+    /// When the circuit or the number of shots is not allowed, too many jobs wait, or the job can't be recorded.
     pub async fn submit(&self, qasm: &str, shots: u32) -> Result<String, SubmitError> {
         if shots == 0 || shots > self.limits.max_shots {
             return Err(SubmitError::Shots(shots, self.limits.max_shots));
         }
-        let circuit = circuit::parse(qasm)?;
+        let circuit = qasm::parse(qasm)?;
         {
             let mut jobs = self.jobs();
             if jobs.unfinished >= self.limits.running + self.limits.waiting {
@@ -216,14 +216,14 @@ impl Service {
             jobs.unfinished += 1;
         }
         let job_id = format!("job-{}", uuid4());
-        let coordinator = self.walker.network.peer_id();
+        let coordinator = self.runner.network.peer_id();
         let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator };
-        if let Err(error) = self.walker.log.record_job(&job_id, fact.clone()).await {
+        if let Err(error) = self.runner.log.record_job(&job_id, fact.clone()).await {
             self.jobs().unfinished -= 1;
             return Err(error.into());
         }
-        let mut view = JobView::default();
-        view.take(now_micros(), &fact);
+        let mut view = JobProgress::default();
+        view.apply(now_micros(), &fact);
         let view = watch::Sender::new(view);
         self.jobs().live.insert(job_id.clone(), view.clone());
         let (service, id) = (self.clone(), job_id.clone());
@@ -240,11 +240,11 @@ impl Service {
         Ok(job_id)
     }
 
-    async fn run(&self, job_id: String, circuit: Circuit, shots: u32, view: watch::Sender<JobView>) {
+    async fn run(&self, job_id: String, circuit: Circuit, shots: u32, view: watch::Sender<JobProgress>) {
         let Ok(_slot) = self.slots.acquire().await else { return };
-        let recorder = Recorder { log: self.walker.log.clone(), job_id: job_id.clone(), view };
+        let recorder = LogRecorder { log: self.runner.log.clone(), job_id: job_id.clone(), view };
         self.wait_for_peers(&circuit).await;
-        let ran = job::run(&self.walker, &circuit, shots, &job_id, &recorder).await;
+        let ran = job::run(&self.runner, &circuit, shots, &job_id, &recorder).await;
         let end = match ran {
             Ok(result) => {
                 tracing::info!(job_id, "completed");
@@ -262,15 +262,16 @@ impl Service {
         if let Err(error) = recorder.record(end.clone()).await {
             tracing::error!(job_id, %error, "the job's end could not be recorded; a restart fails it");
             // Shown all the same: who waits for it must not wait for ever.
-            recorder.view.send_modify(|v| v.take(now_micros(), &end));
+            recorder.view.send_modify(|v| v.apply(now_micros(), &end));
         }
     }
 
-    /// Peers say what they are as soon as they connect; a job that comes first waits for them, for a while.
+    /// Waits until the known peers offer every service of the circuit, at most for the configured time: peers announce
+    /// themselves as soon as they connect, and a job may arrive earlier.
     async fn wait_for_peers(&self, circuit: &Circuit) {
         let needed: std::collections::BTreeSet<&str> = circuit.operations.iter().map(|o| o.service).collect();
         let offered = || {
-            let candidates = self.walker.directory.candidates();
+            let candidates = self.runner.directory.candidates();
             candidates.iter().any(|c| needed.iter().all(|s| c.services.iter().any(|own| own == s)))
         };
         let until = tokio::time::Instant::now() + self.limits.peer_wait;
@@ -280,7 +281,7 @@ impl Service {
     }
 
     /// A job's view, and its changes while it runs.
-    pub fn watch(&self, job_id: &str) -> Option<watch::Receiver<JobView>> {
+    pub fn watch(&self, job_id: &str) -> Option<watch::Receiver<JobProgress>> {
         self.jobs().live.get(job_id).map(watch::Sender::subscribe)
     }
 
@@ -288,11 +289,11 @@ impl Service {
     ///
     /// # Errors
     /// When the log can't be read.
-    pub async fn show(&self, job_id: &str) -> Result<Option<Value>, LogError> {
+    pub async fn show(&self, job_id: &str) -> Result<Option<CoordinatorJob>, LogError> {
         if let Some(view) = self.watch(job_id) {
-            return Ok(Some(view.borrow().json(job_id)));
+            return Ok(Some(view.borrow().view(job_id)));
         }
-        Ok(job::from_log(&self.walker.log, job_id).await?.map(|v| v.json(job_id)))
+        Ok(job::from_log(&self.runner.log, job_id).await?.map(|v| v.view(job_id)))
     }
 
     /// No more waiting; jobs that run may end within the limit, then cancels go out.
@@ -302,8 +303,8 @@ impl Service {
         if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
             tracing::warn!("stopped in the middle of jobs: the next start fails them and frees their peers");
         }
-        self.walker.tasks.close();
-        if tokio::time::timeout(limit.min(Duration::from_secs(5)), self.walker.tasks.wait()).await.is_err() {
+        self.runner.tasks.close();
+        if tokio::time::timeout(limit.min(Duration::from_secs(5)), self.runner.tasks.wait()).await.is_err() {
             tracing::debug!("some cancels did not arrive before the end");
         }
     }

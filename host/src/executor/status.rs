@@ -11,6 +11,7 @@ use super::ffi::Common;
 use super::lease::SlotLoad;
 use super::plugin::Plugin;
 use super::shared::{Shared, StuckRun};
+use super::worker::Trouble;
 
 /// A view of the executor for everyone who may look at it but not change it.
 #[derive(Clone)]
@@ -51,23 +52,8 @@ impl ExecutorStatus {
         self.shared.stuck_run.lock().clone()
     }
 
-    /// What is wrong with the executor, in words for an operator.
-    pub fn trouble(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        if let Some(run) = self.stuck_run() {
-            found.push(format!(
-                "the executor is stuck in job {} for {} s: restart coda-host (with CODA_EXECUTOR_ISOLATION=process it \
-                 would be ended by itself)",
-                run.job_id,
-                run.since.elapsed().as_secs()
-            ));
-        }
-        if let Some(t) = self.plugin.trouble() {
-            found.push(match t.in_a_row {
-                1 => format!("the plugin's process {}; it is started again", t.last),
-                n => format!("the plugin's process has died {n} times in a row, the last time it {}; it is started again", t.last),
-            });
-        }
-        found
+    /// How the plugin's own process dies, while it does not answer.
+    pub fn worker_trouble(&self) -> Option<Trouble> {
+        self.plugin.trouble()
     }
 }

@@ -3,7 +3,7 @@
 //! Pure. Jobs, answers and states, on which a run's delay depends, are laid down byte by byte; everything that is rare
 //! is JSON. Both ends are this program, of one version. A frame that can't be read is an error, never a panic.
 
-use coda_plugin_abi::ir::Notes;
+use coda_plugin_abi::ir::Metadata;
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Gate, Operation, Outcome, Program, Stage, Target};
 
 /// Longest frame.
@@ -107,11 +107,11 @@ impl<'a> FrameReader<'a> {
 }
 
 pub fn put_program(w: &mut FrameWriter, program: &Program) {
-    let notes = program.notes();
+    let metadata = program.metadata();
     w.u16(program.target().code());
     w.u16(program.num_qubits());
-    w.u32(notes.optimization_level);
-    [&notes.source_hash, &notes.compiled_at, &notes.compiler_version]
+    w.u32(metadata.optimization_level);
+    [&metadata.source_hash, &metadata.compiled_at, &metadata.compiler_version]
         .into_iter()
         .for_each(|text| w.text(text));
     w.len(program.measurements().len());
@@ -131,8 +131,12 @@ pub fn program(r: &mut FrameReader<'_>) -> Read<Program> {
     let num_qubits = r.u16()?;
     let optimization_level = r.u32()?;
     let mut text = || Ok(r.text()?.to_string());
-    let notes =
-        Notes { source_hash: text()?, compiled_at: text()?, compiler_version: text()?, optimization_level };
+    let metadata = Metadata {
+        source_hash: text()?,
+        compiled_at: text()?,
+        compiler_version: text()?,
+        optimization_level,
+    };
     let measurements: Vec<u16> = (0..r.len(2)?).map(|_| r.u16()).collect::<Read<_>>()?;
     let gates = r.len(14)?;
     let bytes = r.take(14 * gates)?;
@@ -143,7 +147,7 @@ pub fn program(r: &mut FrameReader<'_>) -> Read<Program> {
     };
     let gates: Vec<Gate> = bytes.chunks_exact(14).map(gate).collect();
     let program = Program::new(target, num_qubits, gates, measurements).map_err(|_| Garbled)?;
-    Ok(program.with_notes(notes))
+    Ok(program.with_metadata(metadata))
 }
 
 pub fn put_error(w: &mut FrameWriter, error: &Error) {
@@ -259,13 +263,13 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_every_cut_is_noticed() {
         let gates = [Gate::one(GateKind::Rx, 2, -0.25), Gate::two(GateKind::Cz, 0, 1, 0.0)];
-        let notes = Notes {
+        let metadata = Metadata {
             source_hash: "h".into(),
             compiled_at: "t".into(),
             compiler_version: "9".into(),
             optimization_level: 3,
         };
-        let sent = Program::new(Target::Cz, 3, gates, [2, 0]).unwrap().with_notes(notes);
+        let sent = Program::new(Target::Cz, 3, gates, [2, 0]).unwrap().with_metadata(metadata);
         let mut w = FrameWriter::new(1);
         put_program(&mut w, &sent);
         let bytes = body(w);

@@ -15,7 +15,7 @@ pub const MAX_QUBITS: usize = 30;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StateError {
-    #[error("amplitude {index} is {text:?}, which is no complex number")]
+    #[error("amplitude {index} is {text:?}, which is not a complex number")]
     Text { index: usize, text: String },
     #[error("amplitude {index} is {text:?}, which is not finite")]
     NotFinite { index: usize, text: String },
@@ -30,7 +30,7 @@ pub enum StateError {
 /// Reads the amplitudes of a state of so many qubits, and checks them.
 ///
 /// # Errors
-/// The first that is wrong, or what is wrong with all of them.
+/// When the number of amplitudes is wrong, one of them can't be read or is not finite, or the norm is not 1.
 pub fn read_state<S: AsRef<str>>(texts: &[S], qubits: usize) -> Result<Vec<Complex>, StateError> {
     if qubits > MAX_QUBITS {
         return Err(StateError::Qubits(qubits));
@@ -56,7 +56,7 @@ pub fn read_state<S: AsRef<str>>(texts: &[S], qubits: usize) -> Result<Vec<Compl
 /// Whether a state's norm is 1, near enough.
 ///
 /// # Errors
-/// When it isn't.
+/// When the norm differs from 1 by more than the tolerance.
 pub fn check_norm(state: &[Complex]) -> Result<(), StateError> {
     let norm = norm(state);
     match (norm - 1.0).abs() <= NORM_TOLERANCE {

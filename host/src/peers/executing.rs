@@ -2,9 +2,10 @@
 
 use super::amplitude::{self, Complex};
 use super::operation::{self, Unitary};
-use super::protocol::Now;
+use super::protocol::PeerTime;
 use super::wire::{
-    DispatchAnswer, DispatchRequest, Fragment, InputPayload, Output, State, part, time, write,
+    DispatchAnswer, DispatchRequest, ExecutionTransition, Fragment, FragmentOutput, InputPayload,
+    QuantumState, part, time, write,
 };
 
 /// What the executor is to do, and what the answer needs besides.
@@ -119,9 +120,9 @@ pub fn answer(
     peer_id: &str,
     latency_ms: f64,
     fidelity: Option<f64>,
-    now: Now,
+    now: PeerTime,
 ) -> Vec<u8> {
-    let state = State {
+    let state = QuantumState {
         num_qubits: job.num_qubits.into(),
         qubit_ids: Some(job.qubit_ids.clone()),
         amplitudes: Some(amplitude::write_state(state)),
@@ -129,7 +130,7 @@ pub fn answer(
         previous_peer_id: Some(peer_id.into()),
     };
     let bytes = write(&state).len();
-    let output = Output {
+    let output = FragmentOutput {
         state,
         block_id: job.block_id,
         fragment_ids: job.fragment_ids,
@@ -142,7 +143,7 @@ pub fn answer(
         execution_id: job.execution_id,
         fragment_id: job.fragment_id,
         executing_peer_id: peer_id.into(),
-        transition: "completed".into(),
+        transition: ExecutionTransition::Completed,
         // Plain data, whose JSON can't fail.
         output_payload: serde_json::to_value(&output).unwrap_or_default(),
         latency_ms: Some(latency_ms),

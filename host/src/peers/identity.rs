@@ -45,7 +45,7 @@ impl Explain for IdentityError {
 /// Reads the key, if there is one.
 ///
 /// # Errors
-/// When the file can't be used.
+/// When the file can't be read or written, or does not hold a key.
 pub fn stored(state_dir: &Path) -> Result<Option<Keypair>, IdentityError> {
     let path = state_dir.join(FILE);
     let bad = |e: &dyn std::fmt::Display| IdentityError::Key { path: path.clone(), text: e.to_string() };

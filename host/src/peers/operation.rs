@@ -1,7 +1,7 @@
 //! Pure: a fragment as operations on qubits, and operations as the controlled 2x2 matrices that executors take.
 //!
 //! ```text
-//! service, raw_text, qubits ──> Effect { operations, measured } ──> [Unitary] on bit positions of the state
+//! service, raw_text, qubits ──> FragmentEffect { operations, measured } ──> [Unitary] on bit positions of the state
 //! ```
 //!
 //! Matrices are those of OpenQASM's standard gates; rotations are exp(-i angle/2 P), `u` is
@@ -75,20 +75,20 @@ impl Operation {
 
 /// What a fragment does.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Effect {
+pub struct FragmentEffect {
     pub operations: Vec<Operation>,
     /// Qubits that it marks as measured.
     pub measured: Vec<i64>,
 }
 
-/// A block of several services: nobody advertises it, who has the parts takes it.
+/// The service id of a block that needs several services. No peer advertises it; a peer that has all parts accepts it.
 pub const BUNDLE: &str = "subcircuit_bundle";
 
 /// What a fragment does: its statement decides, else its service's default.
 ///
 /// # Errors
-/// What can't be done, with the statement or the service.
-pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<Effect, String> {
+/// When the statement or the service is unknown or does not fit the qubits. The text names it.
+pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
     let effect = match statement::read(raw_text) {
         Some(parsed) => stated(&parsed, qubits).map_err(|e| format!("`{}`: {e}", parsed.text))?,
         None => default(service, qubits).map_err(|e| format!("service {service}: {e}"))?,
@@ -110,8 +110,8 @@ fn first<const N: usize>(qubits: &[i64]) -> Result<[i64; N], String> {
         .ok_or_else(|| format!("it takes {N} qubits, given are {}", qubits.len()))
 }
 
-fn default(service: &str, qubits: &[i64]) -> Result<Effect, String> {
-    let does = |operations| Ok(Effect { operations, measured: Vec::new() });
+fn default(service: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
+    let does = |operations| Ok(FragmentEffect { operations, measured: Vec::new() });
     match service {
         "hadamard" => {
             first::<1>(qubits)?;
@@ -136,7 +136,7 @@ fn default(service: &str, qubits: &[i64]) -> Result<Effect, String> {
             let [a, b] = first(qubits)?;
             does(vec![Operation::on(Gate::Swap, &[a, b])])
         }
-        "measurement_feedforward" => Ok(Effect { operations: Vec::new(), measured: qubits.to_vec() }),
+        "measurement_feedforward" => Ok(FragmentEffect { operations: Vec::new(), measured: qubits.to_vec() }),
         "programmable_gate" => {
             let [q] = first(qubits)?;
             does(vec![Operation::on(Gate::U(0.12, 0.34, 0.56), &[q])])
@@ -151,8 +151,8 @@ fn bell_pair(qubits: &[i64]) -> Result<Vec<Operation>, String> {
     Ok(vec![Operation::on(Gate::H, &[a]), Operation::controlled(Gate::X, &[a], &[b])])
 }
 
-fn stated(s: &Statement, qubits: &[i64]) -> Result<Effect, String> {
-    let does = |operations| Ok(Effect { operations, measured: Vec::new() });
+fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, String> {
+    let does = |operations| Ok(FragmentEffect { operations, measured: Vec::new() });
     let none = || match s.params.is_empty() {
         true => Ok(()),
         false => Err(format!("'{}' takes no parameters", s.name)),
@@ -161,7 +161,7 @@ fn stated(s: &Statement, qubits: &[i64]) -> Result<Effect, String> {
         match s.name.as_str() {
             "measure" => {
                 none()?;
-                return Ok(Effect { operations: Vec::new(), measured: qubits.to_vec() });
+                return Ok(FragmentEffect { operations: Vec::new(), measured: qubits.to_vec() });
             }
             "bell_pair" => {
                 none()?;
@@ -261,7 +261,7 @@ pub struct Unitary {
 /// Operations as matrices on the bits that `qubit_ids` gives them.
 ///
 /// # Errors
-/// A qubit that the state doesn't have.
+/// When an operation uses a qubit that the state does not have, or the state has too many qubits.
 pub fn lower(operations: &[Operation], qubit_ids: &[i64]) -> Result<Vec<Unitary>, String> {
     if qubit_ids.len() > MAX_QUBITS {
         return Err(format!("{} qubits are more than a state can be sent of", qubit_ids.len()));

@@ -13,14 +13,14 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, FragmentJob};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, Finish, Now, PeerLoad, ReservationTable, Slots};
+use super::protocol::{self, Dispatch, ExecutionEnd, PeerLoad, PeerTime, ReservationTable, Slots};
 use super::registry::Topic;
-use super::swarm::{Announcement, Caller, Channel, Document, Ready, Role};
+use super::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use super::wire::{
-    Advertisement, CancelRequest, CommitRequest, DispatchRequest, Heartbeat, PrepareRequest,
-    SINGLE_READ_BYTES, ServiceSummary, Step, read, time, write,
+    Advertisement, AnsweredTransition, CancelRequest, CommitRequest, DispatchRequest, HealthStatus,
+    PeerHeartbeat, PeerStep, PrepareRequest, SINGLE_READ_BYTES, ServiceSummary, read, time, write,
 };
-use crate::reservation::event::EventBatch;
+use crate::reservation::event::{EventBatch, Transition};
 use crate::reservation::log::{Log, now_micros};
 
 /// Documents from this size on, in bytes, are read and written on another thread than the network's.
@@ -75,7 +75,7 @@ pub struct PeerView {
 }
 
 /// A dispatch that runs, and the callers that wait for it.
-struct Running {
+struct RunningExecution {
     owner: String,
     request: DispatchRequest,
     waiting: Vec<(Caller, Channel)>,
@@ -83,17 +83,17 @@ struct Running {
 }
 
 /// What comes back to the network's thread.
-enum Report<Lease> {
+enum ExecutionEvent<Lease> {
     /// A large document was read.
     Read(Caller, Channel, Result<DispatchRequest, String>),
     /// The executor has answered.
     Evolved(u64, FragmentJob, FragmentResult<Lease>),
     /// A fragment can't be run by the executor, or its answer is written.
-    Done(Done<Lease>),
+    Done(FinishedExecution<Lease>),
 }
 
 /// An execution whose answer is written.
-struct Done<Lease> {
+struct FinishedExecution<Lease> {
     key: u64,
     lease: Lease,
     outcome: Result<Vec<u8>, String>,
@@ -107,11 +107,11 @@ pub struct Peer<E: FragmentExecutor> {
     log: Log,
     view: watch::Sender<PeerView>,
     started: Instant,
-    running: HashMap<u64, Running>,
+    running: HashMap<u64, RunningExecution>,
     next: u64,
-    reports: mpsc::UnboundedSender<Report<E::Lease>>,
-    inbox: mpsc::UnboundedReceiver<Report<E::Lease>>,
-    ready: Vec<Ready>,
+    reports: mpsc::UnboundedSender<ExecutionEvent<E::Lease>>,
+    inbox: mpsc::UnboundedReceiver<ExecutionEvent<E::Lease>>,
+    ready: Vec<ReadyAnswer>,
     /// Facts that were not handed to the log's thread yet.
     unwritten: Vec<EventBatch>,
     /// When they are to be handed to it.
@@ -128,7 +128,7 @@ impl<E: FragmentExecutor> Peer<E> {
         view: watch::Sender<PeerView>,
         namespace: &str,
     ) -> Peer<E> {
-        let protocols = Step::ALL.iter().map(|s| s.protocol(namespace)).collect();
+        let protocols = PeerStep::ALL.iter().map(|s| s.protocol(namespace)).collect();
         let (reports, inbox) = mpsc::unbounded_channel();
         Peer {
             table,
@@ -148,8 +148,8 @@ impl<E: FragmentExecutor> Peer<E> {
         }
     }
 
-    fn now(&self) -> Now {
-        Now { elapsed: self.started.elapsed(), at: now_micros() }
+    fn now(&self) -> PeerTime {
+        PeerTime { elapsed: self.started.elapsed(), at: now_micros() }
     }
 
     /// Records what the table has decided and shows the new load.
@@ -185,12 +185,12 @@ impl<E: FragmentExecutor> Peer<E> {
             false => super::wire::PrepareAnswer {
                 reservation_id: request.reservation_id.clone(),
                 accepting_peer_id: self.table.limits().peer_id.clone(),
-                transition: "rejected".into(),
+                transition: Transition::Rejected.into(),
                 reason: Some("this peer can't write its event log (disk full?)".into()),
                 replied_at: time(now.at),
             },
         };
-        if answer.transition == "rejected" {
+        if answer.transition == AnsweredTransition::Known(Transition::Rejected) {
             tracing::debug!(
                 peer = caller.peer,
                 reservation = answer.reservation_id,
@@ -204,16 +204,22 @@ impl<E: FragmentExecutor> Peer<E> {
         write(&answer)
     }
 
-    fn dispatch(&mut self, caller: Caller, channel: Channel, request: DispatchRequest) -> Option<Ready> {
+    fn dispatch(
+        &mut self,
+        caller: Caller,
+        channel: Channel,
+        request: DispatchRequest,
+    ) -> Option<ReadyAnswer> {
         let now = self.now();
         let outcome = self.table.dispatch(now, &caller.peer, &request);
         self.settle();
         match outcome {
             Dispatch::Answer(bytes) => {
-                Some((Step::Dispatch, channel, self.readable(&caller, &request, bytes.to_vec())))
+                let bytes = self.readable(&caller, &request, bytes.to_vec());
+                Some(ReadyAnswer { step: PeerStep::Dispatch, channel, bytes })
             }
             Dispatch::Wait => {
-                let same = |r: &&mut Running| {
+                let same = |r: &&mut RunningExecution| {
                     r.owner == caller.peer && r.request.execution_id == request.execution_id
                 };
                 if let Some(running) = self.running.values_mut().find(same) {
@@ -242,14 +248,12 @@ impl<E: FragmentExecutor> Peer<E> {
         write(&protocol::failed(peer_id, request, &error, self.now()))
     }
 
-    fn run(&mut self, lease: E::Lease, caller: Caller, channel: Channel, mut request: DispatchRequest) {
+    fn run(&mut self, lease: E::Lease, caller: Caller, channel: Channel, request: DispatchRequest) {
         self.next += 1;
         let (key, reports, executor) = (self.next, self.reports.clone(), self.executor.clone());
         let head = DispatchRequest { input_payload: serde_json::Value::Null, ..request.clone() };
-        let payload = std::mem::take(&mut request.input_payload);
-        let large = payload["state"]["num_qubits"].as_f64().is_some_and(|n| n > f64::from(LARGE_QUBITS));
-        request.input_payload = payload;
-        let running = Running {
+        let is_large = request.claimed_qubits().is_some_and(|n| n > f64::from(LARGE_QUBITS));
+        let running = RunningExecution {
             owner: caller.peer.clone(),
             request: head,
             waiting: vec![(caller, channel)],
@@ -260,13 +264,13 @@ impl<E: FragmentExecutor> Peer<E> {
         let work = move || match executing::read(request, max_qubits) {
             Ok(job) => evolve(job, lease, &*executor, key, reports),
             Err(error) => {
-                let done = Done { key, lease, outcome: Err(error), seconds: 0.0 };
-                if reports.send(Report::Done(done)).is_err() {
+                let done = FinishedExecution { key, lease, outcome: Err(error), seconds: 0.0 };
+                if reports.send(ExecutionEvent::Done(done)).is_err() {
                     tracing::debug!("a fragment was refused after the network had stopped");
                 }
             }
         };
-        match large {
+        match is_large {
             true => drop(tokio::task::spawn_blocking(work)),
             false => work(),
         }
@@ -275,21 +279,21 @@ impl<E: FragmentExecutor> Peer<E> {
     /// Asks an execution of this owner to end.
     fn stop(&self, owner: &str, execution_id: &str) {
         // Two owners may give their executions the same id.
-        let is_it = |r: &Running| r.owner == owner && r.request.execution_id == execution_id;
+        let is_it = |r: &RunningExecution| r.owner == owner && r.request.execution_id == execution_id;
         if let Some((key, _)) = self.running.iter().find(|(_, running)| is_it(running)) {
             self.executor.stop(*key);
         }
     }
 
-    fn take(&mut self, report: Report<E::Lease>) {
+    fn apply(&mut self, report: ExecutionEvent<E::Lease>) {
         match report {
-            Report::Read(caller, channel, Ok(request)) => {
+            ExecutionEvent::Read(caller, channel, Ok(request)) => {
                 let ready = self.dispatch(caller, channel, request);
                 self.ready.extend(ready);
             }
-            Report::Read(caller, _, Err(why)) => refuse(&caller, Step::Dispatch, &why),
-            Report::Evolved(key, job, result) => self.evolved(key, job, result),
-            Report::Done(done) => self.done(done),
+            ExecutionEvent::Read(caller, _, Err(why)) => refuse(&caller, PeerStep::Dispatch, &why),
+            ExecutionEvent::Evolved(key, job, result) => self.evolved(key, job, result),
+            ExecutionEvent::Done(done) => self.done(done),
         }
     }
 
@@ -305,19 +309,19 @@ impl<E: FragmentExecutor> Peer<E> {
             Ok(executing::answer(job, &state, &peer_id, seconds * 1000.0, fidelity, now))
         };
         if !is_large {
-            return self.done(Done { key, lease, outcome: write_answer(), seconds });
+            return self.done(FinishedExecution { key, lease, outcome: write_answer(), seconds });
         }
         let reports = self.reports.clone();
         tokio::task::spawn_blocking(move || {
-            let done = Done { key, lease, outcome: write_answer(), seconds };
-            if reports.send(Report::Done(done)).is_err() {
+            let done = FinishedExecution { key, lease, outcome: write_answer(), seconds };
+            if reports.send(ExecutionEvent::Done(done)).is_err() {
                 tracing::debug!("an answer was written after the network had stopped");
             }
         });
     }
 
-    fn done(&mut self, done: Done<E::Lease>) {
-        let Done { key, lease, outcome, seconds } = done;
+    fn done(&mut self, done: FinishedExecution<E::Lease>) {
+        let FinishedExecution { key, lease, outcome, seconds } = done;
         let Some(running) = self.running.remove(&key) else {
             tracing::error!(key, "an execution ended that is not known to run; please report this as a bug");
             return;
@@ -343,12 +347,12 @@ impl<E: FragmentExecutor> Peer<E> {
         }
         let fidelity = if error.is_none() { self.executor.fidelity() } else { None };
         let answer: Arc<[u8]> = bytes.into();
-        let finish = Finish { answer: answer.clone(), error, seconds, fidelity };
+        let finish = ExecutionEnd { answer: answer.clone(), error, seconds, fidelity };
         self.table.finished(now, &running.owner, execution, finish, lease);
         self.settle();
         for (caller, channel) in running.waiting {
             let bytes = self.readable(&caller, &running.request, answer.to_vec());
-            self.ready.push((Step::Dispatch, channel, bytes));
+            self.ready.push(ReadyAnswer { step: PeerStep::Dispatch, channel, bytes });
         }
     }
 }
@@ -359,13 +363,13 @@ fn evolve<E: FragmentExecutor>(
     lease: E::Lease,
     executor: &E,
     key: u64,
-    reports: mpsc::UnboundedSender<Report<E::Lease>>,
+    reports: mpsc::UnboundedSender<ExecutionEvent<E::Lease>>,
 ) {
     let (num_qubits, execution_id) = (job.num_qubits, job.execution_id.clone());
     let (amplitudes, steps) = (std::mem::take(&mut job.amplitudes), std::mem::take(&mut job.steps));
     // On the slot's thread, which has the next call to do.
     let done = move |result: FragmentResult<E::Lease>| {
-        if reports.send(Report::Evolved(key, job, result)).is_err() {
+        if reports.send(ExecutionEvent::Evolved(key, job, result)).is_err() {
             tracing::debug!("an execution ended after the network had stopped");
         }
     };
@@ -373,7 +377,7 @@ fn evolve<E: FragmentExecutor>(
     executor.evolve(FragmentWork { key, lease, execution_id, num_qubits, amplitudes, steps, done });
 }
 
-fn refuse(caller: &Caller, step: Step, why: &str) {
+fn refuse(caller: &Caller, step: PeerStep, why: &str) {
     tracing::debug!(peer = caller.peer, step = step.name(), why, "a request breaks the contract's form");
 }
 
@@ -388,13 +392,19 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         true
     }
 
-    fn request(&mut self, caller: Caller, step: Step, document: Document, channel: Channel) -> Option<Ready> {
-        if step == Step::Dispatch && document.bytes.len() > LARGE {
+    fn request(
+        &mut self,
+        caller: Caller,
+        step: PeerStep,
+        document: Document,
+        channel: Channel,
+    ) -> Option<ReadyAnswer> {
+        if step == PeerStep::Dispatch && document.bytes.len() > LARGE {
             let reports = self.reports.clone();
             tokio::task::spawn_blocking(move || {
                 let request = read(&document.bytes);
                 drop(document);
-                if reports.send(Report::Read(caller, channel, request)).is_err() {
+                if reports.send(ExecutionEvent::Read(caller, channel, request)).is_err() {
                     tracing::debug!("a request was read after the network had stopped");
                 }
             });
@@ -402,25 +412,25 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         }
         let bytes = &document.bytes;
         let answered = match step {
-            Step::Prepare => read(bytes).map(|r| self.prepare(&caller, &r)),
-            Step::Commit => {
+            PeerStep::Prepare => read(bytes).map(|r| self.prepare(&caller, &r)),
+            PeerStep::Commit => {
                 read::<CommitRequest>(bytes).map(|r| write(&self.table.commit(self.now(), &caller.peer, &r)))
             }
-            Step::Cancel => read::<CancelRequest>(bytes).map(|r| {
+            PeerStep::Cancel => read::<CancelRequest>(bytes).map(|r| {
                 let (answer, stop) = self.table.cancel(self.now(), &caller.peer, &r);
                 if let Some(execution) = stop {
                     self.stop(&caller.peer, &execution);
                 }
                 write(&answer)
             }),
-            Step::Dispatch => match read(bytes) {
+            PeerStep::Dispatch => match read(bytes) {
                 Ok(request) => return self.dispatch(caller, channel, request),
                 Err(why) => Err(why),
             },
         };
         self.settle();
         match answered {
-            Ok(bytes) => Some((step, channel, bytes)),
+            Ok(bytes) => Some(ReadyAnswer { step, channel, bytes }),
             Err(why) => {
                 refuse(&caller, step, &why);
                 None
@@ -440,7 +450,7 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         tokio::select! {
             report = self.inbox.recv() => {
                 if let Some(report) = report {
-                    self.take(report);
+                    self.apply(report);
                 }
             }
             () = expiry => {
@@ -453,7 +463,7 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         }
     }
 
-    fn answers(&mut self) -> Vec<Ready> {
+    fn answers(&mut self) -> Vec<ReadyAnswer> {
         std::mem::take(&mut self.ready)
     }
 
@@ -485,9 +495,12 @@ impl<E: FragmentExecutor> Role for Peer<E> {
             emitted_at: emitted_at.clone(),
         };
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let heartbeat = Heartbeat {
+        let heartbeat = PeerHeartbeat {
             peer_id: limits.peer_id.clone(),
-            health_status: if self.executor.max_qubits().is_some() { "healthy" } else { "degraded" }.into(),
+            health_status: match self.executor.max_qubits() {
+                Some(_) => HealthStatus::Healthy,
+                None => HealthStatus::Degraded,
+            },
             active_reservations: count(load.reservations),
             active_executions: count(load.executions),
             peer_log_position: 0,

@@ -3,10 +3,10 @@
 //!
 //! What always holds:
 //! - every reservation that isn't over has one leased slot of the executor, acquired when it was accepted. The lease
-//!   is a value: it lies in the reservation, moves into the execution, comes back with its end, and is dropped after
+//!   is a value: it is kept in the reservation, moves into the execution, comes back with its end, and is dropped after
 //!   the end is recorded. So reservations and executions together never exceed the slots;
 //! - a reservation ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
-//! - only who made a reservation, by the authenticated peer id, may commit, cancel or use it;
+//! - only the peer that made a reservation, by its authenticated peer id, may commit, cancel or use it;
 //! - an execution id runs at most once for its owner, and its answer is kept.
 //!
 //! Time is elapsed time: a clock that is set doesn't lengthen a reservation.
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use super::operation::BUNDLE;
 use super::wire::{
-    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, MAX_DETAIL, MAX_REASON, PrepareAnswer,
-    PrepareRequest, StepAnswer, time, write,
+    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, ExecutionTransition, MAX_DETAIL,
+    MAX_REASON, PrepareAnswer, PrepareRequest, StepAnswer, time, write,
 };
 use crate::model::cut;
-use crate::reservation::event::{EventBatch, Fact, Request, Transition};
-use crate::reservation::ledger::{self, Command, State};
+use crate::reservation::event::{EventBatch, Fact, ReservationRequest, Transition};
+use crate::reservation::ledger::{self, ReservationCommand, ReservationState};
 
 /// Shortest time to live.
 pub const MIN_TTL: i64 = 5;
@@ -33,7 +33,7 @@ pub const NOT_COMMITTED: &str = "reservation not committed on target peer";
 
 /// When something happens.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Now {
+pub struct PeerTime {
     /// Since the host started. As exact as the clock: a reservation that was rounded down to milliseconds would end
     /// before its owner's time is over, and the next one would be one too many.
     pub elapsed: Duration,
@@ -116,10 +116,10 @@ pub trait Slots {
 #[derive(Debug)]
 struct Reservation<Lease> {
     owner: String,
-    state: State,
+    state: ReservationState,
     /// Its name in the log: the reservation's id and a number of this peer's, since owners may use an id again.
     name: String,
-    /// When it ends by itself, as [`Now::elapsed`].
+    /// When it ends by itself, as [`PeerTime::elapsed`].
     ends: Duration,
     slot: ReservedSlot<Lease>,
     /// The work that was estimated at prepare: amplitudes times operations.
@@ -222,17 +222,17 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Ends the reservations whose time is over. Every request does that first.
-    pub fn expire(&mut self, now: Now) {
+    pub fn expire(&mut self, now: PeerTime) {
         let is_over = |r: &Reservation<Lease>| r.slot.is_idle() && r.ends <= now.elapsed;
         let ended: Vec<String> =
             self.reservations.iter().filter(|(_, r)| is_over(r)).map(|(id, _)| id.clone()).collect();
         for id in ended {
-            self.end(&id, &Command::Expire, now);
+            self.end(&id, &ReservationCommand::Expire, now);
         }
     }
 
     /// Records the end of a reservation, and drops its lease if nothing runs in it.
-    fn end(&mut self, id: &str, command: &Command, now: Now) {
+    fn end(&mut self, id: &str, command: &ReservationCommand, now: PeerTime) {
         let Some(mut reservation) = self.reservations.remove(id) else { return };
         let recorded = self.record(&mut reservation, command, now);
         debug_assert!(recorded.is_ok(), "a reservation that is not over can end");
@@ -244,8 +244,8 @@ impl<Lease> ReservationTable<Lease> {
     fn record(
         &mut self,
         reservation: &mut Reservation<Lease>,
-        command: &Command,
-        now: Now,
+        command: &ReservationCommand,
+        now: PeerTime,
     ) -> Result<(), NotRecorded> {
         // The table asks for nothing that its own states don't allow; the log gets only what the ledger allows.
         let facts = ledger::decide(Some(&reservation.state), command).map_err(|_| NotRecorded)?;
@@ -261,28 +261,25 @@ impl<Lease> ReservationTable<Lease> {
     /// Answers a prepare.
     pub fn prepare(
         &mut self,
-        now: Now,
+        now: PeerTime,
         owner: &str,
         request: &PrepareRequest,
         slots: &impl Slots<Lease = Lease>,
     ) -> PrepareAnswer {
         self.expire(now);
-        let answer = |transition: Transition, reason: Option<&str>| PrepareAnswer {
-            reservation_id: request.reservation_id.clone(),
-            accepting_peer_id: self.limits.peer_id.clone(),
-            transition: transition.name().into(),
-            reason: reason.map(|r| cut(r, MAX_REASON).to_string()),
-            replied_at: time(now.at),
-        };
         if let Some(known) = self.reservations.get(&request.reservation_id) {
             return match known.owner == owner {
-                true => answer(known.state.transition, None),
-                false => answer(Transition::Rejected, Some("this reservation id is another peer's")),
+                true => self.prepare_answer(now, request, known.state.transition, None),
+                false => {
+                    let reason = "this reservation id belongs to another peer";
+                    self.prepare_answer(now, request, Transition::Rejected, Some(reason))
+                }
             };
         }
         if !self.limits.allow.admits(owner) {
             // Nothing is kept of strangers, not even a line in the log.
-            return answer(Transition::Rejected, Some("this peer lends nothing to you"));
+            let reason = "this peer lends nothing to you";
+            return self.prepare_answer(now, request, Transition::Rejected, Some(reason));
         }
         let acquired = match self.unfit(request, owner, slots.max_qubits()) {
             Some(reason) => Err(reason),
@@ -292,47 +289,79 @@ impl<Lease> ReservationTable<Lease> {
                 NoSlot::Closing => "this peer is stopping".into(),
             }),
         };
-        let asked = Request {
-            workflow_run_id: request.workflow_run_id.clone(),
-            fragment_id: request.fragment_id.clone(),
-            service_id: request.service_id.clone(),
-            requesting_peer_id: owner.into(),
-            ttl_seconds: u64::try_from(request.ttl_seconds).unwrap_or(0),
-            idempotency_key: Some(request.idempotency_key.clone()),
-        };
-        let name = format!("{}/{}", request.reservation_id, self.next);
-        let lease = match acquired {
-            Ok(lease) => lease,
-            Err(reason) => {
-                let answer = answer(Transition::Rejected, Some(&reason));
-                self.next += 1;
-                let facts = vec![Fact::Requested(asked), Fact::Rejected { reason }];
-                self.notes.push(EventBatch { hold: name, at: now.at, facts });
-                return answer;
-            }
-        };
+        match acquired {
+            Ok(lease) => self.accept(now, owner, request, lease),
+            Err(reason) => self.decline(now, owner, request, reason),
+        }
+    }
+
+    fn prepare_answer(
+        &self,
+        now: PeerTime,
+        request: &PrepareRequest,
+        transition: Transition,
+        reason: Option<&str>,
+    ) -> PrepareAnswer {
+        PrepareAnswer {
+            reservation_id: request.reservation_id.clone(),
+            accepting_peer_id: self.limits.peer_id.clone(),
+            transition: transition.into(),
+            reason: reason.map(|r| cut(r, MAX_REASON).to_string()),
+            replied_at: time(now.at),
+        }
+    }
+
+    /// The name of the next reservation in the log. It is used up once something is noted under it.
+    fn next_name(&self, request: &PrepareRequest) -> String {
+        format!("{}/{}", request.reservation_id, self.next)
+    }
+
+    /// Notes a request that is not accepted.
+    fn decline(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        request: &PrepareRequest,
+        reason: String,
+    ) -> PrepareAnswer {
+        let answer = self.prepare_answer(now, request, Transition::Rejected, Some(&reason));
+        let facts = vec![Fact::Requested(requested(owner, request)), Fact::Rejected { reason }];
+        self.notes.push(EventBatch { hold: self.next_name(request), at: now.at, facts });
+        self.next += 1;
+        answer
+    }
+
+    /// Keeps a reservation with its leased slot.
+    fn accept(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        request: &PrepareRequest,
+        lease: Lease,
+    ) -> PrepareAnswer {
+        let name = self.next_name(request);
+        let accepting_peer_id = self.limits.peer_id.clone();
         let facts = vec![
-            Fact::Requested(asked),
-            Fact::Accepted { accepting_peer_id: self.limits.peer_id.clone(), held: true },
+            Fact::Requested(requested(owner, request)),
+            Fact::Accepted { accepting_peer_id, held: true },
         ];
         let Ok(Some(state)) = ledger::replay(facts.iter().map(|f| (now.at, f))) else {
             // What can't be recorded is not promised; the lease ends here.
-            return answer(Transition::Rejected, Some(NOT_RECORDED));
+            return self.prepare_answer(now, request, Transition::Rejected, Some(NOT_RECORDED));
         };
-        let accepted = answer(Transition::Accepted, None);
         self.next += 1;
         self.notes.push(EventBatch { hold: name.clone(), at: now.at, facts });
-        let ends = now.elapsed.saturating_add(Duration::from_secs(request.ttl_seconds.unsigned_abs()));
+        let ttl = Duration::from_secs(request.ttl_seconds.unsigned_abs());
         let reservation = Reservation {
             owner: owner.into(),
             state,
             name,
-            ends,
+            ends: now.elapsed.saturating_add(ttl),
             slot: ReservedSlot::Idle(lease),
             work: work(request.estimated_qubits, request.estimated_depth),
         };
         self.reservations.insert(request.reservation_id.clone(), reservation);
-        accepted
+        self.prepare_answer(now, request, Transition::Accepted, None)
     }
 
     /// Why a prepare is declined, whatever the slots.
@@ -363,13 +392,15 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Answers a commit.
-    pub fn commit(&mut self, now: Now, owner: &str, request: &CommitRequest) -> StepAnswer {
+    pub fn commit(&mut self, now: PeerTime, owner: &str, request: &CommitRequest) -> StepAnswer {
         self.expire(now);
         let id = &request.reservation_id;
         let transition = match self.reservations.remove_entry(id) {
             Some((id, mut reservation)) if reservation.owner == owner => {
                 let is_recorded = match reservation.state.transition {
-                    Transition::Accepted => self.record(&mut reservation, &Command::Commit, now).is_ok(),
+                    Transition::Accepted => {
+                        self.record(&mut reservation, &ReservationCommand::Commit, now).is_ok()
+                    }
                     _ => true,
                 };
                 let transition =
@@ -383,15 +414,16 @@ impl<Lease> ReservationTable<Lease> {
             }
             None => Transition::Rejected,
         };
-        StepAnswer {
-            reservation_id: id.clone(),
-            transition: transition.name().into(),
-            replied_at: time(now.at),
-        }
+        StepAnswer { reservation_id: id.clone(), transition: transition.into(), replied_at: time(now.at) }
     }
 
     /// Answers a cancel; with the execution that is to be stopped, when there is one.
-    pub fn cancel(&mut self, now: Now, owner: &str, request: &CancelRequest) -> (StepAnswer, Option<String>) {
+    pub fn cancel(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        request: &CancelRequest,
+    ) -> (StepAnswer, Option<String>) {
         self.expire(now);
         let id = &request.reservation_id;
         let mut stop = None;
@@ -401,17 +433,17 @@ impl<Lease> ReservationTable<Lease> {
                 ReservedSlot::InUse { execution_id } => stop = Some(execution_id.clone()),
                 ReservedSlot::Idle(_) => {
                     let reason = request.reason.clone().unwrap_or_default();
-                    self.end(id, &Command::Cancel { reason }, now);
+                    self.end(id, &ReservationCommand::Cancel { reason }, now);
                 }
             }
         }
         // Unknown and foreign ones alike: who may not touch it learns nothing.
-        let transition = Transition::Cancelled.name().into();
+        let transition = Transition::Cancelled.into();
         (StepAnswer { reservation_id: id.clone(), transition, replied_at: time(now.at) }, stop)
     }
 
     /// Takes a dispatch: its kept answer, the execution that is running, or leave to run it.
-    pub fn dispatch(&mut self, now: Now, owner: &str, request: &DispatchRequest) -> Dispatch<Lease> {
+    pub fn dispatch(&mut self, now: PeerTime, owner: &str, request: &DispatchRequest) -> Dispatch<Lease> {
         self.expire(now);
         match self.kept.get(owner).and_then(|k| k.executions.get(&request.execution_id)) {
             Some(Execution::Done(answer)) => return Dispatch::Answer(answer.clone()),
@@ -431,12 +463,12 @@ impl<Lease> ReservationTable<Lease> {
 
     /// Moves the lease out of the owner's committed reservation; `None` when there is no such reservation whose slot is
     /// idle, or the begin can't be recorded.
-    fn begin_execution(&mut self, now: Now, owner: &str, request: &DispatchRequest) -> Option<Lease> {
+    fn begin_execution(&mut self, now: PeerTime, owner: &str, request: &DispatchRequest) -> Option<Lease> {
         let (id, mut reservation) = self.reservations.remove_entry(&request.reservation_id)?;
         let may_run = reservation.owner == owner
             && reservation.state.transition == Transition::Committed
             && reservation.slot.is_idle();
-        let command = Command::Dispatch { execution_id: request.execution_id.clone() };
+        let command = ReservationCommand::Dispatch { execution_id: request.execution_id.clone() };
         let begins = may_run && self.record(&mut reservation, &command, now).is_ok();
         let in_use = ReservedSlot::InUse { execution_id: request.execution_id.clone() };
         let lease = match begins.then(|| std::mem::replace(&mut reservation.slot, in_use)) {
@@ -448,7 +480,14 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Takes note of an execution's end: its answer is kept, and its slot is free once the end is recorded.
-    pub fn finished(&mut self, now: Now, owner: &str, execution_id: &str, finish: Finish, lease: Lease) {
+    pub fn finished(
+        &mut self,
+        now: PeerTime,
+        owner: &str,
+        execution_id: &str,
+        finish: ExecutionEnd,
+        lease: Lease,
+    ) {
         let is_running = |r: &Reservation<Lease>| {
             let uses =
                 matches!(&r.slot, ReservedSlot::InUse { execution_id: running } if running == execution_id);
@@ -466,12 +505,12 @@ impl<Lease> ReservationTable<Lease> {
         }
         let execution_id = execution_id.to_string();
         let command = match finish.error {
-            None => Command::Complete {
+            None => ReservationCommand::Complete {
                 execution_id: execution_id.clone(),
                 fidelity: finish.fidelity,
                 latency_ms: finish.seconds * 1000.0,
             },
-            Some(error) => Command::Fail { execution_id: execution_id.clone(), error },
+            Some(error) => ReservationCommand::Fail { execution_id: execution_id.clone(), error },
         };
         self.end(&id, &command, now);
         // After the record, as for a reservation that ends without an execution.
@@ -519,11 +558,23 @@ impl<Lease> ReservationTable<Lease> {
 
 /// How an execution ended.
 #[derive(Debug)]
-pub struct Finish {
+pub struct ExecutionEnd {
     pub answer: Arc<[u8]>,
     pub error: Option<String>,
     pub seconds: f64,
     pub fidelity: Option<f64>,
+}
+
+/// A prepare as the request that the log records.
+fn requested(owner: &str, request: &PrepareRequest) -> ReservationRequest {
+    ReservationRequest {
+        workflow_run_id: request.workflow_run_id.clone(),
+        fragment_id: request.fragment_id.clone(),
+        service_id: request.service_id.clone(),
+        requesting_peer_id: owner.into(),
+        ttl_seconds: u64::try_from(request.ttl_seconds).unwrap_or(0),
+        idempotency_key: Some(request.idempotency_key.clone()),
+    }
 }
 
 /// Amplitudes times operations.
@@ -532,12 +583,12 @@ fn work(qubits: i64, depth: i64) -> f64 {
 }
 
 /// The answer to a dispatch that failed.
-pub fn failed(peer_id: &str, request: &DispatchRequest, error: &str, now: Now) -> DispatchAnswer {
+pub fn failed(peer_id: &str, request: &DispatchRequest, error: &str, now: PeerTime) -> DispatchAnswer {
     DispatchAnswer {
         execution_id: request.execution_id.clone(),
         fragment_id: request.fragment_id.clone(),
         executing_peer_id: peer_id.into(),
-        transition: "failed".into(),
+        transition: ExecutionTransition::Failed,
         output_payload: serde_json::json!({}),
         latency_ms: None,
         fidelity_score: None,

@@ -51,7 +51,7 @@ const SLOTS: usize = 3;
 struct World {
     peer: TestPeer,
     model: Model,
-    log: BTreeMap<String, (Option<crate::reservation::ledger::State>, usize)>,
+    log: BTreeMap<String, (Option<crate::reservation::ledger::ReservationState>, usize)>,
     generation: u64,
 }
 

@@ -64,8 +64,8 @@ fn owner(name: &str) -> String {
     format!("12D3KooWowner{name}")
 }
 
-fn at(elapsed_ms: u64) -> Now {
-    Now { elapsed: Duration::from_millis(elapsed_ms), at: elapsed_ms as i64 * 1000 }
+fn at(elapsed_ms: u64) -> PeerTime {
+    PeerTime { elapsed: Duration::from_millis(elapsed_ms), at: elapsed_ms as i64 * 1000 }
 }
 
 fn ask(id: &str, ttl: i64) -> PrepareRequest {
@@ -111,8 +111,8 @@ fn send(id: &str, execution: &str) -> DispatchRequest {
     }
 }
 
-fn done(text: &str) -> Finish {
-    Finish { answer: text.as_bytes().into(), error: None, seconds: 0.001, fidelity: Some(1.0) }
+fn done(text: &str) -> ExecutionEnd {
+    ExecutionEnd { answer: text.as_bytes().into(), error: None, seconds: 0.001, fidelity: Some(1.0) }
 }
 
 struct TestPeer {
@@ -139,16 +139,16 @@ impl TestPeer {
 
     fn prepare_for(&mut self, who: &str, request: PrepareRequest) -> (String, String) {
         let answer = self.table.prepare(at(self.now), &owner(who), &request, &self.slots);
-        (answer.transition, answer.reason.unwrap_or_default())
+        (answer.transition.name().into(), answer.reason.unwrap_or_default())
     }
 
     fn commit(&mut self, who: &str, id: &str) -> String {
-        self.table.commit(at(self.now), &owner(who), &commit(id)).transition
+        self.table.commit(at(self.now), &owner(who), &commit(id)).transition.name().into()
     }
 
     fn cancel(&mut self, who: &str, id: &str) -> Option<String> {
         let (answer, stop) = self.table.cancel(at(self.now), &owner(who), &cancel(id));
-        assert_eq!(answer.transition, "cancelled");
+        assert_eq!(answer.transition.name(), "cancelled");
         stop
     }
 
@@ -169,7 +169,7 @@ impl TestPeer {
         self.finish_with(who, execution, done("answer"));
     }
 
-    fn finish_with(&mut self, who: &str, execution: &str, finish: Finish) {
+    fn finish_with(&mut self, who: &str, execution: &str, finish: ExecutionEnd) {
         let execution = format!("execution-{execution}");
         let lease = self.executing.remove(&(owner(who), execution.clone())).expect("it runs");
         self.table.finished(at(self.now), &owner(who), &execution, finish, lease);
@@ -219,9 +219,9 @@ fn strangers_leave_no_trace() {
 #[test]
 fn a_reservation_lasts_its_whole_ttl_and_not_a_part_of_a_millisecond_less() {
     let mut peer = TestPeer::new(1);
-    let late = |ms: u64| Now { elapsed: Duration::from_micros(ms * 1_000 + 900), ..at(ms) };
-    let prepare = |peer: &mut TestPeer, now: Now, id: &str| {
-        peer.table.prepare(now, &owner("a"), &ask(id, 5), &peer.slots).transition
+    let late = |ms: u64| PeerTime { elapsed: Duration::from_micros(ms * 1_000 + 900), ..at(ms) };
+    let prepare = |peer: &mut TestPeer, now: PeerTime, id: &str| {
+        peer.table.prepare(now, &owner("a"), &ask(id, 5), &peer.slots).transition.name().to_string()
     };
     assert_eq!(prepare(&mut peer, late(1_000), "1"), "accepted");
     assert_eq!(prepare(&mut peer, at(6_000), "2"), "rejected");
@@ -265,7 +265,7 @@ fn a_slow_device_declines_what_takes_too_long() {
     peer.prepare("a", "1");
     peer.commit("a", "1");
     peer.dispatch("a", "1", "1");
-    let slow = Finish { seconds: 6.0, ..done("slow") };
+    let slow = ExecutionEnd { seconds: 6.0, ..done("slow") };
     peer.finish_with("a", "1", slow);
     let bigger = PrepareRequest { estimated_qubits: 4, ..ask("2", 60) };
     let (transition, reason) = peer.prepare_for("a", bigger);

@@ -1,4 +1,4 @@
-//! Pure: who is in the network, from what each says of itself.
+//! Pure: the peers of the network, from the gossip of each.
 //!
 //! A message counts only when its `peer_id` is its signed author. A peer is stale when neither kind of message came
 //! for a while by our clock; without a heartbeat its health is unknown, without an advertisement it has no services.
@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use super::wire::{Advertisement, Heartbeat, read};
+use super::wire::{Advertisement, HealthStatus, PeerHeartbeat, read};
 
 /// Peers kept at most.
 const MAX_PEERS: usize = 1024;
-/// Addresses and services of one peer that are looked at.
+/// Most addresses of one peer that are kept.
 const MAX_ADDRESSES: usize = 16;
+/// Most services of one peer that are kept.
 const MAX_SERVICES: usize = 64;
 /// Longest gossip message.
 pub const MAX_GOSSIP_BYTES: usize = 64 << 10;
@@ -32,13 +33,13 @@ impl Topic {
     }
 }
 
-/// One peer, as it says of itself and as it did here.
+/// One peer: what it announces, and what it reported for executions of this host.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PeerRecord {
     pub addresses: Vec<String>,
     pub trust_tier: Option<String>,
     pub services: Vec<String>,
-    pub health: Option<String>,
+    pub health: Option<HealthStatus>,
     pub reservations: u64,
     pub executions: u64,
     /// Milliseconds since our start.
@@ -62,7 +63,8 @@ impl Registry {
     /// Takes a message that `author` has signed.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// When the message is too long, invalid or not about its author, or too many peers are known. The text is the
+    /// reason.
     pub fn hear(&mut self, now_ms: u64, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
         if bytes.len() > MAX_GOSSIP_BYTES {
             return Err(format!("it has {} bytes", bytes.len()));
@@ -84,11 +86,11 @@ impl Registry {
                     said.service_summaries.into_iter().take(MAX_SERVICES).map(|s| s.service_id).collect();
             }
             Topic::Heartbeat => {
-                let said: Heartbeat = read(bytes)?;
+                let said: PeerHeartbeat = read(bytes)?;
                 genuine(&said.peer_id)?;
                 let peer = self.peer(now_ms, author)?;
                 peer.heard_ms = now_ms;
-                peer.health = Some(crate::model::cut(&said.health_status, 80).into());
+                peer.health = Some(said.health_status);
                 // Not negative: the document says so.
                 peer.reservations = said.active_reservations.unsigned_abs();
                 peer.executions = said.active_executions.unsigned_abs();

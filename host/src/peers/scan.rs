@@ -1,11 +1,11 @@
-//! Pure: whether bytes are one complete JSON document yet, read piece by piece and looked at once.
+//! Pure: whether bytes are one complete JSON document yet. Bytes come piece by piece and each is read once.
 //!
-//! Some peers never say that they have written all; so the end of the document is found by its own form. Only
+//! Some peers never close their side of the stream, so the end of the document is found by its own form. Only
 //! brackets and strings are followed; what is between them is the parser's business.
 
 /// How far a document has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum ScanProgress {
     /// More must come.
     Part,
     /// It ends before this byte, and only blanks follow.
@@ -30,7 +30,7 @@ const MAX_DEPTH: usize = 32;
 
 impl Scanner {
     /// Looks at what was added to `bytes` since the last time.
-    pub fn look(&mut self, bytes: &[u8]) -> Seen {
+    pub fn look(&mut self, bytes: &[u8]) -> ScanProgress {
         while self.at < bytes.len() && !self.never {
             let byte = bytes[self.at];
             self.at += 1;
@@ -61,9 +61,9 @@ impl Scanner {
             }
         }
         match (self.never, self.end) {
-            (true, _) => Seen::Never,
-            (false, Some(end)) => Seen::Whole(end),
-            (false, None) => Seen::Part,
+            (true, _) => ScanProgress::Never,
+            (false, Some(end)) => ScanProgress::Whole(end),
+            (false, None) => ScanProgress::Part,
         }
     }
 }
@@ -72,7 +72,7 @@ impl Scanner {
 mod tests {
     use super::*;
 
-    fn all(text: &str) -> Seen {
+    fn scan(text: &str) -> ScanProgress {
         Scanner::default().look(text.as_bytes())
     }
 
@@ -83,7 +83,8 @@ mod tests {
             let mut scanner = Scanner::default();
             for n in 0..=with.len() {
                 let seen = scanner.look(&with.as_bytes()[..n]);
-                let expected = if n < text.len() { Seen::Part } else { Seen::Whole(text.len()) };
+                let expected =
+                    if n < text.len() { ScanProgress::Part } else { ScanProgress::Whole(text.len()) };
                 assert_eq!(seen, expected, "after {n} bytes");
             }
         }
@@ -92,10 +93,10 @@ mod tests {
     #[test]
     fn what_is_no_object_never_will_be() {
         for text in ["[]", "1", "\"a\"", "x", "}", "{} x", "{}{}"] {
-            assert_eq!(all(text), Seen::Never, "{text}");
+            assert_eq!(scan(text), ScanProgress::Never, "{text}");
         }
-        assert_eq!(all(&"{\"a\":".repeat(100)), Seen::Never, "too deep");
-        assert_eq!(all("   "), Seen::Part);
-        assert_eq!(all("{\"a\": \"}"), Seen::Part);
+        assert_eq!(scan(&"{\"a\":".repeat(100)), ScanProgress::Never, "too deep");
+        assert_eq!(scan("   "), ScanProgress::Part);
+        assert_eq!(scan("{\"a\": \"}"), ScanProgress::Part);
     }
 }

@@ -1,6 +1,8 @@
 //! Pure: one line of `raw_text`: `[controlled ]name[(params)] operands`, in any case.
 //!
-//! Operands aren't read; that there are some is what makes a text a statement.
+//! Operands aren't read; that there are some is what makes a text a statement. Parameters are evaluated by `qasm`.
+
+use crate::qasm;
 
 /// A statement, as it was written and as it was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,10 +15,8 @@ pub struct Statement {
     pub params: Vec<f64>,
 }
 
-/// Longest text that is looked at; longer ones are no statement of ours.
+/// Longest text that is parsed. A longer one is taken as an unknown gate.
 const MAX_TEXT: usize = 4096;
-/// Deepest nesting of an expression.
-const MAX_DEPTH: usize = 64;
 
 /// Reads a text; none when it is no statement. What is wrong with its parameters shows as an unknown name, so that
 /// the failure names the statement.
@@ -49,11 +49,11 @@ pub fn read(raw_text: &str) -> Option<Statement> {
     if operands.trim().is_empty() || !separate {
         return None;
     }
-    let values = params.map(|p| split(p).into_iter().map(evaluate).collect::<Option<Vec<f64>>>());
+    let values = params.map(qasm::statement_parameters);
     match values {
         None => Some(Statement { text: shown, controlled, name, params: Vec::new() }),
-        Some(Some(params)) => Some(Statement { text: shown, controlled, name, params }),
-        Some(None) => {
+        Some(Ok(params)) => Some(Statement { text: shown, controlled, name, params }),
+        Some(Err(_)) => {
             let name = format!("{name}({})", params.unwrap_or_default());
             Some(Statement { text: shown, controlled, name, params: Vec::new() })
         }
@@ -81,149 +81,6 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// Parameters, at the commas outside brackets.
-fn split(text: &str) -> Vec<&str> {
-    if text.trim().is_empty() {
-        return Vec::new();
-    }
-    let (mut depth, mut start, mut parts) = (0_usize, 0, Vec::new());
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                parts.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[start..]);
-    parts
-}
-
-/// The value of an expression of numbers, `e pi tau`, `+ - * / % ** ^` and brackets; none when it has no finite one.
-/// A power binds more than a sign in front of it and takes its right side first.
-pub fn evaluate(text: &str) -> Option<f64> {
-    let mut parser = Parser { rest: text.trim_start(), depth: 0 };
-    let value = parser.sum()?;
-    (parser.rest.is_empty() && value.is_finite()).then_some(value)
-}
-
-struct Parser<'a> {
-    rest: &'a str,
-    depth: usize,
-}
-
-impl Parser<'_> {
-    fn eat(&mut self, token: &str) -> bool {
-        let Some(rest) = self.rest.strip_prefix(token) else { return false };
-        self.rest = rest.trim_start();
-        true
-    }
-
-    fn sum(&mut self) -> Option<f64> {
-        let mut value = self.product()?;
-        loop {
-            if self.eat("+") {
-                value += self.product()?;
-            } else if self.eat("-") {
-                value -= self.product()?;
-            } else {
-                return Some(value);
-            }
-        }
-    }
-
-    fn product(&mut self) -> Option<f64> {
-        let mut value = self.signed()?;
-        loop {
-            if self.rest.starts_with("**") {
-                return None;
-            } else if self.eat("*") {
-                value *= self.signed()?;
-            } else if self.eat("/") {
-                value /= self.signed()?;
-            } else if self.eat("%") {
-                // Python's: the result has the sign of the right side.
-                let by = self.signed()?;
-                value -= by * (value / by).floor();
-            } else {
-                return Some(value);
-            }
-            if !value.is_finite() {
-                return None;
-            }
-        }
-    }
-
-    fn signed(&mut self) -> Option<f64> {
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return None;
-        }
-        let value = if self.eat("+") {
-            self.signed()
-        } else if self.eat("-") {
-            self.signed().map(|v| -v)
-        } else {
-            self.power()
-        };
-        self.depth -= 1;
-        value
-    }
-
-    fn power(&mut self) -> Option<f64> {
-        let base = self.atom()?;
-        match self.eat("**") || self.eat("^") {
-            true => {
-                let exponent = self.signed()?;
-                Some(base.powf(exponent)).filter(|v| v.is_finite())
-            }
-            false => Some(base),
-        }
-    }
-
-    fn atom(&mut self) -> Option<f64> {
-        if self.eat("(") {
-            let value = self.sum()?;
-            return self.eat(")").then_some(value);
-        }
-        if self.rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == 'π') {
-            let end = self.rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(self.rest.len());
-            let value = match self.rest[..end].to_ascii_lowercase().as_str() {
-                "pi" | "π" => std::f64::consts::PI,
-                "tau" => std::f64::consts::TAU,
-                "e" => std::f64::consts::E,
-                _ => return None,
-            };
-            self.rest = self.rest[end..].trim_start();
-            return Some(value);
-        }
-        let bytes = self.rest.as_bytes();
-        let digits = |mut at: usize| {
-            while bytes.get(at).is_some_and(u8::is_ascii_digit) {
-                at += 1;
-            }
-            at
-        };
-        let mut end = digits(0);
-        if bytes.get(end) == Some(&b'.') {
-            end = digits(end + 1);
-        }
-        if matches!(bytes.get(end), Some(b'e' | b'E')) {
-            let sign = usize::from(matches!(bytes.get(end + 1), Some(b'+' | b'-')));
-            let after = digits(end + 1 + sign);
-            if after > end + 1 + sign {
-                end = after;
-            }
-        }
-        let value: f64 = self.rest[..end].parse().ok()?;
-        self.rest = self.rest[end..].trim_start();
-        Some(value)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,39 +98,5 @@ mod tests {
         for text in ["", "h", "rx(0.3)", "// h q", ";", "  ", "12 q", "h[0]", "rx(0.3 q"] {
             assert_eq!(read(text), None, "{text}");
         }
-    }
-
-    #[test]
-    fn expressions() {
-        let pi = std::f64::consts::PI;
-        let cases = [
-            ("pi/4", pi / 4.0),
-            ("-pi", -pi),
-            ("2*pi/3 - 1", 2.0 * pi / 3.0 - 1.0),
-            ("2**3/10", 0.8),
-            ("-2**2/5", -0.8),
-            ("2**-1", 0.5),
-            ("2**1**2", 2.0),
-            ("2^3^0", 2.0),
-            ("7%4", 3.0),
-            ("-7%4", 1.0),
-            ("+tau/5", 2.0 * pi / 5.0),
-            ("1.5e-1", 0.15),
-            ("e/3", std::f64::consts::E / 3.0),
-            ("2*(1+.5)", 3.0),
-            ("1e2", 100.0),
-            ("--1", 1.0),
-        ];
-        for (text, value) in cases {
-            let found = evaluate(text).unwrap_or_else(|| panic!("{text}"));
-            assert!((found - value).abs() < 1e-15, "{text}: {found}");
-        }
-        for text in
-            ["", "1/0", "sin", "sin(1)", "1 2", "1+", "(1", "1)", "1e", "nan", "10**400", "0%0", "(-1)**0.5"]
-        {
-            assert_eq!(evaluate(text), None, "{text}");
-        }
-        assert_eq!(evaluate(&"(".repeat(10_000)), None);
-        assert_eq!(evaluate(&"-".repeat(10_000)), None);
     }
 }

@@ -2,16 +2,16 @@
 //!
 //! It has a thread of its own with everything of the network on it: a request is read, answered by the [`Role`] and
 //! written without a change of threads, and neither gossip nor a prepare ever waits for an execution. The rest of
-//! the host holds a [`Network`], which sends orders and hides the channels.
+//! the host holds a [`Network`], which sends commands and hides the channels.
 //!
 //! Bounded: connections in all and per peer, streams per connection, the size of documents and the memory of all
 //! that are on their way, the time until a request is whole, gossip. Gossip is passed on only when the role took it.
 
 mod address;
 mod behaviour;
+mod coalesce;
 mod codec;
-mod gathered;
-mod shell;
+mod event_loop;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,16 +23,16 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::registry::Topic;
-use super::wire::Step;
+use super::wire::PeerStep;
 use crate::error::{Explain, exit};
 use address::dialable;
 pub use address::peer_of;
 pub use codec::Document;
-use shell::Shell;
+use event_loop::EventLoop;
 
 /// How this host names itself.
 pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
-const ORDERS: usize = 1024;
+const COMMAND_QUEUE: usize = 1024;
 
 /// How the network is to be.
 #[derive(Debug, Clone)]
@@ -41,13 +41,13 @@ pub struct NetworkSettings {
     pub listen: Vec<Multiaddr>,
     /// Peers to be connected to always; each ends in `/p2p/<id>`.
     pub bootstrap: Vec<Multiaddr>,
-    /// Addresses that others are told, besides those that are listened on; none: those that are listened on.
+    /// Addresses that are advertised to other peers. When there are none, the listening addresses are advertised.
     pub advertise: Vec<Multiaddr>,
     /// How long a request may take to come whole.
     pub read_limit: Duration,
     /// The longest exchange: a dispatch.
     pub exchange_limit: Duration,
-    /// How long a connection is kept that nobody uses. A new one is made when it is needed: holds and rights are a
+    /// How long an unused connection is kept. A new one is made when it is needed: holds and rights are a
     /// peer's, not a connection's.
     pub idle: Duration,
     pub redial: Duration,
@@ -91,15 +91,19 @@ impl Explain for NetworkError {
 pub struct Caller {
     /// Authenticated by the transport.
     pub peer: String,
-    /// A peer of this project, by what it says of itself: it reads documents of any size.
+    /// Whether the peer names itself as a program of this project, which reads documents of any size.
     pub ours: bool,
 }
 
 /// What answers a request later.
 pub type Channel = ResponseChannel<Document>;
 
-/// An answer that is ready.
-pub type Ready = (Step, Channel, Vec<u8>);
+/// The answer to a request, and the channel on which it is sent.
+pub struct ReadyAnswer {
+    pub step: PeerStep,
+    pub channel: Channel,
+    pub bytes: Vec<u8>,
+}
 
 /// What is said of this host.
 pub struct Announcement {
@@ -114,18 +118,24 @@ pub trait Role: Send + 'static {
 
     /// Answers a request now, or keeps the channel for [`Role::answers`]. Dropped, the stream is closed without an
     /// answer: the refusal of the contract.
-    fn request(&mut self, caller: Caller, step: Step, document: Document, channel: Channel) -> Option<Ready>;
+    fn request(
+        &mut self,
+        caller: Caller,
+        step: PeerStep,
+        document: Document,
+        channel: Channel,
+    ) -> Option<ReadyAnswer>;
 
     /// Waits until it has something to do, and does it. May be dropped at any await.
     fn work(&mut self) -> impl Future<Output = ()> + Send;
 
     /// Answers that became ready.
-    fn answers(&mut self) -> Vec<Ready>;
+    fn answers(&mut self) -> Vec<ReadyAnswer>;
 
     /// Takes gossip that `author` has signed.
     ///
     /// # Errors
-    /// Why it is dropped and not passed on.
+    /// When the message is dropped and not passed on. The text is the reason.
     fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String>;
 
     /// What is to be said of this host now, if anything.
@@ -139,6 +149,8 @@ pub enum CallError {
     Unreachable(String),
     #[error("it did not answer within {0:?}")]
     Timeout(Duration),
+    #[error("it closed the stream without an answer")]
+    EmptyAnswer,
     #[error("the stream failed: {0}")]
     Stream(String),
     #[error("it reads documents of at most {limit} bytes (it is no coda-host), this one has {bytes}")]
@@ -149,8 +161,8 @@ pub enum CallError {
 
 type CallAnswer = oneshot::Sender<Result<Document, CallError>>;
 
-enum Order {
-    Call { peer: PeerId, addresses: Vec<Multiaddr>, step: Step, bytes: Vec<u8>, answer: CallAnswer },
+enum NetworkCommand {
+    Call { peer: PeerId, addresses: Vec<Multiaddr>, step: PeerStep, bytes: Vec<u8>, answer: CallAnswer },
     Stop,
 }
 
@@ -166,7 +178,7 @@ pub struct NetworkView {
 /// The handle.
 #[derive(Clone)]
 pub struct Network {
-    orders: mpsc::Sender<Order>,
+    commands: mpsc::Sender<NetworkCommand>,
     view: watch::Receiver<NetworkView>,
     runtime: tokio::runtime::Handle,
     thread: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
@@ -176,13 +188,13 @@ impl Network {
     /// Starts the network's thread; returns when it listens.
     ///
     /// # Errors
-    /// When an address can't be listened on.
+    /// When the thread or the transport can't be set up, or an address can't be listened on.
     pub async fn start<R: Role>(
         key: Keypair,
         settings: NetworkSettings,
         role: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Network, NetworkError> {
-        let (orders, inbox) = mpsc::channel(ORDERS);
+        let (commands, inbox) = mpsc::channel(COMMAND_QUEUE);
         let (viewed, view) = watch::channel(NetworkView::default());
         let (up, started) = oneshot::channel();
         let body = move || {
@@ -192,10 +204,10 @@ impl Network {
                 Err(e) => return drop(up.send(Err(NetworkError::Setup(e.to_string())))),
             };
             let life = async move {
-                match Shell::new(key, settings, role(), inbox, viewed).await {
-                    Ok(shell) => {
+                match EventLoop::new(key, settings, role(), inbox, viewed).await {
+                    Ok(event_loop) => {
                         if up.send(Ok(tokio::runtime::Handle::current())).is_ok() {
-                            shell.run().await;
+                            event_loop.run().await;
                         }
                     }
                     Err(error) => drop(up.send(Err(error))),
@@ -211,7 +223,7 @@ impl Network {
         let thread = std::thread::Builder::new().name("peers".into()).spawn(body);
         let thread = thread.map_err(|e| NetworkError::Setup(e.to_string()))?;
         let runtime = started.await.map_err(|_| NetworkError::Setup("its thread ended".into()))??;
-        Ok(Network { orders, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
+        Ok(Network { commands, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
     }
 
     /// The network's own thread, for tasks that only talk: a call from there changes no thread. A task that computes
@@ -231,22 +243,22 @@ impl Network {
     /// Sends a document and waits for the answer.
     ///
     /// # Errors
-    /// When there is none, within the limit.
+    /// When the peer can't be reached, does not answer within the limit, or the stream fails.
     pub async fn call(
         &self,
         peer: &str,
         addresses: &[String],
-        step: Step,
+        step: PeerStep,
         bytes: Vec<u8>,
         limit: Duration,
     ) -> Result<Document, CallError> {
         let peer: PeerId =
-            peer.parse().map_err(|_| CallError::Unreachable(format!("{peer} is no peer id")))?;
+            peer.parse().map_err(|_| CallError::Unreachable(format!("{peer} is not a peer id")))?;
         let addresses = addresses.iter().filter_map(|a| dialable(a, peer)).collect();
         let (answer, wait) = oneshot::channel();
-        let order = Order::Call { peer, addresses, step, bytes, answer };
+        let command = NetworkCommand::Call { peer, addresses, step, bytes, answer };
         let exchange = async {
-            self.orders.send(order).await.map_err(|_| CallError::Stopped)?;
+            self.commands.send(command).await.map_err(|_| CallError::Stopped)?;
             wait.await.map_err(|_| CallError::Stopped)?
         };
         tokio::time::timeout(limit, exchange).await.unwrap_or(Err(CallError::Timeout(limit)))
@@ -254,14 +266,14 @@ impl Network {
 
     /// Ends the network's thread, whatever it waits for; returns when it has.
     pub async fn stop(&self) {
-        if self.orders.send(Order::Stop).await.is_err() {
+        if self.commands.send(NetworkCommand::Stop).await.is_err() {
             tracing::debug!("the peer network had stopped before");
         }
         let thread = self.thread.lock().take();
         let Some(thread) = thread else { return };
         let joined = tokio::task::spawn_blocking(move || thread.join().is_err()).await;
         if joined.unwrap_or(true) {
-            tracing::error!("the peer network's thread ended badly; please report this as a bug");
+            tracing::error!("the peer network's thread has panicked; please report this as a bug");
         }
     }
 }

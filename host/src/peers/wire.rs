@@ -4,37 +4,43 @@
 //! as `5.0`. What may be missing but never null is a field with a default, what may be both is an `Option`.
 
 mod fields;
+mod health;
+mod transition;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use health::HealthStatus;
+pub use transition::{AnsweredTransition, ExecutionTransition};
 
 use fields::{at_least, list, maybe_text, number, text, time_text};
 
 /// The four protocols of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum PeerStep {
     Prepare,
     Commit,
     Cancel,
     Dispatch,
 }
 
-impl Step {
-    pub const ALL: [Step; 4] = [Step::Prepare, Step::Commit, Step::Cancel, Step::Dispatch];
+impl PeerStep {
+    pub const ALL: [PeerStep; 4] =
+        [PeerStep::Prepare, PeerStep::Commit, PeerStep::Cancel, PeerStep::Dispatch];
 
     pub fn name(self) -> &'static str {
         match self {
-            Step::Prepare => "prepare",
-            Step::Commit => "commit",
-            Step::Cancel => "cancel",
-            Step::Dispatch => "dispatch",
+            PeerStep::Prepare => "prepare",
+            PeerStep::Commit => "commit",
+            PeerStep::Cancel => "cancel",
+            PeerStep::Dispatch => "dispatch",
         }
     }
 
     /// Its protocol id.
     pub fn protocol(self, namespace: &str) -> String {
         match self {
-            Step::Dispatch => format!("/qb2/{namespace}/execution/fragment-dispatch/1.0.0"),
+            PeerStep::Dispatch => format!("/qb2/{namespace}/execution/fragment-dispatch/1.0.0"),
             other => format!("/qb2/{namespace}/reservation/{}/1.0.0", other.name()),
         }
     }
@@ -126,6 +132,13 @@ pub struct DispatchRequest {
     pub dispatched_at: String,
 }
 
+impl DispatchRequest {
+    /// The number of qubits that the payload claims, before the payload is read: enough to tell large work from small.
+    pub fn claimed_qubits(&self) -> Option<f64> {
+        self.input_payload["state"]["num_qubits"].as_f64()
+    }
+}
+
 fn empty_object() -> Value {
     Value::Object(serde_json::Map::new())
 }
@@ -145,7 +158,7 @@ pub struct InputPayload {
     pub fragment: Option<Fragment>,
     #[serde(default)]
     pub fragments: Vec<Fragment>,
-    pub state: State,
+    pub state: QuantumState,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,7 +180,7 @@ pub struct Fragment {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct QuantumState {
     #[serde(deserialize_with = "at_least::<1, _>")]
     pub num_qubits: i64,
     #[serde(default, deserialize_with = "fields::maybe_list")]
@@ -187,7 +200,7 @@ pub struct PrepareAnswer {
     pub reservation_id: String,
     #[serde(deserialize_with = "text::<3, _>")]
     pub accepting_peer_id: String,
-    pub transition: String,
+    pub transition: AnsweredTransition,
     #[serde(default, deserialize_with = "maybe_text::<0, 300, _>")]
     pub reason: Option<String>,
     #[serde(default, deserialize_with = "time_text")]
@@ -200,7 +213,7 @@ pub struct PrepareAnswer {
 pub struct StepAnswer {
     #[serde(deserialize_with = "text::<8, _>")]
     pub reservation_id: String,
-    pub transition: String,
+    pub transition: AnsweredTransition,
     #[serde(default, deserialize_with = "time_text")]
     pub replied_at: String,
 }
@@ -214,7 +227,7 @@ pub struct DispatchAnswer {
     pub fragment_id: String,
     #[serde(deserialize_with = "text::<3, _>")]
     pub executing_peer_id: String,
-    pub transition: String,
+    pub transition: ExecutionTransition,
     #[serde(default = "empty_object", deserialize_with = "fields::object")]
     pub output_payload: Value,
     #[serde(default, deserialize_with = "fields::maybe_from_zero")]
@@ -232,8 +245,8 @@ pub struct DispatchAnswer {
 /// `output_payload` of a completed dispatch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Output {
-    pub state: State,
+pub struct FragmentOutput {
+    pub state: QuantumState,
     #[serde(default, deserialize_with = "maybe_text::<3, 1024, _>")]
     pub block_id: Option<String>,
     #[serde(default)]
@@ -279,10 +292,10 @@ pub struct ServiceSummary {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Heartbeat {
+pub struct PeerHeartbeat {
     #[serde(deserialize_with = "text::<3, _>")]
     pub peer_id: String,
-    pub health_status: String,
+    pub health_status: HealthStatus,
     #[serde(default, deserialize_with = "at_least::<0, _>")]
     pub active_reservations: i64,
     #[serde(default, deserialize_with = "at_least::<0, _>")]
@@ -296,7 +309,7 @@ pub struct Heartbeat {
 /// Reads a document.
 ///
 /// # Errors
-/// What is wrong with it, with the place.
+/// When the bytes are not JSON or not this document. The text says what is wrong, with line and column.
 pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(bytes).map_err(|e| e.to_string())
 }
@@ -304,7 +317,7 @@ pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
 /// Reads a part of a document.
 ///
 /// # Errors
-/// What is wrong with it.
+/// When the value does not have the form of the type. The text says what is wrong.
 pub fn part<T: for<'a> Deserialize<'a>>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|e| e.to_string())
 }

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::reservation::event::Transition;
 
 fn prepare() -> Value {
     json!({
@@ -71,7 +72,7 @@ fn a_document_is_written_with_every_field() {
     let answer = PrepareAnswer {
         reservation_id: "res-00000001".into(),
         accepting_peer_id: "12D3KooWme".into(),
-        transition: "accepted".into(),
+        transition: Transition::Accepted.into(),
         reason: None,
         replied_at: time(1_776_646_500_123_456),
     };
@@ -95,7 +96,7 @@ fn the_payload_is_read_by_itself() {
         json!({"num_qubits": 1, "surprise": 1}),
         json!({"num_qubits": 1, "amplitudes": [1, 0]}),
     ] {
-        assert!(part::<State>(bad.clone()).is_err(), "{bad}");
+        assert!(part::<QuantumState>(bad.clone()).is_err(), "{bad}");
     }
 }
 

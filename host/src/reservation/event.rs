@@ -9,6 +9,7 @@
 //!      └─> expired
 //! ```
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::stream::StreamId;
@@ -17,7 +18,7 @@ use super::stream::StreamId;
 pub const VERSION: u16 = 1;
 
 /// Where a reservation is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Transition {
     Requested,
@@ -77,7 +78,7 @@ impl Transition {
 /// Why a hold on a slot ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Release {
+pub enum HoldRelease {
     /// Prepare + ttl.
     Expired,
     /// Its dispatch came to an end.
@@ -88,7 +89,7 @@ pub enum Release {
 
 /// What was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct ReservationRequest {
     pub workflow_run_id: String,
     pub fragment_id: String,
     pub service_id: String,
@@ -102,7 +103,7 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Fact {
-    Requested(Request),
+    Requested(ReservationRequest),
     Accepted {
         accepting_peer_id: String,
         /// A slot of this host is held for it.
@@ -118,7 +119,7 @@ pub enum Fact {
         reason: String,
     },
     HoldReleased {
-        why: Release,
+        why: HoldRelease,
     },
     Dispatched {
         execution_id: String,
@@ -211,7 +212,7 @@ mod tests {
             ),
             (Fact::Expired, r#"{"kind":"expired"}"#),
             (
-                Fact::HoldReleased { why: Release::Dispatched },
+                Fact::HoldReleased { why: HoldRelease::Dispatched },
                 r#"{"kind":"hold_released","why":"dispatched"}"#,
             ),
         ];

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::event::Fact;
 use super::journal::{self, JobFact};
-use super::ledger::{self, State};
+use super::ledger::{self, ReservationState};
 use super::log::Row;
 use super::stream::{StreamId, StreamKind, UnknownStream};
 
@@ -34,20 +34,29 @@ pub struct Damage {
     pub what: String,
 }
 
+/// A record that a crash or a full disk has cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TornLine {
+    /// Number of the line, from 1.
+    pub line: usize,
+    /// Bytes of what is left.
+    pub length: usize,
+}
+
 /// The events of a text.
 #[derive(Debug, Default, PartialEq)]
-pub struct Lines {
+pub struct ExportedLog {
     pub rows: Vec<Row>,
-    /// The incomplete record at the end that was dropped: its line and length.
-    pub torn: Option<(usize, usize)>,
+    /// The incomplete record at the end that was dropped.
+    pub torn: Option<TornLine>,
 }
 
 /// Reads lines back.
 ///
 /// # Errors
-/// The first line that is not as it was written.
-pub fn read(bytes: &[u8]) -> Result<Lines, Damage> {
-    let mut lines = Lines::default();
+/// When a line is damaged; the first one is named.
+pub fn read(bytes: &[u8]) -> Result<ExportedLog, Damage> {
+    let mut lines = ExportedLog::default();
     let mut verifier = Verifier::default();
     let mut rest = bytes;
     let mut number = 0;
@@ -61,7 +70,7 @@ pub fn read(bytes: &[u8]) -> Result<Lines, Damage> {
         rest = after;
         let damage = |what| Damage { line: number, what };
         match parse(text) {
-            Err(_) if end.is_none() => lines.torn = Some((number, text.len())),
+            Err(_) if end.is_none() => lines.torn = Some(TornLine { line: number, length: text.len() }),
             // Its checksum says that it is whole, so only the newline may be missing.
             Ok(row) => {
                 verifier.take(&row).map_err(damage)?;
@@ -74,7 +83,7 @@ pub fn read(bytes: &[u8]) -> Result<Lines, Damage> {
 }
 
 fn parse(text: &[u8]) -> Result<Row, String> {
-    let text = std::str::from_utf8(text).map_err(|e| format!("it is no text: {e}"))?;
+    let text = std::str::from_utf8(text).map_err(|e| format!("it is not UTF-8 text: {e}"))?;
     let parts = text.split_once(FACT).and_then(|(head, fact)| Some((head, fact.strip_suffix('}')?)));
     let (head, body) = parts.ok_or("it is no event")?;
     let value: Value =
@@ -95,12 +104,28 @@ fn parse(text: &[u8]) -> Result<Row, String> {
     Ok(row)
 }
 
+/// A reservation as far as its events were taken.
+#[derive(Debug, Default)]
+pub struct ReservationProgress {
+    /// Number of the last event in its stream.
+    pub last_seq: i64,
+    /// `None` when the beginning of a hold was pruned away.
+    pub state: Option<ReservationState>,
+}
+
+/// A job as far as its events were taken.
+#[derive(Debug, Default)]
+struct JobStream {
+    last_seq: i64,
+    facts: Vec<JobFact>,
+}
+
 /// Folds the events of a whole log, in their order.
 #[derive(Default)]
 pub struct Verifier {
     pub rows: u64,
-    pub reservations: HashMap<String, (i64, Option<State>)>,
-    jobs: HashMap<String, (i64, Vec<JobFact>)>,
+    pub reservations: HashMap<String, ReservationProgress>,
+    jobs: HashMap<String, JobStream>,
     last: i64,
 }
 
@@ -108,7 +133,7 @@ impl Verifier {
     /// Takes the next event.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the event can't be read, or can't be where it is. The text says what is wrong.
     pub fn take(&mut self, row: &Row) -> Result<(), String> {
         if row.position <= self.last {
             return Err(format!("its position {} comes after {}", row.position, self.last));
@@ -120,14 +145,15 @@ impl Verifier {
         };
         let stream: StreamId = row.stream.parse().map_err(|e: UnknownStream| e.to_string())?;
         if stream.kind == StreamKind::Job {
-            let (seq, facts) = self.jobs.entry(row.stream.clone()).or_default();
+            let JobStream { last_seq: seq, facts } = self.jobs.entry(row.stream.clone()).or_default();
             follows(*seq)?;
             let fact: JobFact = row.fact()?;
             journal::may_follow(facts.iter(), &fact).map_err(|e| e.to_string())?;
             *seq = row.seq;
             facts.push(fact);
         } else {
-            let (seq, state) = self.reservations.entry(row.stream.clone()).or_default();
+            let ReservationProgress { last_seq: seq, state } =
+                self.reservations.entry(row.stream.clone()).or_default();
             // The beginning of an old hold may have been pruned away.
             let is_hold = stream.kind == StreamKind::Hold;
             let pruned = *seq == 0 && row.seq > 1 && is_hold;

@@ -22,7 +22,11 @@ fn a_torn_last_record_is_dropped_and_told() {
         if cut == 1 {
             assert_eq!((lines.rows.len(), lines.torn), (5, None), "only its newline is missing");
         } else {
-            assert_eq!((lines.rows.len(), lines.torn), (4, Some((5, last - cut))), "cut {cut}");
+            assert_eq!(
+                (lines.rows.len(), lines.torn),
+                (4, Some(TornLine { line: 5, length: last - cut })),
+                "cut {cut}"
+            );
         }
     }
 }

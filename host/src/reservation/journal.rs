@@ -1,7 +1,11 @@
 //! Pure: a coordinator's jobs as facts. What a restart finds unfinished here is failed with an honest record.
 
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+
+use super::plan::Plan;
 
 /// One thing that happened to a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -14,9 +18,8 @@ pub enum JobFact {
         #[serde(default)]
         coordinator: String,
     },
-    /// The plan as the API shows it.
     Planned {
-        plan: Value,
+        plan: Plan,
     },
     /// A candidate is tried: its reservation is recorded under this id.
     Attempted {
@@ -39,11 +42,32 @@ pub enum JobFact {
         error: String,
     },
     Completed {
-        result: Value,
+        result: JobResult,
     },
     Failed {
         error: String,
     },
+}
+
+/// What a completed job has found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct JobResult {
+    /// How often each outcome was sampled. Character i of a key is the i-th of `measured_qubits`.
+    pub counts: BTreeMap<String, u32>,
+    pub measured_qubits: Vec<u32>,
+    /// How keys of `counts` are read, in words.
+    pub bit_order: String,
+    /// The final state. It is left out for more than 12 qubits.
+    pub state: Option<FinalState>,
+}
+
+/// The state at the end of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FinalState {
+    /// Bit k of an amplitude's index is the k-th of these qubits.
+    pub qubit_ids: Vec<u32>,
+    /// Complex numbers as peers write them.
+    pub amplitudes: Vec<String>,
 }
 
 impl JobFact {
@@ -65,7 +89,7 @@ impl JobFact {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum JobRefused {
+pub enum JobRefusal {
     #[error("there is no such job")]
     Unknown,
     #[error("there is such a job already")]
@@ -81,12 +105,12 @@ pub enum JobRefused {
 pub fn may_follow<'a>(
     mut before: impl DoubleEndedIterator<Item = &'a JobFact>,
     fact: &JobFact,
-) -> Result<(), JobRefused> {
+) -> Result<(), JobRefusal> {
     match (before.next_back(), fact) {
         (None, JobFact::Submitted { .. }) => Ok(()),
-        (None, _) => Err(JobRefused::Unknown),
-        (Some(_), JobFact::Submitted { .. }) => Err(JobRefused::Exists),
-        (Some(last), _) if last.is_end() => Err(JobRefused::Ended(fact.kind())),
+        (None, _) => Err(JobRefusal::Unknown),
+        (Some(_), JobFact::Submitted { .. }) => Err(JobRefusal::Exists),
+        (Some(last), _) if last.is_end() => Err(JobRefusal::Ended(fact.kind())),
         (Some(_), _) => Ok(()),
     }
 }
@@ -106,11 +130,33 @@ mod tests {
         let end = JobFact::Failed { error: "the coordinator was stopped".into() };
         let none: [JobFact; 0] = [];
         assert_eq!(may_follow(none.iter(), &begin), Ok(()));
-        assert_eq!(may_follow(none.iter(), &end), Err(JobRefused::Unknown));
+        assert_eq!(may_follow(none.iter(), &end), Err(JobRefusal::Unknown));
         assert_eq!(may_follow([begin.clone()].iter(), &end), Ok(()));
-        assert_eq!(may_follow([begin.clone()].iter(), &begin), Err(JobRefused::Exists));
+        assert_eq!(may_follow([begin.clone()].iter(), &begin), Err(JobRefusal::Exists));
         let ended = [begin.clone(), end.clone()];
-        assert_eq!(may_follow(ended.iter(), &end), Err(JobRefused::Ended("failed")));
+        assert_eq!(may_follow(ended.iter(), &end), Err(JobRefusal::Ended("failed")));
         assert!(is_open([begin].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
+    }
+
+    /// Facts of jobs as version 0.1.0 recorded them, taken from its event log.
+    const STORED: [&str; 6] = [
+        r#"{"kind":"submitted","qasm":"OPENQASM 3.0; qubit q; h q;","shots":10}"#,
+        r#"{"kind":"planned","plan":{"fragments":[{"block_id":"block-s01-b01","dependencies":[],"fragment_id":"frag-0001","operation_id":"op-0001","qubits":[0],"raw_text":"h q[0];","service_id":"hadamard"}],"plan_id":"plan-1","qubits":1,"stages":[[{"block_id":"block-s01-b01","candidates":[{"fidelity":0.99,"load":0.0,"move":0.0,"peer_id":"12D3KooWa","total":0.0055}],"components":[[0]],"fragment_ids":["frag-0001"],"predecessors":[],"qubits":[0],"service_id":"hadamard","services":["hadamard"],"stage":1}]]}}"#,
+        r#"{"kind":"attempted","block_id":"block-s01-b01","attempt":1,"peer_id":"12D3KooWa","reservation_id":"res-1"}"#,
+        r#"{"kind":"block_completed","block_id":"block-s01-b01","attempts":1,"peer_id":"12D3KooWa","latency_ms":0.5}"#,
+        r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{"0":6,"1":4},"measured_qubits":[0],"state":{"amplitudes":["0.707106781187","0.707106781187"],"qubit_ids":[0]}}}"#,
+        r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{},"measured_qubits":[],"state":null}}"#,
+    ];
+
+    #[test]
+    fn facts_of_earlier_versions_stay_readable_and_keep_their_meaning() {
+        for text in STORED {
+            let fact: JobFact = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+            let before: serde_json::Value = serde_json::from_str(text).unwrap();
+            let after = serde_json::to_value(&fact).unwrap();
+            for (key, value) in before.as_object().unwrap() {
+                assert_eq!(after[key], *value, "{key} of {text}");
+            }
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! Pure: what may happen to a reservation. A command and the state so far give the facts to append, or a named
 //! refusal; folding the facts gives the state.
 
-use super::event::{Fact, Release, Request, Transition};
+use super::event::{Fact, HoldRelease, ReservationRequest, Transition};
 
 /// A reservation, rebuilt from its facts.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
-    pub request: Request,
+pub struct ReservationState {
+    pub request: ReservationRequest,
     pub accepting_peer_id: Option<String>,
     pub transition: Transition,
     /// Why it was cancelled or rejected.
@@ -17,7 +17,7 @@ pub struct State {
     /// A slot of this host is held for it.
     pub held: bool,
     /// How a held slot became free.
-    pub released: Option<Release>,
+    pub released: Option<HoldRelease>,
     pub execution: Option<Execution>,
 }
 
@@ -30,8 +30,8 @@ pub struct Execution {
 
 /// What someone wants to record.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command {
-    Request(Request),
+pub enum ReservationCommand {
+    Request(ReservationRequest),
     Accept {
         peer: String,
         held: bool,
@@ -61,7 +61,7 @@ pub enum Command {
 
 /// Why a command records nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum Refusal {
     #[error("there is no such reservation")]
     Unknown,
     #[error("there is such a reservation already")]
@@ -78,64 +78,66 @@ pub enum Refused {
 ///
 /// # Errors
 /// When the reservation's state doesn't allow it; nothing is to be recorded then.
-pub fn decide(state: Option<&State>, command: &Command) -> Result<Vec<Fact>, Refused> {
+pub fn decide(state: Option<&ReservationState>, command: &ReservationCommand) -> Result<Vec<Fact>, Refusal> {
     let Some(state) = state else {
         return match command {
-            Command::Request(request) => Ok(vec![Fact::Requested(request.clone())]),
-            _ => Err(Refused::Unknown),
+            ReservationCommand::Request(request) => Ok(vec![Fact::Requested(request.clone())]),
+            _ => Err(Refusal::Unknown),
         };
     };
     let step = |to: Transition, fact: Fact| match state.transition.allows(to) {
         true => Ok(vec![fact]),
-        false => Err(Refused::Transition { from: state.transition, to }),
+        false => Err(Refusal::Transition { from: state.transition, to }),
     };
     let release = |why| Fact::HoldReleased { why };
     let running = |id: &str| match &state.execution {
         Some(e) if e.execution_id == id && e.outcome.is_none() => Ok(()),
-        _ => Err(Refused::NotRunning(id.to_string())),
+        _ => Err(Refusal::NotRunning(id.to_string())),
     };
     match command {
-        Command::Request(_) => Err(Refused::Exists),
-        Command::Accept { peer, held } => {
+        ReservationCommand::Request(_) => Err(Refusal::Exists),
+        ReservationCommand::Accept { peer, held } => {
             step(Transition::Accepted, Fact::Accepted { accepting_peer_id: peer.clone(), held: *held })
         }
-        Command::Commit => step(Transition::Committed, Fact::Committed),
-        Command::Reject { reason } => step(Transition::Rejected, Fact::Rejected { reason: reason.clone() }),
-        Command::Cancel { reason } => {
+        ReservationCommand::Commit => step(Transition::Committed, Fact::Committed),
+        ReservationCommand::Reject { reason } => {
+            step(Transition::Rejected, Fact::Rejected { reason: reason.clone() })
+        }
+        ReservationCommand::Cancel { reason } => {
             // A committed reservation stays committed; what ends is the hold.
             if state.transition == Transition::Committed && state.held {
-                return Ok(vec![release(Release::Cancelled)]);
+                return Ok(vec![release(HoldRelease::Cancelled)]);
             }
             let mut facts = step(Transition::Cancelled, Fact::Cancelled { reason: reason.clone() })?;
-            facts.extend(state.held.then(|| release(Release::Cancelled)));
+            facts.extend(state.held.then(|| release(HoldRelease::Cancelled)));
             Ok(facts)
         }
-        Command::Expire => {
+        ReservationCommand::Expire => {
             if state.transition == Transition::Committed && state.held {
-                return Ok(vec![release(Release::Expired)]);
+                return Ok(vec![release(HoldRelease::Expired)]);
             }
             let mut facts = step(Transition::Expired, Fact::Expired)?;
-            facts.extend(state.held.then(|| release(Release::Expired)));
+            facts.extend(state.held.then(|| release(HoldRelease::Expired)));
             Ok(facts)
         }
-        Command::Dispatch { execution_id } => {
+        ReservationCommand::Dispatch { execution_id } => {
             let given_up = state.released.is_some();
             if state.transition != Transition::Committed || state.execution.is_some() || given_up {
-                return Err(Refused::NotDispatchable);
+                return Err(Refusal::NotDispatchable);
             }
             Ok(vec![Fact::Dispatched { execution_id: execution_id.clone() }])
         }
-        Command::Complete { execution_id, fidelity, latency_ms } => {
+        ReservationCommand::Complete { execution_id, fidelity, latency_ms } => {
             running(execution_id)?;
             let (execution_id, fidelity) = (execution_id.clone(), *fidelity);
             let mut facts = vec![Fact::Completed { execution_id, fidelity, latency_ms: *latency_ms }];
-            facts.extend(state.held.then(|| release(Release::Dispatched)));
+            facts.extend(state.held.then(|| release(HoldRelease::Dispatched)));
             Ok(facts)
         }
-        Command::Fail { execution_id, error } => {
+        ReservationCommand::Fail { execution_id, error } => {
             running(execution_id)?;
             let mut facts = vec![Fact::Failed { execution_id: execution_id.clone(), error: error.clone() }];
-            facts.extend(state.held.then(|| release(Release::Dispatched)));
+            facts.extend(state.held.then(|| release(HoldRelease::Dispatched)));
             Ok(facts)
         }
     }
@@ -152,12 +154,12 @@ pub struct Impossible {
 /// The state after one more fact.
 ///
 /// # Errors
-/// When the fact can't follow.
-pub fn fold(state: Option<State>, at: i64, fact: &Fact) -> Result<State, Impossible> {
+/// When the fact can't follow the state.
+pub fn fold(state: Option<ReservationState>, at: i64, fact: &Fact) -> Result<ReservationState, Impossible> {
     let impossible = |after: &str| Impossible { kind: fact.kind(), after: after.into() };
     let Some(mut state) = state else {
         return match fact {
-            Fact::Requested(request) => Ok(State {
+            Fact::Requested(request) => Ok(ReservationState {
                 request: request.clone(),
                 accepting_peer_id: None,
                 transition: Transition::Requested,
@@ -217,10 +219,10 @@ pub fn fold(state: Option<State>, at: i64, fact: &Fact) -> Result<State, Impossi
 /// The state after all of them; none for none.
 ///
 /// # Errors
-/// The first fact that can't follow, with its place.
+/// When a fact can't follow the ones before it; the first one is named by its index.
 pub fn replay<'a>(
     facts: impl IntoIterator<Item = (i64, &'a Fact)>,
-) -> Result<Option<State>, (usize, Impossible)> {
+) -> Result<Option<ReservationState>, (usize, Impossible)> {
     let mut state = None;
     for (n, (at, fact)) in facts.into_iter().enumerate() {
         state = Some(fold(state, at, fact).map_err(|e| (n, e))?);

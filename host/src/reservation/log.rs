@@ -22,11 +22,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
-use super::event::{EventBatch, Fact, Request};
+use super::event::{EventBatch, Fact, ReservationRequest};
 use super::journal::{self, JobFact};
-use super::ledger::{self, Command, Refused, State};
+use super::ledger::{self, Refusal, ReservationCommand, ReservationState};
 use super::stream::{StreamId, StreamKind};
-use request::{Append, AppendOutcome, Decide, Decision, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use request::{
+    Append, AppendDecision, AppendOutcome, Decider, IdempotencyKey, OpenStream, ReadRows, StoreRequest,
+};
 
 pub use error::{AppendError, LogError, LogFailure};
 pub use row::Row;
@@ -61,7 +63,7 @@ pub struct OpenReservation {
 /// A reservation and whether this request made it.
 pub struct RequestOutcome {
     pub reservation_id: String,
-    pub state: State,
+    pub state: ReservationState,
     pub created: bool,
 }
 
@@ -69,7 +71,7 @@ impl Log {
     /// Opens the log that a path or a URL names.
     ///
     /// # Errors
-    /// When it can't be used.
+    /// When the file or the database can't be opened, or a newer coda-host wrote it.
     pub async fn open(store: &str, cwd: &Path) -> Result<Log, LogError> {
         if !(store.starts_with("postgres://") || store.starts_with("postgresql://")) {
             return Log::sqlite(&cwd.join(store));
@@ -80,10 +82,10 @@ impl Log {
         Ok(Log { store: LogStore::Postgres(postgres), location: location.into(), writable })
     }
 
-    /// Opens or makes a log in a file.
+    /// Opens the log in a file, which is created when it is missing.
     ///
     /// # Errors
-    /// When it can't be used.
+    /// When the file can't be opened, or a newer coda-host wrote it.
     pub fn sqlite(path: &Path) -> Result<Log, LogError> {
         let writable = Arc::new(AtomicBool::new(true));
         let store = Sqlite::open(path, writable.clone())?;
@@ -131,33 +133,37 @@ impl Log {
         &self,
         reservation_id: &str,
         caller: &str,
-        request: Request,
+        request: ReservationRequest,
     ) -> Result<RequestOutcome, AppendError> {
         let key = request.idempotency_key.clone();
         let key = key.map(|key| IdempotencyKey { caller: caller.to_string(), key });
-        let decide = reservation_decision(self.location.clone(), Command::Request(request));
+        let decide = reservation_decision(self.location.clone(), ReservationCommand::Request(request));
         let stream = StreamId::reservation(reservation_id);
         let appended = self.append(Append { stream, key, reads: ReadRows::All, decide }).await?;
-        let state = self.folded(&appended.rows)?.ok_or(Refused::Unknown)?;
+        let state = self.folded(&appended.rows)?.ok_or(Refusal::Unknown)?;
         Ok(RequestOutcome { reservation_id: appended.stream.id, state, created: appended.is_new })
     }
 
     /// Records what happened to a reservation; on disk when it returns.
     ///
     /// # Errors
-    /// When it may not happen to it, or the log can't be written.
-    pub async fn execute(&self, reservation_id: &str, command: Command) -> Result<State, AppendError> {
+    /// When the reservation's state does not allow the command, or the log can't be written.
+    pub async fn execute(
+        &self,
+        reservation_id: &str,
+        command: ReservationCommand,
+    ) -> Result<ReservationState, AppendError> {
         let stream = StreamId::reservation(reservation_id);
         let decide = reservation_decision(self.location.clone(), command);
         let appended = self.append(Append { stream, key: None, reads: ReadRows::All, decide }).await?;
-        Ok(self.folded(&appended.rows)?.ok_or(Refused::Unknown)?)
+        Ok(self.folded(&appended.rows)?.ok_or(Refusal::Unknown)?)
     }
 
     /// A reservation's state.
     ///
     /// # Errors
     /// When the log can't be read.
-    pub async fn state(&self, reservation_id: &str) -> Result<Option<State>, LogError> {
+    pub async fn state(&self, reservation_id: &str) -> Result<Option<ReservationState>, LogError> {
         let rows = self.rows(StreamId::reservation(reservation_id)).await?;
         self.folded(&rows)
     }
@@ -209,7 +215,7 @@ impl Log {
     /// Records what happened to a job; on disk when it returns.
     ///
     /// # Errors
-    /// When it has ended, or the log can't be written.
+    /// When the job has ended, or the log can't be written.
     pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<(), AppendError> {
         let location = self.location.clone();
         let decide = move |rows: &[Row], _now: i64| {
@@ -217,7 +223,7 @@ impl Log {
             journal::may_follow(before.iter(), &fact)?;
             let ends = matches!(fact, JobFact::Completed { .. } | JobFact::Failed { .. });
             let open_until = (!ends).then_some(NO_DEADLINE);
-            Ok(Decision { bodies: vec![fact_json(&fact)], open_until })
+            Ok(AppendDecision { bodies: vec![fact_json(&fact)], open_until })
         };
         let stream = StreamId::job(job_id);
         let append = Append { stream, key: None, reads: ReadRows::Last, decide: Box::new(decide) };
@@ -258,7 +264,7 @@ impl Log {
         }
     }
 
-    fn folded(&self, rows: &[Row]) -> Result<Option<State>, LogError> {
+    fn folded(&self, rows: &[Row]) -> Result<Option<ReservationState>, LogError> {
         let facts = facts::<Fact>(&self.location, rows)?;
         let replayed = ledger::replay(rows.iter().map(|r| r.at).zip(&facts));
         replayed.map_err(|(n, e)| self.damaged(&rows[n], e.to_string()))
@@ -267,7 +273,7 @@ impl Log {
     /// Reads all of it and folds every stream; the number of rows.
     ///
     /// # Errors
-    /// The first row that is not as it was written, or can't be where it is.
+    /// When a row is damaged or can't be where it is; the first one is named.
     pub async fn verify(&self) -> Result<u64, LogError> {
         let mut streams = super::export::Verifier::default();
         let mut from = 0;
@@ -295,7 +301,7 @@ fn facts<T: DeserializeOwned>(location: &str, rows: &[Row]) -> Result<Vec<T>, Lo
         .collect()
 }
 
-fn reservation_decision(location: Arc<str>, command: Command) -> Decide {
+fn reservation_decision(location: Arc<str>, command: ReservationCommand) -> Decider {
     Box::new(move |rows, now| {
         let before = facts::<Fact>(&location, rows)?;
         let state = ledger::replay(rows.iter().map(|r| r.at).zip(&before));
@@ -314,8 +320,8 @@ fn reservation_decision(location: Arc<str>, command: Command) -> Decide {
             );
         }
         let open = after.filter(|s| !s.transition.is_terminal());
-        let until = |s: State| s.requested_at.saturating_add(micros(s.request.ttl_seconds));
-        Ok(Decision { bodies: new.iter().map(fact_json).collect(), open_until: open.map(until) })
+        let until = |s: ReservationState| s.requested_at.saturating_add(micros(s.request.ttl_seconds));
+        Ok(AppendDecision { bodies: new.iter().map(fact_json).collect(), open_until: open.map(until) })
     })
 }
 

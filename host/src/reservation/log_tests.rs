@@ -2,10 +2,10 @@ use std::sync::Barrier;
 
 use super::*;
 use crate::reservation::event::Transition;
-use crate::reservation::journal::JobRefused;
+use crate::reservation::journal::JobRefusal;
 
-fn request(key: Option<&str>) -> Request {
-    Request {
+fn request(key: Option<&str>) -> ReservationRequest {
+    ReservationRequest {
         workflow_run_id: "workflow-1".into(),
         fragment_id: "block-s01-b01".into(),
         service_id: "hadamard".into(),
@@ -15,12 +15,12 @@ fn request(key: Option<&str>) -> Request {
     }
 }
 
-fn accept() -> Command {
-    Command::Accept { peer: "12D3KooWpeer".into(), held: false }
+fn accept() -> ReservationCommand {
+    ReservationCommand::Accept { peer: "12D3KooWpeer".into(), held: false }
 }
 
-fn cancel() -> Command {
-    Command::Cancel { reason: "by hand".into() }
+fn cancel() -> ReservationCommand {
+    ReservationCommand::Cancel { reason: "by hand".into() }
 }
 
 fn submitted() -> JobFact {
@@ -39,7 +39,7 @@ fn five_events_survive_and_a_torn_tail_does_not_spoil_what_is_before_it() {
         let log = Log::sqlite(&path).unwrap();
         log.request("res-00000001", "me", request(None)).await.unwrap();
         log.execute("res-00000001", accept()).await.unwrap();
-        log.execute("res-00000001", Command::Commit).await.unwrap();
+        log.execute("res-00000001", ReservationCommand::Commit).await.unwrap();
         log.request("res-00000002", "me", request(None)).await.unwrap();
         // What a power cut leaves: main file and write-ahead log as they are, then the last frame cut.
         let torn = dir.path().join("torn.db");
@@ -80,7 +80,7 @@ fn a_flipped_byte_is_named_by_its_event() {
         let log = Log::sqlite(&path).unwrap();
         let error = log.verify().await.unwrap_err().to_string();
         assert!(error.contains("damaged at event 2 (reservation/res-00000001)"), "{error}");
-        let error = log.execute("res-00000001", Command::Commit).await.unwrap_err().to_string();
+        let error = log.execute("res-00000001", ReservationCommand::Commit).await.unwrap_err().to_string();
         assert!(error.contains("damaged at event 2"), "nothing is built on it: {error}");
     });
 }
@@ -98,7 +98,7 @@ fn a_key_belongs_to_its_caller() {
         assert_eq!(other.reservation_id, "res-00000003");
         assert!(log.state("res-00000002").await.unwrap().is_none());
         let exists = log.request("res-00000001", "c", request(None)).await.map(|_| ()).unwrap_err();
-        assert!(matches!(exists, AppendError::Refused(Refused::Exists)), "{exists}");
+        assert!(matches!(exists, AppendError::Refused(Refusal::Exists)), "{exists}");
     });
 }
 
@@ -117,7 +117,7 @@ fn of_two_writers_one_makes_a_transition() {
     });
     let barrier = Barrier::new(2);
     let wins: Vec<Vec<bool>> = std::thread::scope(|scope| {
-        let threads = logs.iter().zip([Command::Commit, cancel()]).map(|(log, command)| {
+        let threads = logs.iter().zip([ReservationCommand::Commit, cancel()]).map(|(log, command)| {
             let barrier = &barrier;
             scope.spawn(move || {
                 run(async {
@@ -176,7 +176,7 @@ fn jobs_are_open_until_they_end() {
         log.record_job("job-1", JobFact::Failed { error: "no peers".into() }).await.unwrap();
         assert_eq!(log.open_jobs().await.unwrap(), ["job-2"]);
         let late = log.record_job("job-1", JobFact::Failed { error: "again".into() }).await.unwrap_err();
-        assert!(matches!(late, AppendError::Job(JobRefused::Ended("failed"))), "{late}");
+        assert!(matches!(late, AppendError::Job(JobRefusal::Ended("failed"))), "{late}");
         assert_eq!(log.job_facts("job-1").await.unwrap().len(), 2);
     });
 }
@@ -202,7 +202,7 @@ fn a_closed_log_says_that_it_has_stopped() {
         let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
         log.close().await;
         assert!(matches!(log.state("res-00000001").await, Err(LogError::Stopped)));
-        let error = log.execute("res-00000001", Command::Commit).await.unwrap_err();
+        let error = log.execute("res-00000001", ReservationCommand::Commit).await.unwrap_err();
         assert!(matches!(error, AppendError::Log(LogError::Stopped)), "{error}");
     });
 }

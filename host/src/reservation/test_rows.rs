@@ -1,12 +1,12 @@
 //! The rows of one reservation's life, for the unit tests of this module.
 
-use super::event::{Fact, Request};
+use super::event::{Fact, ReservationRequest};
 use super::log::{Row, fact_json};
 use super::stream::StreamId;
 
 /// The five facts of a reservation that was requested, accepted, committed, dispatched and completed.
 pub fn five_rows() -> Vec<Row> {
-    let request = Request {
+    let request = ReservationRequest {
         workflow_run_id: "workflow-1".into(),
         fragment_id: "frag-0001".into(),
         service_id: "hadamard".into(),

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use coda_host::peers::swarm::Network;
-use coda_host::peers::wire::{self, CancelRequest, CommitRequest, PrepareRequest, Step};
-use coda_host::reservation::event::{EventBatch, Fact, Request};
-use coda_host::reservation::ledger::Command;
+use coda_host::peers::wire::{self, CancelRequest, CommitRequest, PeerStep, PrepareRequest};
+use coda_host::reservation::event::{EventBatch, Fact, ReservationRequest};
+use coda_host::reservation::ledger::ReservationCommand;
 use coda_host::reservation::log::Log;
 use coda_host_tests::artifacts::project_file;
 use coda_host_tests::misbehaving_peers::{Behave, join};
@@ -107,7 +107,7 @@ pub async fn measure(scale: f64) {
 /// Loops per second of each kind, in the order of printing.
 async fn loops(name: &str, address: &str, id: &str, seconds: f64) -> Vec<f64> {
     let mut rates = Vec::new();
-    for last in [Step::Cancel, Step::Dispatch] {
+    for last in [PeerStep::Cancel, PeerStep::Dispatch] {
         for concurrency in [1, 8] {
             let client = join(address, Behave::Idle, &[]).await.network;
             let mut view = client.view();
@@ -155,7 +155,7 @@ async fn loops(name: &str, address: &str, id: &str, seconds: f64) -> Vec<f64> {
 }
 
 /// One loop: milliseconds to committed, when all went well.
-async fn one(client: &Network, peer: &str, id: &str, last: Step) -> Option<f64> {
+async fn one(client: &Network, peer: &str, id: &str, last: PeerStep) -> Option<f64> {
     let reservation_id = format!("reservation-{id}");
     let (workflow_run_id, fragment_id) = ("workflow-1".to_string(), "block-s01-b01".to_string());
     let prepare = PrepareRequest {
@@ -172,7 +172,7 @@ async fn one(client: &Network, peer: &str, id: &str, last: Step) -> Option<f64> 
         sent_at: wire::time(0),
     };
     let start = Instant::now();
-    if call(client, peer, Step::Prepare, wire::write(&prepare)).await?["transition"] != "accepted" {
+    if call(client, peer, PeerStep::Prepare, wire::write(&prepare)).await?["transition"] != "accepted" {
         return None;
     }
     let commit = CommitRequest {
@@ -181,12 +181,14 @@ async fn one(client: &Network, peer: &str, id: &str, last: Step) -> Option<f64> 
         fragment_id,
         sent_at: wire::time(0),
     };
-    if call(client, peer, Step::Commit, wire::write(&commit)).await?["transition"] != "committed" {
+    if call(client, peer, PeerStep::Commit, wire::write(&commit)).await?["transition"] != "committed" {
         return None;
     }
     let committed = start.elapsed().as_secs_f64() * 1000.0;
     let bytes = match last {
-        Step::Cancel => wire::write(&CancelRequest { reservation_id, reason: None, sent_at: wire::time(0) }),
+        PeerStep::Cancel => {
+            wire::write(&CancelRequest { reservation_id, reason: None, sent_at: wire::time(0) })
+        }
         _ => json!({
             "execution_id": format!("execution-{id}"), "reservation_id": reservation_id,
             "workflow_run_id": "workflow-1", "fragment_id": "block-s01-b01", "service_id": "hadamard",
@@ -206,13 +208,13 @@ async fn one(client: &Network, peer: &str, id: &str, last: Step) -> Option<f64> 
     (answer["transition"] != "failed").then_some(committed)
 }
 
-async fn call(client: &Network, peer: &str, step: Step, bytes: Vec<u8>) -> Option<Value> {
+async fn call(client: &Network, peer: &str, step: PeerStep, bytes: Vec<u8>) -> Option<Value> {
     let answer = client.call(peer, &[], step, bytes, Duration::from_secs(10)).await.ok()?;
     serde_json::from_slice(&answer.bytes).ok()
 }
 
-fn request() -> Request {
-    Request {
+fn request() -> ReservationRequest {
+    ReservationRequest {
         workflow_run_id: "workflow-1".into(),
         fragment_id: "block-s01-b01".into(),
         service_id: "hadamard".into(),
@@ -233,10 +235,10 @@ async fn events(log: Log, writers: usize, seconds: f64) -> f64 {
                 let mut count = 0;
                 while Instant::now() < end {
                     let id = format!("res-{writers}-{n}-{count}");
-                    let accept = Command::Accept { peer: "12D3KooWpeer".into(), held: false };
+                    let accept = ReservationCommand::Accept { peer: "12D3KooWpeer".into(), held: false };
                     log.request(&id, "bench", request()).await.map(drop).expect("appended");
                     log.execute(&id, accept).await.expect("appended");
-                    log.execute(&id, Command::Commit).await.expect("appended");
+                    log.execute(&id, ReservationCommand::Commit).await.expect("appended");
                     count += 3;
                 }
                 count

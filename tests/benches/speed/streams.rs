@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use coda_host::peers::registry::Topic;
-use coda_host::peers::swarm::{Announcement, Caller, Channel, Document, Network, Ready, Role};
-use coda_host::peers::wire::Step;
+use coda_host::peers::swarm::{Announcement, Caller, Channel, Document, Network, ReadyAnswer, Role};
+use coda_host::peers::wire::PeerStep;
 use coda_host_tests::misbehaving_peers;
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, StreamExt as _};
 use libp2p::identity::Keypair;
@@ -147,15 +147,15 @@ impl Role for Echo {
         true
     }
 
-    fn request(&mut self, _: Caller, step: Step, _: Document, channel: Channel) -> Option<Ready> {
-        Some((step, channel, document(ANSWER)))
+    fn request(&mut self, _: Caller, step: PeerStep, _: Document, channel: Channel) -> Option<ReadyAnswer> {
+        Some(ReadyAnswer { step, channel, bytes: document(ANSWER) })
     }
 
     async fn work(&mut self) {
         std::future::pending().await
     }
 
-    fn answers(&mut self) -> Vec<Ready> {
+    fn answers(&mut self) -> Vec<ReadyAnswer> {
         Vec::new()
     }
 
@@ -231,7 +231,8 @@ async fn through_network(address: &str, limit: Duration) -> f64 {
     let calls = async move {
         let (start, mut count) = (Instant::now(), 0.0);
         while start.elapsed() < limit {
-            let answer = caller.call(&peer, &[], Step::Prepare, document(REQUEST), Duration::from_secs(10));
+            let answer =
+                caller.call(&peer, &[], PeerStep::Prepare, document(REQUEST), Duration::from_secs(10));
             answer.await.expect("an answer");
             count += 1.0;
         }

@@ -1,6 +1,6 @@
 //! The coordinator's walk on real processes: what works, and a peer that fails at each step.
 
-use coda_host::peers::wire::Step;
+use coda_host::peers::wire::PeerStep;
 use coda_host_tests::eventually_some;
 use coda_host_tests::misbehaving_peers::{Behave, Crooked, join};
 use coda_host_tests::net::{Net, SIMULATOR, fidelity, state_of};
@@ -100,7 +100,7 @@ async fn with_one(behave: Behave) -> (Net, Crooked, Value) {
     (net, misbehaving_peers, job)
 }
 
-fn steps(misbehaving_peers: &mut Crooked) -> Vec<Step> {
+fn steps(misbehaving_peers: &mut Crooked) -> Vec<PeerStep> {
     std::iter::from_fn(|| misbehaving_peers.heard.try_recv().ok()).map(|h| h.step).collect()
 }
 
@@ -132,15 +132,15 @@ async fn falls_back(behave: Behave, expected: &[&str]) -> (Net, Crooked) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_primary_declines() {
     let (_net, mut misbehaving_peers) = falls_back(Behave::Decline, &["\"rejected\"", "not today"]).await;
-    assert_eq!(steps(&mut misbehaving_peers), [Step::Prepare]);
+    assert_eq!(steps(&mut misbehaving_peers), [PeerStep::Prepare]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_primary_never_answers_commit() {
     let (_net, mut misbehaving_peers) =
-        falls_back(Behave::Silent(Step::Commit), &["\"cancelled\"", "commit: it did not answer"]).await;
+        falls_back(Behave::Silent(PeerStep::Commit), &["\"cancelled\"", "commit: it did not answer"]).await;
     eventually_some("a cancel is sent", async || {
-        steps(&mut misbehaving_peers).contains(&Step::Cancel).then_some(())
+        steps(&mut misbehaving_peers).contains(&PeerStep::Cancel).then_some(())
     })
     .await;
 }
@@ -148,9 +148,9 @@ async fn the_primary_never_answers_commit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_primary_never_answers_prepare() {
     let (_net, mut misbehaving_peers) =
-        falls_back(Behave::Silent(Step::Prepare), &["\"cancelled\"", "prepare: it did not answer"]).await;
+        falls_back(Behave::Silent(PeerStep::Prepare), &["\"cancelled\"", "prepare: it did not answer"]).await;
     eventually_some("a cancel is sent", async || {
-        steps(&mut misbehaving_peers).contains(&Step::Cancel).then_some(())
+        steps(&mut misbehaving_peers).contains(&PeerStep::Cancel).then_some(())
     })
     .await;
 }
@@ -168,8 +168,11 @@ async fn the_primary_dies_during_dispatch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_primary_answers_after_the_time_limit() {
-    falls_back(Behave::Silent(Step::Dispatch), &["\"failed\"", "dispatch: it did not answer within 600ms"])
-        .await;
+    falls_back(
+        Behave::Silent(PeerStep::Dispatch),
+        &["\"failed\"", "dispatch: it did not answer within 600ms"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,25 +184,31 @@ async fn the_primary_answers_failed() {
 async fn the_primary_answers_rubbish() {
     let state = "/output_payload/state/amplitudes";
     let cases = [
-        (Behave::Rubbish(Step::Prepare, "{]".into()), "prepare: "),
-        (Behave::Rubbish(Step::Prepare, String::new()), "prepare: it closed the stream without an answer"),
-        (Behave::Patched(Step::Prepare, "/surprise", json!(1)), "unknown field"),
+        (Behave::Rubbish(PeerStep::Prepare, "{]".into()), "prepare: "),
         (
-            Behave::Patched(Step::Prepare, "/reservation_id", json!("res-of-another")),
+            Behave::Rubbish(PeerStep::Prepare, String::new()),
+            "prepare: it closed the stream without an answer",
+        ),
+        (Behave::Patched(PeerStep::Prepare, "/surprise", json!(1)), "unknown field"),
+        (
+            Behave::Patched(PeerStep::Prepare, "/reservation_id", json!("res-of-another")),
             "another reservation_id",
         ),
-        (Behave::Patched(Step::Prepare, "/transition", json!("expired")), "reservation expired"),
-        (Behave::Rubbish(Step::Commit, "null".into()), "commit: "),
+        (Behave::Patched(PeerStep::Prepare, "/transition", json!("expired")), "reservation expired"),
+        (Behave::Rubbish(PeerStep::Commit, "null".into()), "commit: "),
         (
-            Behave::Patched(Step::Commit, "/transition", json!("expired")),
+            Behave::Patched(PeerStep::Commit, "/transition", json!("expired")),
             "reservation commit failed with expired",
         ),
-        (Behave::Patched(Step::Dispatch, "/execution_id", json!("exec-of-another")), "another execution_id"),
-        (Behave::Patched(Step::Dispatch, state, json!(["nan", "0"])), "not finite"),
-        (Behave::Patched(Step::Dispatch, state, json!(["1"])), "1 amplitudes"),
-        (Behave::Patched(Step::Dispatch, state, json!(["1", "1"])), "norm"),
-        (Behave::Patched(Step::Dispatch, "/output_payload/state/qubit_ids", json!([7])), "other qubits"),
-        (Behave::Patched(Step::Dispatch, "/transition", json!("retrying")), "block execution failed"),
+        (
+            Behave::Patched(PeerStep::Dispatch, "/execution_id", json!("exec-of-another")),
+            "another execution_id",
+        ),
+        (Behave::Patched(PeerStep::Dispatch, state, json!(["nan", "0"])), "not finite"),
+        (Behave::Patched(PeerStep::Dispatch, state, json!(["1"])), "1 amplitudes"),
+        (Behave::Patched(PeerStep::Dispatch, state, json!(["1", "1"])), "norm"),
+        (Behave::Patched(PeerStep::Dispatch, "/output_payload/state/qubit_ids", json!([7])), "other qubits"),
+        (Behave::Patched(PeerStep::Dispatch, "/transition", json!("retrying")), "block execution failed"),
     ];
     for (behave, part) in cases {
         falls_back(behave, &[part]).await;
@@ -214,8 +223,8 @@ async fn all_four_fail() {
     // Each before those that are there: the last to join is tried first.
     for behave in [
         Behave::Failed,
-        Behave::Rubbish(Step::Commit, "?".into()),
-        Behave::Silent(Step::Prepare),
+        Behave::Rubbish(PeerStep::Commit, "?".into()),
+        Behave::Silent(PeerStep::Prepare),
         Behave::Decline,
     ] {
         let before: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -270,7 +279,7 @@ async fn a_stage_wider_than_the_slots_takes_turns() {
     net.all_free().await;
     // A slot that somebody else holds is not waited for.
     let key = libp2p::identity::Keypair::generate_ed25519();
-    let prepare = Step::Prepare.protocol("quantum-backend");
+    let prepare = PeerStep::Prepare.protocol("quantum-backend");
     let mut other = Raw::connect(&key, &peer, [&prepare, "/none"], std::time::Duration::from_secs(600)).await;
     let held = other.request(Which::First, prepare_of_another()).await.expect("an answer");
     assert!(String::from_utf8_lossy(&held).contains("accepted"));

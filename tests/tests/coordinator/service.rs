@@ -1,6 +1,6 @@
 //! The coordinator itself: its API, its command line, its log, and what a kill leaves.
 
-use coda_host::peers::wire::Step;
+use coda_host::peers::wire::PeerStep;
 use coda_host_tests::artifacts::project_file;
 use coda_host_tests::misbehaving_peers::{Behave, join};
 use coda_host_tests::net::{Net, SIMULATOR};
@@ -13,11 +13,11 @@ const BELL: &str =
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_in_a_job_it_cleans_up_after_a_restart() {
     let mut net = Net::start(&[("CODA_COORDINATOR_DISPATCH_TIMEOUT_SEC", "30")]).await;
-    let mut misbehaving_peers = join(&net.coordinator.address, Behave::Silent(Step::Dispatch), &[]).await;
+    let mut misbehaving_peers = join(&net.coordinator.address, Behave::Silent(PeerStep::Dispatch), &[]).await;
     net.known(&misbehaving_peers.peer_id).await;
     let job = net.coordinator.submit(BELL, 10).await;
     eventually_some("the dispatch is under way", async || {
-        misbehaving_peers.heard.try_recv().ok().filter(|h| h.step == Step::Dispatch)
+        misbehaving_peers.heard.try_recv().ok().filter(|h| h.step == PeerStep::Dispatch)
     })
     .await;
     net.coordinator.kill();
@@ -33,7 +33,7 @@ async fn killed_in_a_job_it_cleans_up_after_a_restart() {
     assert_eq!(ended["blocks"][0]["state"], "abandoned");
     let reservation = ended["blocks"][0]["tried"][0]["reservation_id"].as_str().unwrap().to_string();
     let heard = eventually_some("the peer is told", async || {
-        misbehaving_peers.heard.try_recv().ok().filter(|h| h.step == Step::Cancel)
+        misbehaving_peers.heard.try_recv().ok().filter(|h| h.step == PeerStep::Cancel)
     })
     .await;
     assert_eq!(heard.document["reservation_id"], *reservation);

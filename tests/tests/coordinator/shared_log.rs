@@ -1,14 +1,14 @@
 //! One event log in PostgreSQL, shared by coordinators.
 
-use coda_host::reservation::event::{Request, Transition};
-use coda_host::reservation::ledger::Command;
+use coda_host::reservation::event::{ReservationRequest, Transition};
+use coda_host::reservation::ledger::ReservationCommand;
 use coda_host::reservation::log::Log;
 use coda_host_tests::net::{Net, SIMULATOR};
 use coda_host_tests::postgres::Postgres;
 use serde_json::json;
 
-fn request(key: Option<&str>) -> Request {
-    Request {
+fn request(key: Option<&str>) -> ReservationRequest {
+    ReservationRequest {
         workflow_run_id: "workflow-1".into(),
         fragment_id: "block-s01-b01".into(),
         service_id: "hadamard".into(),
@@ -27,10 +27,12 @@ async fn of_two_writers_one_makes_a_transition() {
     for n in 0..40 {
         let id = format!("res-000000{n:02}");
         a.request(&id, "me", request(None)).await.unwrap();
-        b.execute(&id, Command::Accept { peer: "12D3KooWpeer".into(), held: false }).await.unwrap();
+        b.execute(&id, ReservationCommand::Accept { peer: "12D3KooWpeer".into(), held: false })
+            .await
+            .unwrap();
         let (commit, cancel) = tokio::join!(
-            a.execute(&id, Command::Commit),
-            b.execute(&id, Command::Cancel { reason: "enough".into() })
+            a.execute(&id, ReservationCommand::Commit),
+            b.execute(&id, ReservationCommand::Cancel { reason: "enough".into() })
         );
         assert!(commit.is_ok() != cancel.is_ok(), "round {n}: exactly one of commit and cancel");
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use coda_host::peers::swarm::Network;
 use coda_host::peers::wire::{
-    self, CancelRequest, CommitRequest, PrepareAnswer, PrepareRequest, Step, StepAnswer,
+    self, CancelRequest, CommitRequest, PeerStep, PrepareAnswer, PrepareRequest, StepAnswer,
 };
 use coda_host_tests::misbehaving_peers::{Behave, join};
 use coda_host_tests::{Plan, TestHost, bell, eventually, eventually_some};
@@ -27,7 +27,7 @@ fn prepare(id: &str, ttl: i64) -> Vec<u8> {
     })
 }
 
-async fn call(network: &Network, peer: &str, step: Step, bytes: Vec<u8>) -> Value {
+async fn call(network: &Network, peer: &str, step: PeerStep, bytes: Vec<u8>) -> Value {
     let answer = network.call(peer, &[], step, bytes, Duration::from_secs(30)).await.expect("an answer");
     serde_json::from_slice(&answer.bytes).expect("JSON")
 }
@@ -76,7 +76,7 @@ async fn a_slot_is_held_for_the_whole_ttl() {
             n += 1;
             let sent = Instant::now();
             let request = prepare(&format!("reservation-{n}"), TTL as i64);
-            let answer = call(&caller, &peer, Step::Prepare, request).await;
+            let answer = call(&caller, &peer, PeerStep::Prepare, request).await;
             let read = Instant::now();
             if answer["transition"] == "accepted" {
                 accepted += 1;
@@ -112,7 +112,7 @@ async fn held_and_running_never_exceed_the_slots() {
             let (client, peer) = (clients[n % 3].clone(), peer.clone());
             let id = format!("reservation-{round}-{n}");
             tokio::spawn(async move {
-                let answer = call(&client, &peer, Step::Prepare, prepare(&id, 60)).await;
+                let answer = call(&client, &peer, PeerStep::Prepare, prepare(&id, 60)).await;
                 let answer: PrepareAnswer = wire::part(answer).expect("an answer to a prepare");
                 (n, id, answer)
             })
@@ -125,7 +125,7 @@ async fn held_and_running_never_exceed_the_slots() {
         let mut won = Vec::new();
         for prepare in prepares {
             let (n, id, answer) = prepare.await.unwrap();
-            match answer.transition.as_str() {
+            match answer.transition.name() {
                 "accepted" => won.push((n, id)),
                 _ => assert!(answer.reason.unwrap_or_default().contains("capacity exhausted")),
             }
@@ -141,13 +141,13 @@ async fn held_and_running_never_exceed_the_slots() {
                 sent_at: wire::time(0),
             };
             let answer: StepAnswer =
-                wire::part(call(client, &peer, Step::Commit, wire::write(&commit)).await).unwrap();
-            assert_eq!(answer.transition, "committed");
+                wire::part(call(client, &peer, PeerStep::Commit, wire::write(&commit)).await).unwrap();
+            assert_eq!(answer.transition.name(), "committed");
             if round % 2 == 0 {
                 let cancel = CancelRequest { reservation_id: id, reason: None, sent_at: wire::time(0) };
-                call(client, &peer, Step::Cancel, wire::write(&cancel)).await;
+                call(client, &peer, PeerStep::Cancel, wire::write(&cancel)).await;
             } else {
-                let answer = call(client, &peer, Step::Dispatch, dispatch(&id)).await;
+                let answer = call(client, &peer, PeerStep::Dispatch, dispatch(&id)).await;
                 assert_eq!(answer["transition"], "completed", "{answer}");
             }
         }
@@ -234,16 +234,16 @@ async fn a_long_execution_holds_up_nobody() {
     let view = client.view();
     eventually("the client is connected", async || view.borrow().connected > 0).await;
     let id = "reservation-long";
-    call(&client, &peer, Step::Prepare, prepare(id, 60)).await;
+    call(&client, &peer, PeerStep::Prepare, prepare(id, 60)).await;
     let commit = serde_json::json!({"reservation_id": id, "workflow_run_id": "workflow-1", "fragment_id": "block-s01-b01", "sent_at": wire::time(0)});
-    call(&client, &peer, Step::Commit, commit.to_string().into_bytes()).await;
+    call(&client, &peer, PeerStep::Commit, commit.to_string().into_bytes()).await;
     let long = {
         let (client, peer) = (client.clone(), peer.clone());
-        tokio::spawn(async move { call(&client, &peer, Step::Dispatch, dispatch(id)).await })
+        tokio::spawn(async move { call(&client, &peer, PeerStep::Dispatch, dispatch(id)).await })
     };
     eventually("it runs", async || std::fs::read_to_string(&record).is_ok_and(|r| r.contains("start"))).await;
     // Beside it everything goes on.
-    let answer = call(&client, &peer, Step::Prepare, prepare("reservation-other", 60)).await;
+    let answer = call(&client, &peer, PeerStep::Prepare, prepare("reservation-other", 60)).await;
     assert_eq!(answer["transition"], "accepted");
     assert!(!long.is_finished(), "the other one was answered meanwhile");
     // A stop waits for it, and its answer still goes out.
@@ -268,7 +268,7 @@ async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
     let ask = async |id: &str, qubits: i64| -> PrepareAnswer {
         let mut request: Value = serde_json::from_slice(&prepare(id, 60)).unwrap();
         request["estimated_qubits"] = qubits.into();
-        wire::part(call(&client, &peer, Step::Prepare, request.to_string().into_bytes()).await).unwrap()
+        wire::part(call(&client, &peer, PeerStep::Prepare, request.to_string().into_bytes()).await).unwrap()
     };
     let reload = async |device: &str| {
         host.write_device(device);
@@ -276,19 +276,27 @@ async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
         assert_eq!(done.code, 0, "{}", done.text());
     };
     let declined = ask("reservation-1", 1).await;
-    assert!(declined.reason.unwrap_or_default().contains("no evolve_state"), "{}", declined.transition);
+    assert!(
+        declined.reason.unwrap_or_default().contains("no evolve_state"),
+        "{}",
+        declined.transition.name()
+    );
     reload("executor_factory: coda_simulator\nnum_qubits: 3").await;
     let declined = ask("reservation-2", 4).await;
-    assert!(declined.reason.unwrap_or_default().contains("takes states of 3"), "{}", declined.transition);
-    assert_eq!(ask("reservation-3", 3).await.transition, "accepted");
+    assert!(
+        declined.reason.unwrap_or_default().contains("takes states of 3"),
+        "{}",
+        declined.transition.name()
+    );
+    assert_eq!(ask("reservation-3", 3).await.transition.name(), "accepted");
     let commit = CommitRequest {
         reservation_id: "reservation-3".into(),
         workflow_run_id: "workflow-1".into(),
         fragment_id: "block-s01-b01".into(),
         sent_at: wire::time(0),
     };
-    call(&client, &peer, Step::Commit, wire::write(&commit)).await;
-    let answer = call(&client, &peer, Step::Dispatch, dispatch("reservation-3")).await;
+    call(&client, &peer, PeerStep::Commit, wire::write(&commit)).await;
+    let answer = call(&client, &peer, PeerStep::Dispatch, dispatch("reservation-3")).await;
     assert_eq!(answer["transition"], "completed", "{answer}");
     assert_eq!(answer["fidelity_score"], 1.0, "a simulator is exact: {answer}");
     let (_, metrics) = host.get("/metrics").await;
@@ -296,7 +304,11 @@ async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
     assert!(infos.len() == 1 && infos[0].contains("name=\"coda-plugin-simulator\""), "{infos:?}");
     reload("executor_factory: coda_faulty\nevolve: false").await;
     let declined = ask("reservation-4", 1).await;
-    assert!(declined.reason.unwrap_or_default().contains("no evolve_state"), "{}", declined.transition);
+    assert!(
+        declined.reason.unwrap_or_default().contains("no evolve_state"),
+        "{}",
+        declined.transition.name()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -307,15 +319,15 @@ async fn an_execution_beyond_the_time_limit_fails_with_the_limit() {
             .env("CODA_JOB_TIMEOUT_SEC", "0.2");
         let (host, address, peer) = lent(plan).await;
         let client = client(&address).await;
-        call(&client, &peer, Step::Prepare, prepare("reservation-1", 60)).await;
+        call(&client, &peer, PeerStep::Prepare, prepare("reservation-1", 60)).await;
         let commit = CommitRequest {
             reservation_id: "reservation-1".into(),
             workflow_run_id: "workflow-1".into(),
             fragment_id: "block-s01-b01".into(),
             sent_at: wire::time(0),
         };
-        call(&client, &peer, Step::Commit, wire::write(&commit)).await;
-        let answer = call(&client, &peer, Step::Dispatch, dispatch("reservation-1")).await;
+        call(&client, &peer, PeerStep::Commit, wire::write(&commit)).await;
+        let answer = call(&client, &peer, PeerStep::Dispatch, dispatch("reservation-1")).await;
         let said = answer.to_string();
         assert_eq!(answer["transition"], "failed", "{isolation}: {said}");
         assert!(said.contains("took longer than 0.2 s and was ended"), "{isolation}: {said}");

@@ -3,7 +3,8 @@
 use libp2p::multiaddr::Protocol as Part;
 use libp2p::{Multiaddr, PeerId};
 
-/// An address that leads to this peer by TCP, for dialling: nothing else is dialled because gossip says so.
+/// Parses an address from gossip for dialling. Only a TCP address of this peer is dialled; gossip is not trusted
+/// further.
 pub fn dialable(text: &str, peer: PeerId) -> Option<Multiaddr> {
     let address: Multiaddr = text.parse().ok()?;
     let mut parts = address.iter();

@@ -11,7 +11,7 @@ use libp2p::{identify, ping};
 
 use super::codec::{Budget, Codec, Protocol};
 use super::{AGENT, NetworkError, NetworkSettings};
-use crate::peers::wire::Step;
+use crate::peers::wire::PeerStep;
 
 /// Bytes of a prepare, commit or cancel.
 const SMALL_DOCUMENT: usize = 32 << 10;
@@ -32,12 +32,12 @@ pub struct Behaviour {
 }
 
 impl Behaviour {
-    pub fn step(&mut self, step: Step) -> &mut request_response::Behaviour<Codec> {
+    pub fn step(&mut self, step: PeerStep) -> &mut request_response::Behaviour<Codec> {
         match step {
-            Step::Prepare => &mut self.prepare,
-            Step::Commit => &mut self.commit,
-            Step::Cancel => &mut self.cancel,
-            Step::Dispatch => &mut self.dispatch,
+            PeerStep::Prepare => &mut self.prepare,
+            PeerStep::Commit => &mut self.commit,
+            PeerStep::Cancel => &mut self.cancel,
+            PeerStep::Dispatch => &mut self.dispatch,
         }
     }
 }
@@ -45,7 +45,7 @@ impl Behaviour {
 /// Everything that runs on one connection, within its bounds.
 ///
 /// # Errors
-/// When the settings can't be.
+/// When gossip can't be set up with these settings.
 pub fn behaviour(key: &Keypair, settings: &NetworkSettings, serves: bool) -> Result<Behaviour, NetworkError> {
     let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
     let gossip = gossipsub::ConfigBuilder::default()
@@ -58,8 +58,8 @@ pub fn behaviour(key: &Keypair, settings: &NetworkSettings, serves: bool) -> Res
     let about = identify::Config::new("/qb2/1.0.0".into(), key.public()).with_agent_version(AGENT.into());
     let budget = Budget::new(settings.max_memory);
     let support = if serves { ProtocolSupport::Full } else { ProtocolSupport::Outbound };
-    let step = |step: Step| {
-        let max_bytes = if step == Step::Dispatch { settings.max_document } else { SMALL_DOCUMENT };
+    let step = |step: PeerStep| {
+        let max_bytes = if step == PeerStep::Dispatch { settings.max_document } else { SMALL_DOCUMENT };
         let codec = Codec { max_bytes, read_limit: settings.read_limit, budget: budget.clone() };
         let config = request_response::Config::default()
             .with_request_timeout(settings.exchange_limit)
@@ -77,9 +77,9 @@ pub fn behaviour(key: &Keypair, settings: &NetworkSettings, serves: bool) -> Res
             .map_err(|e| setup(&e))?,
         identify: identify::Behaviour::new(about),
         ping: ping::Behaviour::default(),
-        prepare: step(Step::Prepare),
-        commit: step(Step::Commit),
-        cancel: step(Step::Cancel),
-        dispatch: step(Step::Dispatch),
+        prepare: step(PeerStep::Prepare),
+        commit: step(PeerStep::Commit),
+        cancel: step(PeerStep::Cancel),
+        dispatch: step(PeerStep::Dispatch),
     })
 }

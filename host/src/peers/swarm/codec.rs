@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use libp2p::request_response;
 
-use crate::peers::scan::{Scanner, Seen};
+use crate::peers::scan::{ScanProgress, Scanner};
 
 /// A protocol id.
 #[derive(Debug, Clone)]
@@ -68,7 +68,13 @@ pub struct Codec {
     pub budget: Budget,
 }
 
-/// Grown by so much at a time.
+/// The stream ended before the first byte of a document. It is the inner error of the [`io::Error`] that the codec
+/// returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the stream ended without a document")]
+pub struct EmptyDocument;
+
+/// Bytes by which the memory of a document grows.
 const CHUNK: usize = 16 << 10;
 
 impl Codec {
@@ -80,13 +86,14 @@ impl Codec {
         loop {
             let got = io.read(&mut piece).await?;
             if got == 0 {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    match document.bytes.len() {
-                        0 => "an empty document".into(),
-                        n => format!("the stream ended in the middle of a document, after {n} bytes"),
-                    },
-                ));
+                let kind = io::ErrorKind::UnexpectedEof;
+                return Err(match document.bytes.len() {
+                    0 => io::Error::new(kind, EmptyDocument),
+                    n => {
+                        let text = format!("the stream ended in the middle of a document, after {n} bytes");
+                        io::Error::new(kind, text)
+                    }
+                });
             }
             if document.bytes.len() + got > self.max_bytes {
                 return Err(io::Error::new(
@@ -97,12 +104,14 @@ impl Codec {
             self.reserve(&mut document, got)?;
             document.bytes.extend_from_slice(&piece[..got]);
             match scanner.look(&document.bytes) {
-                Seen::Whole(end) => {
+                ScanProgress::Whole(end) => {
                     document.bytes.truncate(end);
                     return Ok(document);
                 }
-                Seen::Never => return Err(io::Error::new(io::ErrorKind::InvalidData, "no JSON object")),
-                Seen::Part => {}
+                ScanProgress::Never => {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "no JSON object"));
+                }
+                ScanProgress::Part => {}
             }
         }
     }
@@ -215,11 +224,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_empty_answer_is_an_error_of_its_own_type() {
+        use request_response::Codec as _;
+        let mut io = Pieces { bytes: Vec::new(), size: 1, at: 0, ends: true };
+        let read = codec(1000, 1 << 20).read_response(&Protocol("/x".into()), &mut io).await;
+        let error = read.expect_err("there is no document");
+        assert!(error.get_ref().is_some_and(|inner| inner.is::<EmptyDocument>()), "{error}");
+    }
+
+    #[tokio::test]
     async fn what_never_becomes_one_is_refused_in_time_and_leaves_no_memory_behind() {
         let codec = codec(20_000, 64 << 10);
         for (text, size, ends, why) in [
             ("{\"a\":".to_string(), 3, true, "middle of a document"),
-            (String::new(), 1, true, "empty"),
+            (String::new(), 1, true, "without a document"),
             ("{\"a\":".into(), 3, false, "in time"),
             ("[1]".into(), 3, false, "no JSON object"),
             ("{} {}".into(), 100, false, "no JSON object"),

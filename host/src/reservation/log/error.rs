@@ -1,8 +1,8 @@
 //! Why the event log can't be used, or refused to append, and what to do about it.
 
 use crate::error::{Explain, exit};
-use crate::reservation::journal::JobRefused;
-use crate::reservation::ledger::Refused;
+use crate::reservation::journal::JobRefusal;
+use crate::reservation::ledger::Refusal;
 use crate::state::sqlite_actor::SqliteFailure;
 
 /// How hints name the log.
@@ -89,9 +89,9 @@ impl Explain for LogError {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AppendError {
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] Refusal),
     #[error(transparent)]
-    Job(#[from] JobRefused),
+    Job(#[from] JobRefusal),
     #[error(transparent)]
     Log(#[from] LogError),
 }

@@ -45,7 +45,7 @@ const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS coda_open (stream TEXT PRIMARY KEY, until BIGINT NOT NULL);
     INSERT INTO coda_meta (version) SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM coda_meta);
 ";
-/// Serialises the making of the schema; any number that nobody else uses.
+/// Key of the advisory lock that serialises the creation of the schema. Any number that no other application uses.
 const SCHEMA_LOCK: i64 = 0x636f_6461_686f_7374;
 /// Questions under way at once.
 const CONNECTIONS: usize = 4;

@@ -8,21 +8,21 @@ use crate::reservation::event::EventBatch;
 use crate::reservation::stream::{StreamId, StreamKind};
 
 /// What a decision appends.
-pub struct Decision {
+pub struct AppendDecision {
     pub bodies: Vec<String>,
     /// The stream's deadline when it is open afterwards; none when it has ended.
     pub open_until: Option<i64>,
 }
 
-/// Looks at what is there and the time, and says what follows.
-pub type Decide = Box<dyn FnOnce(&[Row], i64) -> Result<Decision, AppendError> + Send>;
+/// Decides what to append, from the rows that are there and the time.
+pub type Decider = Box<dyn FnOnce(&[Row], i64) -> Result<AppendDecision, AppendError> + Send>;
 
 /// One append.
 pub struct Append {
     pub stream: StreamId,
     pub key: Option<IdempotencyKey>,
     pub reads: ReadRows,
-    pub decide: Decide,
+    pub decide: Decider,
 }
 
 /// What a caller names its request by: when it was used before, the stream of that time is the answer and nothing is

@@ -1,4 +1,4 @@
-//! One event as it lies in the log, with the checksum over all of it.
+//! One event as it is stored in the log, with a checksum over all of it.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use crate::reservation::event::VERSION;
 use crate::reservation::stream::StreamId;
 
-/// One row, as it lies in the log.
+/// One row of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     pub position: i64,
@@ -36,19 +36,19 @@ impl Row {
         Row { position, stream, seq, at, version, body, sum }
     }
 
-    /// Reads its fact, when it is whole and not newer than this host.
+    /// Reads the row's fact.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the row is damaged, newer than this host, or its fact can't be read. The text says what is wrong.
     pub fn fact<T: DeserializeOwned>(&self) -> Result<T, String> {
         self.check()?;
         serde_json::from_str(&self.body).map_err(|e| format!("its fact can't be read: {e}"))
     }
 
-    /// Whether it is as it was written.
+    /// Checks that the row is as it was written.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the checksum differs, or the row is newer than this host. The text says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         let sum = checksum(self.position, &self.stream, self.seq, self.at, self.version, &self.body);
         if sum != self.sum {

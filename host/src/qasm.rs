@@ -1,4 +1,5 @@
-//! Pure: OpenQASM 2 and 3 as a list of operations that every peer understands.
+//! Pure: OpenQASM 2 and 3: a circuit as a list of operations that every peer understands, and the parameters of one
+//! statement as a peer reads them.
 //!
 //! A subset, and bounded: registers, the gates of `qelib1.inc` and `stdgates.inc` (built in: no file is ever read),
 //! gate definitions, `ctrl`, `negctrl`, `inv` and whole `pow`, constants, broadcast over registers, `barrier`,
@@ -7,7 +8,7 @@
 //! none that exists is safe on untrusted text.
 //!
 //! ```text
-//! text ─ lexer ─> tokens ─ parser, expand ─> gates ─> [Operation { raw_text, service, qubits }]
+//! text ─ lexer ─> tokens ─ parser, expand ─> gates ─> [CircuitOperation { raw_text, service, qubits }]
 //! ```
 
 mod expand;
@@ -16,6 +17,7 @@ mod gates;
 mod lexer;
 mod parser;
 
+pub use expression::statement_parameters;
 pub use parser::parse;
 
 /// Most qubits of a circuit: a state of more can't be sent.
@@ -25,7 +27,7 @@ pub const MAX_OPERATIONS: usize = 20_000;
 /// Longest source.
 pub const MAX_SOURCE: usize = 1 << 20;
 
-/// Where and why a source can't be used.
+/// Why a source can't be used, with the position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct CircuitError {
@@ -36,21 +38,21 @@ pub struct CircuitError {
 
 /// One operation as it is sent.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Operation {
+pub struct CircuitOperation {
     pub service: &'static str,
     pub qubits: Vec<u32>,
     pub raw_text: String,
 }
 
-/// What a source says.
+/// A circuit as it is run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Circuit {
     pub qubits: u32,
-    pub operations: Vec<Operation>,
+    pub operations: Vec<CircuitOperation>,
     /// Measured qubits, in the order of the source.
     pub measured: Vec<u32>,
 }
 
 #[cfg(test)]
-#[path = "circuit_tests.rs"]
+#[path = "qasm_tests.rs"]
 mod tests;

@@ -1,8 +1,8 @@
-//! Yamux over a connection that sends once per turn.
+//! Flush coalescing: Yamux over a connection that flushes once before each read.
 //!
 //! Yamux flushes behind every frame, and a request is three of them: the protocol's name, the document, the end. Each
 //! would be a Noise message, a TCP segment and a wake-up of the other side. Here a flush is only noted, and done when
-//! Yamux has nothing more to write and turns to reading, which it always does before it waits: the frames of one turn
+//! Yamux has nothing more to write and turns to reading, which it always does before it waits: the frames between two reads
 //! leave together, and none later than before.
 
 use std::io;
@@ -15,9 +15,9 @@ use libp2p::yamux;
 
 /// The upgrade of a connection to Yamux.
 #[derive(Debug, Clone, Default)]
-pub struct Gathered(yamux::Config);
+pub struct CoalescedYamux(yamux::Config);
 
-impl UpgradeInfo for Gathered {
+impl UpgradeInfo for CoalescedYamux {
     type Info = <yamux::Config as UpgradeInfo>::Info;
     type InfoIter = <yamux::Config as UpgradeInfo>::InfoIter;
 
@@ -26,41 +26,41 @@ impl UpgradeInfo for Gathered {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> InboundConnectionUpgrade<T> for Gathered {
-    type Output = <yamux::Config as InboundConnectionUpgrade<OncePerTurn<T>>>::Output;
-    type Error = <yamux::Config as InboundConnectionUpgrade<OncePerTurn<T>>>::Error;
-    type Future = <yamux::Config as InboundConnectionUpgrade<OncePerTurn<T>>>::Future;
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> InboundConnectionUpgrade<T> for CoalescedYamux {
+    type Output = <yamux::Config as InboundConnectionUpgrade<CoalescedFlush<T>>>::Output;
+    type Error = <yamux::Config as InboundConnectionUpgrade<CoalescedFlush<T>>>::Error;
+    type Future = <yamux::Config as InboundConnectionUpgrade<CoalescedFlush<T>>>::Future;
 
     fn upgrade_inbound(self, io: T, info: Self::Info) -> Self::Future {
-        self.0.upgrade_inbound(OncePerTurn::new(io), info)
+        self.0.upgrade_inbound(CoalescedFlush::new(io), info)
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> OutboundConnectionUpgrade<T> for Gathered {
-    type Output = <yamux::Config as OutboundConnectionUpgrade<OncePerTurn<T>>>::Output;
-    type Error = <yamux::Config as OutboundConnectionUpgrade<OncePerTurn<T>>>::Error;
-    type Future = <yamux::Config as OutboundConnectionUpgrade<OncePerTurn<T>>>::Future;
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> OutboundConnectionUpgrade<T> for CoalescedYamux {
+    type Output = <yamux::Config as OutboundConnectionUpgrade<CoalescedFlush<T>>>::Output;
+    type Error = <yamux::Config as OutboundConnectionUpgrade<CoalescedFlush<T>>>::Error;
+    type Future = <yamux::Config as OutboundConnectionUpgrade<CoalescedFlush<T>>>::Future;
 
     fn upgrade_outbound(self, io: T, info: Self::Info) -> Self::Future {
-        self.0.upgrade_outbound(OncePerTurn::new(io), info)
+        self.0.upgrade_outbound(CoalescedFlush::new(io), info)
     }
 }
 
 /// A connection whose flushes wait for the next read.
 #[derive(Debug)]
-pub struct OncePerTurn<T> {
+pub struct CoalescedFlush<T> {
     io: T,
     /// Something was written that is perhaps not sent.
     unsent: bool,
 }
 
-impl<T> OncePerTurn<T> {
-    fn new(io: T) -> OncePerTurn<T> {
-        OncePerTurn { io, unsent: false }
+impl<T> CoalescedFlush<T> {
+    fn new(io: T) -> CoalescedFlush<T> {
+        CoalescedFlush { io, unsent: false }
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for OncePerTurn<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for CoalescedFlush<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -77,7 +77,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for OncePerTurn<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for OncePerTurn<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescedFlush<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.unsent = true;
         Pin::new(&mut self.io).poll_write(cx, bytes)
@@ -134,14 +134,14 @@ mod tests {
         }
     }
 
-    fn frame(io: &mut OncePerTurn<Wire>) {
+    fn frame(io: &mut CoalescedFlush<Wire>) {
         io.write_all(b"frame").now_or_never().unwrap().unwrap();
         io.flush().now_or_never().unwrap().unwrap();
     }
 
     #[test]
     fn frames_of_one_turn_leave_together_before_the_next_read() {
-        let mut io = OncePerTurn::new(Wire::default());
+        let mut io = CoalescedFlush::new(Wire::default());
         let mut one = [0];
         frame(&mut io);
         frame(&mut io);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_side_that_takes_nothing_is_read_from_and_tried_again() {
-        let mut io = OncePerTurn::new(Wire { full: true, ..Wire::default() });
+        let mut io = CoalescedFlush::new(Wire { full: true, ..Wire::default() });
         let mut one = [0];
         frame(&mut io);
         io.read_exact(&mut one).now_or_never().unwrap().unwrap();

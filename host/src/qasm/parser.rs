@@ -2,52 +2,36 @@
 
 use std::collections::HashMap;
 
-use super::expand::{Call, Modifier, modifiers, params};
-use super::expression::{Tokens, value, whole};
+use super::expand::{Call, Definition, Expander, Modifier, modifiers, params};
+use super::expression::{Tokens, expression, whole_number};
 use super::gates::DEFINITIONS;
-use super::lexer::{Place, Token, tokens};
-use super::{Circuit, CircuitError, MAX_OPERATIONS, MAX_QUBITS, Operation};
+use super::lexer::{SourcePos, Token, tokens};
+use super::{Circuit, CircuitError, CircuitOperation, MAX_OPERATIONS, MAX_QUBITS};
 
 /// Longest classical register.
 const MAX_BITS: u32 = 4096;
 
-/// A gate that a source defines.
-pub(super) struct Definition {
-    pub params: Vec<String>,
-    pub qubits: Vec<String>,
-    /// Where its body begins and its tokens lie.
-    pub source: usize,
-    pub body: usize,
-}
-
-pub(super) struct Parser<'a> {
-    /// The source, and the built-in definitions.
-    pub sources: [&'a [(Token, Place)]; 2],
+struct Parser<'a> {
+    expander: Expander<'a>,
     version: u32,
     qubits: HashMap<String, (u32, u32)>,
     bits: HashMap<String, u32>,
-    pub constants: HashMap<String, f64>,
-    pub gates: HashMap<String, Definition>,
     circuit: Circuit,
-    pub steps: usize,
 }
 
 /// Reads a source.
 ///
 /// # Errors
-/// The first thing in it that can't be used, with its place.
+/// When the source is not valid or uses what peers can't run. The error has the position.
 pub fn parse(source: &str) -> Result<Circuit, CircuitError> {
     let own = tokens(source)?;
     let built_in = tokens(DEFINITIONS)?;
     let mut parser = Parser {
-        sources: [&own, &built_in],
+        expander: Expander::new([&own, &built_in]),
         version: 3,
         qubits: HashMap::new(),
         bits: HashMap::new(),
-        constants: HashMap::new(),
-        gates: HashMap::new(),
         circuit: Circuit::default(),
-        steps: 0,
     };
     let mut prelude = Tokens::new(&built_in);
     while *prelude.peek() != Token::End {
@@ -60,10 +44,10 @@ pub fn parse(source: &str) -> Result<Circuit, CircuitError> {
         parser.statement(&mut t)?;
     }
     if parser.circuit.qubits == 0 {
-        return Err(t.place().error("the circuit has no qubits"));
+        return Err(t.pos().error("the circuit has no qubits"));
     }
     if parser.circuit.operations.is_empty() {
-        return Err(t.place().error("the circuit has no operations"));
+        return Err(t.pos().error("the circuit has no operations"));
     }
     Ok(parser.circuit)
 }
@@ -74,39 +58,39 @@ impl Parser<'_> {
             return Ok(());
         }
         t.next();
-        let place = t.place();
+        let pos = t.pos();
         let version = match t.next() {
             Token::Int(n) => *n as f64,
             Token::Real(n) => *n,
-            other => return Err(place.error(format!("expected a version, found {}", other.shown()))),
+            other => return Err(pos.error(format!("expected a version, found {}", other.shown()))),
         };
         self.version = match version {
             2.0 => 2,
             3.0..4.0 => 3,
-            other => return Err(place.error(format!("OpenQASM {other} is not known; 2.0 and 3.x are"))),
+            other => return Err(pos.error(format!("OpenQASM {other} is not known; 2.0 and 3.x are"))),
         };
         t.expect(";")
     }
 
     fn statement(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         let Token::Word(word) = t.peek() else {
-            return Err(place.error(format!("expected a statement, found {}", t.peek().shown())));
+            return Err(pos.error(format!("expected a statement, found {}", t.peek().shown())));
         };
         match word.as_str() {
             "include" => {
                 t.next();
-                self.include(t, place)
+                self.include(t, pos)
             }
             "qreg" | "creg" => {
                 t.next();
-                let name_place = t.place();
+                let name_pos = t.pos();
                 let name = t.word("a name")?;
                 t.expect("[")?;
                 let size = self.size(t, word == "qreg")?;
                 t.expect("]")?;
                 t.expect(";")?;
-                self.declare(name_place, name, size, word == "qreg")
+                self.declare(name_pos, name, size, word == "qreg")
             }
             "qubit" | "bit" => {
                 t.next();
@@ -135,17 +119,17 @@ impl Parser<'_> {
                     self.bit_operand(t, Some(qubits.len()))?;
                 }
                 t.expect(";")?;
-                self.measure(place, &qubits)
+                self.measure(pos, &qubits)
             }
             "if" | "else" | "for" | "while" | "switch" | "return" | "break" | "continue" | "end" => {
-                Err(place
+                Err(pos
                     .error(format!("'{word}' needs answers in the middle of a run, which peers don't give")))
             }
-            "reset" => Err(place.error("'reset' collapses a state, which peers don't do")),
+            "reset" => Err(pos.error("'reset' collapses a state, which peers don't do")),
             "opaque" | "defcal" | "defcalgrammar" | "cal" | "extern" | "def" | "input" | "output" | "let"
             | "delay" | "box" | "stretch" | "duration" | "array" | "pragma" | "annotation" | "int"
             | "uint" | "float" | "angle" | "bool" | "complex" => {
-                Err(place.error(format!("'{word}' is not taken here: gates, registers and measurements are")))
+                Err(pos.error(format!("'{word}' is not taken here: gates, registers and measurements are")))
             }
             _ if self.bits.contains_key(word) && matches!(t.peek_second(), Token::Mark("=" | "[")) => {
                 self.assignment(t)
@@ -155,40 +139,42 @@ impl Parser<'_> {
     }
 
     /// Only the two standard names, which are built in.
-    fn include(&mut self, t: &mut Tokens<'_>, place: Place) -> Result<(), CircuitError> {
+    fn include(&mut self, t: &mut Tokens<'_>, pos: SourcePos) -> Result<(), CircuitError> {
         match t.next() {
             Token::Text(name) if name == "qelib1.inc" || name == "stdgates.inc" => t.expect(";"),
             Token::Text(_) => {
-                Err(place.error("only \"qelib1.inc\" and \"stdgates.inc\" can be included; no file is read"))
+                Err(pos.error("only \"qelib1.inc\" and \"stdgates.inc\" can be included; no file is read"))
             }
-            other => Err(place.error(format!("expected a file name in quotes, found {}", other.shown()))),
+            other => Err(pos.error(format!("expected a file name in quotes, found {}", other.shown()))),
         }
     }
 
     fn size(&mut self, t: &mut Tokens<'_>, quantum: bool) -> Result<u32, CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         let max = if quantum { MAX_QUBITS } else { MAX_BITS };
-        match whole(t, &[&self.constants], "the size", max)? {
-            0 => Err(place.error("a register has at least one element")),
+        match whole_number(t, &[&self.expander.constants], "the size", max)? {
+            0 => Err(pos.error("a register has at least one element")),
             n => Ok(n),
         }
     }
 
-    fn declare(&mut self, place: Place, name: &str, size: u32, quantum: bool) -> Result<(), CircuitError> {
-        if self.qubits.contains_key(name) || self.bits.contains_key(name) || self.constants.contains_key(name)
+    fn declare(&mut self, pos: SourcePos, name: &str, size: u32, quantum: bool) -> Result<(), CircuitError> {
+        if self.qubits.contains_key(name)
+            || self.bits.contains_key(name)
+            || self.expander.constants.contains_key(name)
         {
-            return Err(place.error(format!("'{name}' is declared already")));
+            return Err(pos.error(format!("'{name}' is declared already")));
         }
         if !quantum {
             if self.bits.len() >= 1024 {
-                return Err(place.error("more than 1024 classical registers"));
+                return Err(pos.error("more than 1024 classical registers"));
             }
             self.bits.insert(name.into(), size);
             return Ok(());
         }
         let first = self.circuit.qubits;
         if first + size > MAX_QUBITS {
-            return Err(place.error(format!("with '{name}' the circuit has more than {MAX_QUBITS} qubits")));
+            return Err(pos.error(format!("with '{name}' the circuit has more than {MAX_QUBITS} qubits")));
         }
         self.circuit.qubits += size;
         self.qubits.insert(name.into(), (first, size));
@@ -205,9 +191,9 @@ impl Parser<'_> {
             }
             false => 1,
         };
-        let place = t.place();
+        let pos = t.pos();
         let name = t.word("a name")?;
-        self.declare(place, name, size, quantum)?;
+        self.declare(pos, name, size, quantum)?;
         if !quantum && t.eat("=") {
             self.measured_value(t, size as usize)?;
         }
@@ -215,58 +201,61 @@ impl Parser<'_> {
     }
 
     fn constant(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         let kind = t.word("a type")?;
         if !matches!(kind, "int" | "uint" | "float" | "angle") {
-            return Err(place.error(format!("constants of type '{kind}' are not taken here")));
+            return Err(pos.error(format!("constants of type '{kind}' are not taken here")));
         }
         if t.eat("[") {
-            whole(t, &[&self.constants], "the width", 64)?;
+            whole_number(t, &[&self.expander.constants], "the width", 64)?;
             t.expect("]")?;
         }
-        let place = t.place();
+        let pos = t.pos();
         let name = t.word("a name")?;
         t.expect("=")?;
-        let is = value(t, &[&self.constants])?;
+        let is = expression(t, &[&self.expander.constants])?;
         t.expect(";")?;
-        if self.qubits.contains_key(name) || self.bits.contains_key(name) || self.constants.len() >= 1024 {
-            return Err(place.error(format!("'{name}' is declared already, or there are too many constants")));
+        if self.qubits.contains_key(name)
+            || self.bits.contains_key(name)
+            || self.expander.constants.len() >= 1024
+        {
+            return Err(pos.error(format!("'{name}' is declared already, or there are too many constants")));
         }
-        match self.constants.insert(name.into(), is) {
+        match self.expander.constants.insert(name.into(), is) {
             None => Ok(()),
-            Some(_) => Err(place.error(format!("'{name}' is declared already"))),
+            Some(_) => Err(pos.error(format!("'{name}' is declared already"))),
         }
     }
 
     /// A gate's definition; its body is looked at when it is used.
     fn definition(&mut self, t: &mut Tokens<'_>, source: usize) -> Result<(), CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         let name = t.word("a name")?;
         let mut params = Vec::new();
         if t.eat("(") {
-            params = names(t, ")")?;
+            params = name_list(t, ")")?;
             t.expect(")")?;
         }
-        let qubits = names(t, "{")?;
+        let qubits = name_list(t, "{")?;
         if qubits.is_empty() {
-            return Err(t.place().error("a gate has at least one qubit"));
+            return Err(t.pos().error("a gate has at least one qubit"));
         }
         t.expect("{")?;
         let body = t.at();
         let mut depth = 1;
         while depth > 0 {
-            let place = t.place();
+            let pos = t.pos();
             match t.next() {
                 Token::Mark("{") => depth += 1,
                 Token::Mark("}") => depth -= 1,
-                Token::End => return Err(place.error(format!("the gate '{name}' has no closing '}}'"))),
+                Token::End => return Err(pos.error(format!("the gate '{name}' has no closing '}}'"))),
                 _ => {}
             }
         }
         let definition = Definition { params, qubits, source, body };
-        let twice = self.gates.insert(name.into(), definition).is_some_and(|d| d.source == 0);
+        let twice = self.expander.gates.insert(name.into(), definition).is_some_and(|d| d.source == 0);
         match twice {
-            true => Err(place.error(format!("the gate '{name}' is defined twice"))),
+            true => Err(pos.error(format!("the gate '{name}' is defined twice"))),
             false => Ok(()),
         }
     }
@@ -280,29 +269,29 @@ impl Parser<'_> {
     }
 
     fn measured_value(&mut self, t: &mut Tokens<'_>, size: usize) -> Result<(), CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         if t.word("'measure'")? != "measure" {
-            return Err(place.error("only a measurement can be assigned to bits"));
+            return Err(pos.error("only a measurement can be assigned to bits"));
         }
         let qubits = self.operand(t)?;
         if qubits.len() != size {
-            return Err(place.error(format!("{} qubits are measured into {size} bits", qubits.len())));
+            return Err(pos.error(format!("{} qubits are measured into {size} bits", qubits.len())));
         }
-        self.measure(place, &qubits)
+        self.measure(pos, &qubits)
     }
 
     /// Bits that a measurement goes to; where they lie is not kept, since counts follow the measured qubits.
     fn bit_operand(&mut self, t: &mut Tokens<'_>, needed: Option<usize>) -> Result<usize, CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         let name = t.word("a classical register")?;
         let size = *self
             .bits
             .get(name)
-            .ok_or_else(|| place.error(format!("there is no classical register '{name}'")))?;
+            .ok_or_else(|| pos.error(format!("there is no classical register '{name}'")))?;
         let mut count = size as usize;
         if t.eat("[") {
-            let at = t.place();
-            let index = whole(t, &[&self.constants], "the index", MAX_BITS)?;
+            let at = t.pos();
+            let index = whole_number(t, &[&self.expander.constants], "the index", MAX_BITS)?;
             t.expect("]")?;
             if index >= size {
                 return Err(at.error(format!("'{name}' has {size} bits, there is no {index}")));
@@ -311,30 +300,30 @@ impl Parser<'_> {
         }
         match needed {
             Some(needed) if needed != count => {
-                Err(place.error(format!("{needed} qubits are measured into {count} bits")))
+                Err(pos.error(format!("{needed} qubits are measured into {count} bits")))
             }
             _ => Ok(count),
         }
     }
 
-    fn measure(&mut self, place: Place, qubits: &[u32]) -> Result<(), CircuitError> {
+    fn measure(&mut self, pos: SourcePos, qubits: &[u32]) -> Result<(), CircuitError> {
         for &qubit in qubits {
             if self.circuit.measured.contains(&qubit) {
-                return Err(place.error(format!("qubit {qubit} is measured twice")));
+                return Err(pos.error(format!("qubit {qubit} is measured twice")));
             }
             self.circuit.measured.push(qubit);
             let raw_text = format!("measure q[{qubit}];");
             self.push(
-                place,
-                Operation { service: "measurement_feedforward", qubits: vec![qubit], raw_text },
+                pos,
+                CircuitOperation { service: "measurement_feedforward", qubits: vec![qubit], raw_text },
             )?;
         }
         Ok(())
     }
 
-    fn push(&mut self, place: Place, operation: Operation) -> Result<(), CircuitError> {
+    fn push(&mut self, pos: SourcePos, operation: CircuitOperation) -> Result<(), CircuitError> {
         if self.circuit.operations.len() >= MAX_OPERATIONS {
-            return Err(place.error(format!("the circuit has more than {MAX_OPERATIONS} operations")));
+            return Err(pos.error(format!("the circuit has more than {MAX_OPERATIONS} operations")));
         }
         self.circuit.operations.push(operation);
         Ok(())
@@ -342,17 +331,17 @@ impl Parser<'_> {
 
     /// One qubit, or all of a register.
     fn operand(&mut self, t: &mut Tokens<'_>) -> Result<Vec<u32>, CircuitError> {
-        let place = t.place();
+        let pos = t.pos();
         let name = t.word("a qubit or a register")?;
         let &(first, size) = self
             .qubits
             .get(name)
-            .ok_or_else(|| place.error(format!("there is no quantum register '{name}'")))?;
+            .ok_or_else(|| pos.error(format!("there is no quantum register '{name}'")))?;
         if !t.eat("[") {
             return Ok((first..first + size).collect());
         }
-        let at = t.place();
-        let index = whole(t, &[&self.constants], "the index", MAX_BITS)?;
+        let at = t.pos();
+        let index = whole_number(t, &[&self.expander.constants], "the index", MAX_BITS)?;
         if t.eat(":") || t.eat(",") {
             return Err(at.error("ranges of qubits are not taken here: name them one by one"));
         }
@@ -373,47 +362,47 @@ impl Parser<'_> {
 
     /// A gate on qubits, once or for each element of the registers.
     fn application(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let modifiers = modifiers(t, &self.constants)?;
-        let place = t.place();
+        let modifiers = modifiers(t, &self.expander.constants)?;
+        let pos = t.pos();
         let name = t.word("a gate")?;
-        let params = if t.eat("(") { params(t, &[&self.constants])? } else { Vec::new() };
+        let params = if t.eat("(") { params(t, &[&self.expander.constants])? } else { Vec::new() };
         if name == "gphase" {
             // A phase of the whole state; it shows only under a control, which would make it a gate.
             let free = !modifiers.iter().any(|m| matches!(m, Modifier::Control | Modifier::NegativeControl));
             return match free && params.len() == 1 && t.eat(";") {
                 true => Ok(()),
-                false => Err(place.error("a controlled gphase is not taken here: use p")),
+                false => Err(pos.error("a controlled gphase is not taken here: use p")),
             };
         }
         let operands = self.operands(t)?;
         t.expect(";")?;
         let length = operands.iter().map(Vec::len).max().unwrap_or(0);
         if operands.iter().any(|o| o.len() != 1 && o.len() != length) {
-            return Err(place.error("registers of different sizes can't be used together"));
+            return Err(pos.error("registers of different sizes can't be used together"));
         }
         for n in 0..length {
             let qubits: Vec<u32> = operands.iter().map(|o| if o.len() == 1 { o[0] } else { o[n] }).collect();
-            let call = Call { name, place, modifiers: &modifiers, params: &params };
+            let call = Call { name, pos, modifiers: &modifiers, params: &params };
             let mut gates = Vec::new();
-            self.expand(&call, &qubits, 0, &mut gates)?;
+            self.expander.expand(&call, &qubits, 0, &mut gates)?;
             for gate in gates {
                 if let Some(measured) = gate.qubits.iter().find(|q| self.circuit.measured.contains(q)) {
-                    return Err(place.error(format!("qubit {measured} was measured before this gate")));
+                    return Err(pos.error(format!("qubit {measured} was measured before this gate")));
                 }
-                self.push(place, gate.operation())?;
+                self.push(pos, gate.operation())?;
             }
         }
         Ok(())
     }
 }
 
-fn names(t: &mut Tokens<'_>, end: &str) -> Result<Vec<String>, CircuitError> {
+fn name_list(t: &mut Tokens<'_>, end: &str) -> Result<Vec<String>, CircuitError> {
     let mut found: Vec<String> = Vec::new();
     while !matches!(t.peek(), Token::Mark(m) if *m == end) {
-        let place = t.place();
+        let pos = t.pos();
         let name = t.word("a name")?;
         if found.iter().any(|n| n == name) || found.len() >= 64 {
-            return Err(place.error(format!("'{name}' is named twice, or there are too many names")));
+            return Err(pos.error(format!("'{name}' is named twice, or there are too many names")));
         }
         found.push(name.into());
         if !t.eat(",") {

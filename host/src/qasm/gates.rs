@@ -3,7 +3,7 @@
 //! Those that peers know are primitive; the others of `qelib1.inc` and `stdgates.inc` are defined by them, in
 //! OpenQASM, below. Each definition is exact, global phase included, so that it can be controlled part by part.
 
-use super::Operation;
+use super::CircuitOperation;
 
 /// A primitive gate: controls first, then its targets.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,7 +15,7 @@ pub struct Primitive {
 }
 
 /// A name of a source: the primitive's name, parameters, controls, targets.
-pub struct Known {
+pub struct NamedGate {
     pub name: &'static str,
     pub params: usize,
     pub controls: usize,
@@ -23,7 +23,7 @@ pub struct Known {
 }
 
 /// The gate of this name, when it is one of the primitives or one with controls.
-pub fn known(name: &str) -> Option<Known> {
+pub fn named_gate(name: &str) -> Option<NamedGate> {
     let (name, params, controls, targets) = match name {
         "id" | "u0" => ("id", 0, 0, 1),
         "h" => ("h", 0, 0, 1),
@@ -59,7 +59,7 @@ pub fn known(name: &str) -> Option<Known> {
         "cswap" | "fredkin" => ("swap", 0, 1, 2),
         _ => return None,
     };
-    Some(Known { name, params, controls, targets })
+    Some(NamedGate { name, params, controls, targets })
 }
 
 /// The rest, by the primitives.
@@ -106,7 +106,7 @@ impl Primitive {
     }
 
     /// As a peer reads it: a statement of the contract, and the service that it belongs to.
-    pub fn operation(&self) -> Operation {
+    pub fn operation(&self) -> CircuitOperation {
         let (name, service) = match (self.name, self.controls) {
             ("h", 0) => ("h".to_string(), "hadamard"),
             ("x", 1) => ("cx".into(), "cnot"),
@@ -123,7 +123,7 @@ impl Primitive {
         };
         let operands: Vec<String> = self.qubits.iter().map(|q| format!("q[{q}]")).collect();
         let raw_text = format!("{name}{params} {};", operands.join(","));
-        Operation { service, qubits: self.qubits.clone(), raw_text }
+        CircuitOperation { service, qubits: self.qubits.clone(), raw_text }
     }
 }
 

@@ -1,14 +1,15 @@
-//! The network's own task: everything that libp2p tells goes through [`Shell::event`], every order through the loop.
+//! The swarm's event loop: libp2p's events go to [`EventLoop::event`], commands of the host are handled in the loop.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use libp2p::core::transport::ListenerId;
 use libp2p::core::upgrade::{NegotiationError, Version};
 use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, TopicHash};
 use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol as Part;
-use libp2p::request_response::{self, Message, OutboundRequestId};
+use libp2p::request_response::{self, Message, OutboundFailure, OutboundRequestId};
 use libp2p::swarm::SwarmEvent;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId, Swarm, identify, noise, tcp};
@@ -17,78 +18,71 @@ use tokio::time::Instant;
 
 use super::address::peer_of;
 use super::behaviour::{Behaviour, BehaviourEvent, behaviour};
-use super::codec::Document;
-use super::gathered::Gathered;
-use super::{CallAnswer, CallError, Caller, NetworkError, NetworkSettings, NetworkView, Order, Ready, Role};
+use super::coalesce::CoalescedYamux;
+use super::codec::{Document, EmptyDocument};
+use super::{
+    CallAnswer, CallError, Caller, NetworkCommand, NetworkError, NetworkSettings, NetworkView, ReadyAnswer,
+    Role,
+};
 use crate::peers::registry::Topic;
-use crate::peers::wire::{SINGLE_READ_BYTES, Step};
+use crate::peers::wire::{PeerStep, SINGLE_READ_BYTES};
 
-/// How everything of this project begins: such peers read documents of any size.
+/// Prefix of the agent version of this project's programs, which read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
 /// How long answers may take to leave when the network stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// What has been written may take so long to leave.
+/// Time for written answers to leave the connection's buffers before it is closed.
 const LINGER: Duration = Duration::from_millis(200);
 
 type Exchange = request_response::Event<Document, Document>;
 
-pub struct Shell<R> {
+pub struct EventLoop<R> {
     swarm: Swarm<Behaviour>,
     role: R,
     settings: NetworkSettings,
-    orders: mpsc::Receiver<Order>,
+    commands: mpsc::Receiver<NetworkCommand>,
     view: watch::Sender<NetworkView>,
     topics: [(Topic, IdentTopic); 2],
     agents: HashMap<PeerId, String>,
     /// Peers whose gossip was dropped.
     warned: HashSet<PeerId>,
-    calls: HashMap<(Step, OutboundRequestId), CallAnswer>,
+    calls: HashMap<(PeerStep, OutboundRequestId), CallAnswer>,
     beats: u64,
     /// Answers that are on their way.
     responding: usize,
 }
 
-impl<R: Role> Shell<R> {
+impl<R: Role> EventLoop<R> {
+    /// Sets up the network and returns when it listens on every address.
+    ///
+    /// # Errors
+    /// When the transport or gossip can't be set up, or an address can't be listened on.
     pub async fn new(
         key: Keypair,
         settings: NetworkSettings,
         role: R,
-        orders: mpsc::Receiver<Order>,
+        commands: mpsc::Receiver<NetworkCommand>,
         view: watch::Sender<NetworkView>,
-    ) -> Result<Shell<R>, NetworkError> {
-        let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
+    ) -> Result<EventLoop<R>, NetworkError> {
         let topics = [Topic::Advertisement, Topic::Heartbeat]
             .map(|t| (t, IdentTopic::new(t.name(&settings.namespace))));
-        let behaviour = behaviour(&key, &settings, role.serves())?;
-        let mut swarm = libp2p::SwarmBuilder::with_existing_identity(key)
-            .with_tokio()
-            .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, Gathered::default)
-            .map_err(|e| setup(&e))?
-            .with_behaviour(|_| behaviour)
-            .map_err(|e| setup(&e))?
-            .with_swarm_config(|c| {
-                // The request leaves with the proposal of its protocol: one round trip less, the same on the wire.
-                // It holds for every protocol of the connection: a peer without gossip passes for one that has the
-                // oldest version of it, and what is sent there is lost.
-                c.with_idle_connection_timeout(settings.idle)
-                    .with_substream_upgrade_protocol_override(Version::V1Lazy)
-            })
-            .build();
+        let mut swarm = build_swarm(key, &settings, role.serves())?;
         for (_, topic) in &topics {
-            swarm.behaviour_mut().gossip.subscribe(topic).map_err(|e| setup(&e))?;
+            let subscribed = swarm.behaviour_mut().gossip.subscribe(topic);
+            subscribed.map_err(|e| NetworkError::Setup(e.to_string()))?;
         }
-        let mut waiting = HashSet::new();
+        let mut listeners = HashSet::new();
         for address in &settings.listen {
             let fail = |text: String| NetworkError::Listen { address: address.to_string(), text };
-            waiting.insert(swarm.listen_on(address.clone()).map_err(|e| fail(e.to_string()))?);
+            listeners.insert(swarm.listen_on(address.clone()).map_err(|e| fail(e.to_string()))?);
         }
         let peer_id = swarm.local_peer_id().to_string();
         view.send_replace(NetworkView { peer_id, ..NetworkView::default() });
-        let mut shell = Shell {
+        let mut event_loop = EventLoop {
             swarm,
             role,
             settings,
-            orders,
+            commands,
             view,
             topics,
             agents: HashMap::new(),
@@ -97,25 +91,30 @@ impl<R: Role> Shell<R> {
             beats: 0,
             responding: 0,
         };
+        event_loop.wait_for_listeners(listeners).await?;
+        Ok(event_loop)
+    }
+
+    /// Handles events until every listener has an address.
+    async fn wait_for_listeners(&mut self, mut waiting: HashSet<ListenerId>) -> Result<(), NetworkError> {
         while !waiting.is_empty() {
-            match shell.swarm.select_next_some().await {
-                SwarmEvent::ListenerClosed { listener_id, addresses, reason } => {
-                    let address = addresses.first().map(ToString::to_string);
-                    let address = address.unwrap_or_else(|| shell.settings.listen[0].to_string());
+            match self.swarm.select_next_some().await {
+                SwarmEvent::ListenerClosed { addresses, reason, .. } => {
+                    let address = addresses.first().or(self.settings.listen.first()).map(ToString::to_string);
                     let text = reason.err().map_or_else(|| "it was closed".into(), |e| e.to_string());
-                    waiting.remove(&listener_id);
-                    return Err(NetworkError::Listen { address, text });
+                    return Err(NetworkError::Listen { address: address.unwrap_or_default(), text });
                 }
                 SwarmEvent::NewListenAddr { listener_id, address } => {
                     waiting.remove(&listener_id);
-                    shell.listens(&address);
+                    self.listens(&address);
                 }
-                other => shell.event(other),
+                other => self.event(other),
             }
         }
-        Ok(shell)
+        Ok(())
     }
 
+    /// Runs until the network is stopped or its last handle is dropped.
     pub async fn run(mut self) {
         let mut redial = tokio::time::interval(self.settings.redial);
         let mut beat =
@@ -123,11 +122,11 @@ impl<R: Role> Shell<R> {
         loop {
             tokio::select! {
                 event = self.swarm.select_next_some() => self.event(event),
-                order = self.orders.recv() => match order {
-                    Some(Order::Call { peer, addresses, step, bytes, answer }) => {
+                command = self.commands.recv() => match command {
+                    Some(NetworkCommand::Call { peer, addresses, step, bytes, answer }) => {
                         self.call(peer, addresses, step, bytes, answer);
                     }
-                    Some(Order::Stop) | None => return self.last_answers().await,
+                    Some(NetworkCommand::Stop) | None => return self.last_answers().await,
                 },
                 () = self.role.work() => self.answer_all(),
                 _ = redial.tick() => self.redial(),
@@ -139,7 +138,7 @@ impl<R: Role> Shell<R> {
         }
     }
 
-    /// What is answered already still goes out.
+    /// Sends the answers that are ready, then closes every connection.
     async fn last_answers(mut self) {
         self.answer_all();
         let end = Instant::now() + LAST_ANSWERS;
@@ -205,7 +204,7 @@ impl<R: Role> Shell<R> {
         &mut self,
         peer: PeerId,
         addresses: Vec<Multiaddr>,
-        step: Step,
+        step: PeerStep,
         bytes: Vec<u8>,
         answer: CallAnswer,
     ) {
@@ -222,7 +221,8 @@ impl<R: Role> Shell<R> {
         self.calls.insert((step, id), answer);
     }
 
-    fn respond(&mut self, (step, channel, bytes): Ready) {
+    fn respond(&mut self, ready: ReadyAnswer) {
+        let ReadyAnswer { step, channel, bytes } = ready;
         let answer = Document::new(bytes);
         if self.swarm.behaviour_mut().step(step).send_response(channel, answer).is_err() {
             tracing::debug!(step = step.name(), "the asker of a request has gone");
@@ -257,10 +257,10 @@ impl<R: Role> Shell<R> {
 
     fn event(&mut self, event: SwarmEvent<BehaviourEvent>) {
         match event {
-            SwarmEvent::Behaviour(BehaviourEvent::Prepare(e)) => self.exchange(Step::Prepare, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Commit(e)) => self.exchange(Step::Commit, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Cancel(e)) => self.exchange(Step::Cancel, e),
-            SwarmEvent::Behaviour(BehaviourEvent::Dispatch(e)) => self.exchange(Step::Dispatch, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Prepare(e)) => self.exchange(PeerStep::Prepare, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Commit(e)) => self.exchange(PeerStep::Commit, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Cancel(e)) => self.exchange(PeerStep::Cancel, e),
+            SwarmEvent::Behaviour(BehaviourEvent::Dispatch(e)) => self.exchange(PeerStep::Dispatch, e),
             SwarmEvent::Behaviour(BehaviourEvent::Gossip(e)) => self.gossip(e),
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
                 peer_id,
@@ -301,7 +301,7 @@ impl<R: Role> Shell<R> {
         self.view.send_if_modified(|v| std::mem::replace(&mut v.connected, connected) != connected);
     }
 
-    fn exchange(&mut self, step: Step, event: Exchange) {
+    fn exchange(&mut self, step: PeerStep, event: Exchange) {
         match event {
             request_response::Event::Message { peer, message, .. } => match message {
                 Message::Request { request, channel, .. } => {
@@ -317,16 +317,7 @@ impl<R: Role> Shell<R> {
                 }
             },
             request_response::Event::OutboundFailure { request_id, error, .. } => {
-                use request_response::OutboundFailure as Out;
-                let error = match error {
-                    Out::DialFailure => CallError::Unreachable("no connection could be made".into()),
-                    Out::Timeout => CallError::Timeout(self.settings.exchange_limit),
-                    Out::ConnectionClosed => CallError::Stream("the connection was closed".into()),
-                    Out::UnsupportedProtocols => self.unserved(step),
-                    // The refusal of a protocol is read where the answer should be.
-                    Out::Io(e) if is_refusal(&e) => self.unserved(step),
-                    Out::Io(e) => CallError::Stream(e.to_string()),
-                };
+                let error = self.call_error(step, error);
                 self.called(step, request_id, Err(error));
             }
             request_response::Event::InboundFailure { peer, error, .. } => {
@@ -338,11 +329,24 @@ impl<R: Role> Shell<R> {
         }
     }
 
-    fn unserved(&self, step: Step) -> CallError {
+    /// Why a call has no answer, by what libp2p reports of its stream.
+    fn call_error(&self, step: PeerStep, failure: OutboundFailure) -> CallError {
+        match failure {
+            OutboundFailure::DialFailure => CallError::Unreachable("no connection could be made".into()),
+            OutboundFailure::Timeout => CallError::Timeout(self.settings.exchange_limit),
+            OutboundFailure::ConnectionClosed => CallError::Stream("the connection was closed".into()),
+            OutboundFailure::UnsupportedProtocols => self.unserved(step),
+            // The refusal of a protocol is read where the answer should be.
+            OutboundFailure::Io(e) if is_refusal(&e) => self.unserved(step),
+            OutboundFailure::Io(e) => stream_error(&e),
+        }
+    }
+
+    fn unserved(&self, step: PeerStep) -> CallError {
         CallError::Stream(format!("it does not serve {}", step.protocol(&self.settings.namespace)))
     }
 
-    fn called(&mut self, step: Step, id: OutboundRequestId, result: Result<Document, CallError>) {
+    fn called(&mut self, step: PeerStep, id: OutboundRequestId, result: Result<Document, CallError>) {
         if let Some(answer) = self.calls.remove(&(step, id))
             && answer.send(result).is_err()
         {
@@ -387,6 +391,39 @@ impl<R: Role> Shell<R> {
     }
 }
 
+/// The transport with everything that runs on each connection.
+fn build_swarm(
+    key: Keypair,
+    settings: &NetworkSettings,
+    serves: bool,
+) -> Result<Swarm<Behaviour>, NetworkError> {
+    let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
+    let behaviour = behaviour(&key, settings, serves)?;
+    let swarm = libp2p::SwarmBuilder::with_existing_identity(key)
+        .with_tokio()
+        .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, CoalescedYamux::default)
+        .map_err(|e| setup(&e))?
+        .with_behaviour(|_| behaviour)
+        .map_err(|e| setup(&e))?
+        .with_swarm_config(|c| {
+            // The request leaves together with the proposal of its protocol, which saves one round trip. This applies
+            // to every protocol of the connection: a peer without gossip is taken for one with its oldest version, and
+            // gossip that is sent to it is lost.
+            c.with_idle_connection_timeout(settings.idle)
+                .with_substream_upgrade_protocol_override(Version::V1Lazy)
+        })
+        .build();
+    Ok(swarm)
+}
+
+/// Why a stream failed, by the error's type and never by its text.
+fn stream_error(error: &std::io::Error) -> CallError {
+    match error.get_ref().is_some_and(|inner| inner.is::<EmptyDocument>()) {
+        true => CallError::EmptyAnswer,
+        false => CallError::Stream(error.to_string()),
+    }
+}
+
 /// Whether the other side has refused the protocol of a stream.
 fn is_refusal(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<NegotiationError>());
@@ -406,4 +443,20 @@ fn chain(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// Defect H of the review: the text of an error decided what it was.
+    #[test]
+    fn an_empty_answer_is_known_by_its_type() {
+        let empty = io::Error::new(io::ErrorKind::UnexpectedEof, EmptyDocument);
+        assert!(matches!(stream_error(&empty), CallError::EmptyAnswer));
+        let same_text = io::Error::other(EmptyDocument.to_string());
+        assert!(matches!(stream_error(&same_text), CallError::Stream(_)));
+    }
 }

@@ -4,10 +4,9 @@
 
 use std::collections::HashMap;
 
-use super::expression::{Tokens, value, whole};
-use super::gates::{Known, Primitive, known};
-use super::lexer::{Place, Token};
-use super::parser::Parser;
+use super::expression::{Tokens, expression, whole_number};
+use super::gates::{NamedGate, Primitive, named_gate};
+use super::lexer::{SourcePos, Token};
 use super::{CircuitError, MAX_OPERATIONS};
 
 /// Deepest nesting of gate definitions.
@@ -28,12 +27,35 @@ pub(super) enum Modifier {
 /// A call of a gate, with its qubits.
 pub(super) struct Call<'c> {
     pub name: &'c str,
-    pub place: Place,
+    pub pos: SourcePos,
     pub modifiers: &'c [Modifier],
     pub params: &'c [f64],
 }
 
-impl Parser<'_> {
+/// A gate that a source defines.
+pub(super) struct Definition {
+    pub params: Vec<String>,
+    pub qubits: Vec<String>,
+    /// Index of the source that has the definition's tokens.
+    pub source: usize,
+    pub body: usize,
+}
+
+/// Expands calls to primitive gates, by the definitions and constants that were read so far.
+pub(super) struct Expander<'a> {
+    /// The source, and the built-in definitions.
+    sources: [&'a [(Token, SourcePos)]; 2],
+    pub constants: HashMap<String, f64>,
+    pub gates: HashMap<String, Definition>,
+    /// Calls that were expanded, over the whole circuit.
+    steps: usize,
+}
+
+impl<'a> Expander<'a> {
+    pub fn new(sources: [&'a [(Token, SourcePos)]; 2]) -> Expander<'a> {
+        Expander { sources, constants: HashMap::new(), gates: HashMap::new(), steps: 0 }
+    }
+
     /// A call as primitive gates.
     pub(super) fn expand(
         &mut self,
@@ -42,15 +64,15 @@ impl Parser<'_> {
         nesting: u32,
         out: &mut Vec<Primitive>,
     ) -> Result<(), CircuitError> {
-        let place = call.place;
+        let pos = call.pos;
         self.steps += 1;
         if self.steps > MAX_STEPS || out.len() > MAX_OPERATIONS || nesting > MAX_NESTING {
-            return Err(place.error("this gate expands to too much"));
+            return Err(pos.error("this gate expands to too much"));
         }
         let mut sorted = qubits.to_vec();
         sorted.sort_unstable();
         if let Some(twice) = sorted.windows(2).find(|w| w[0] == w[1]) {
-            return Err(place.error(format!("qubit {} is used twice in one gate", twice[0])));
+            return Err(pos.error(format!("qubit {} is used twice in one gate", twice[0])));
         }
         // From the outside in: the first modifier takes the first qubits.
         let Some((modifier, inner)) = call.modifiers.split_first() else {
@@ -66,13 +88,13 @@ impl Parser<'_> {
             Modifier::Power(times) => {
                 self.expand(&inside, qubits, nesting, &mut gates)?;
                 if gates.len().saturating_mul(*times as usize) > MAX_OPERATIONS {
-                    return Err(place.error("this power expands to too much"));
+                    return Err(pos.error("this power expands to too much"));
                 }
                 (0..*times).for_each(|_| out.extend(gates.iter().cloned()));
             }
             Modifier::Control | Modifier::NegativeControl => {
                 let Some((&control, rest)) = qubits.split_first() else {
-                    return Err(place.error("a control needs a qubit"));
+                    return Err(pos.error("a control needs a qubit"));
                 };
                 self.expand(&inside, rest, nesting, &mut gates)?;
                 let x = || Primitive { name: "x", params: Vec::new(), controls: 0, qubits: vec![control] };
@@ -96,25 +118,25 @@ impl Parser<'_> {
         nesting: u32,
         out: &mut Vec<Primitive>,
     ) -> Result<(), CircuitError> {
-        let (name, place, params) = (call.name, call.place, call.params);
+        let (name, pos, params) = (call.name, call.pos, call.params);
         let counts = |p: usize, q: usize| {
             if params.len() != p {
-                return Err(place.error(format!("'{name}' takes {p} parameters, given are {}", params.len())));
+                return Err(pos.error(format!("'{name}' takes {p} parameters, given are {}", params.len())));
             }
             match qubits.len() == q {
                 true => Ok(()),
-                false => Err(place.error(format!("'{name}' takes {q} qubits, given are {}", qubits.len()))),
+                false => Err(pos.error(format!("'{name}' takes {q} qubits, given are {}", qubits.len()))),
             }
         };
         let own = self.gates.get(name).filter(|d| d.source == 0);
-        let built_in = if own.is_none() { known(name) } else { None };
-        if let Some(Known { name, params: p, controls, targets }) = built_in {
+        let built_in = if own.is_none() { named_gate(name) } else { None };
+        if let Some(NamedGate { name, params: p, controls, targets }) = built_in {
             counts(p, controls + targets)?;
             out.push(Primitive { name, params: params.to_vec(), controls, qubits: qubits.to_vec() });
             return Ok(());
         }
         let Some(definition) = self.gates.get(name) else {
-            return Err(place.error(format!("the gate '{}' is not known", crate::model::cut(name, 40))));
+            return Err(pos.error(format!("the gate '{}' is not known", crate::model::cut(name, 40))));
         };
         counts(definition.params.len(), definition.qubits.len())?;
         let values: HashMap<String, f64> =
@@ -125,12 +147,12 @@ impl Parser<'_> {
         t.go_to(definition.body);
         while !t.eat("}") {
             let modifiers = modifiers(&mut t, &self.constants)?;
-            let inner_place = t.place();
+            let inner_pos = t.pos();
             let inner = t.word("a gate")?;
             if inner == "barrier" {
                 while !t.eat(";") {
                     if matches!(t.next(), Token::End) {
-                        return Err(inner_place.error("expected ';'"));
+                        return Err(inner_pos.error("expected ';'"));
                     }
                 }
                 continue;
@@ -142,7 +164,7 @@ impl Parser<'_> {
             }
             let mut on = Vec::new();
             loop {
-                let at = t.place();
+                let at = t.pos();
                 let qubit = t.word("a qubit of the gate")?;
                 on.push(*places.get(qubit).ok_or_else(|| {
                     at.error(format!("'{}' is no qubit of the gate '{name}'", crate::model::cut(qubit, 40)))
@@ -152,7 +174,7 @@ impl Parser<'_> {
                 }
             }
             t.expect(";")?;
-            let call = Call { name: inner, place: inner_place, modifiers: &modifiers, params: &given };
+            let call = Call { name: inner, pos: inner_pos, modifiers: &modifiers, params: &given };
             self.expand(&call, &on, nesting + 1, out)?;
         }
         Ok(())
@@ -167,9 +189,9 @@ pub(super) fn params(t: &mut Tokens<'_>, scopes: &[&HashMap<String, f64>]) -> Re
             t.expect(",")?;
         }
         if found.len() >= 64 {
-            return Err(t.place().error("more than 64 parameters"));
+            return Err(t.pos().error("more than 64 parameters"));
         }
-        found.push(value(t, scopes)?);
+        found.push(expression(t, scopes)?);
     }
     Ok(found)
 }
@@ -180,7 +202,7 @@ pub(super) fn modifiers(
 ) -> Result<Vec<Modifier>, CircuitError> {
     let mut found = Vec::new();
     loop {
-        let place = t.place();
+        let pos = t.pos();
         let Token::Word(word) = t.peek() else { return Ok(found) };
         let is_modifier = matches!(t.peek_second(), Token::Mark("@" | "("));
         match word.as_str() {
@@ -188,7 +210,7 @@ pub(super) fn modifiers(
                 t.next();
                 let times = match t.eat("(") {
                     true => {
-                        let times = whole(t, &[constants], "the number of controls", MAX_CONTROLS)?;
+                        let times = whole_number(t, &[constants], "the number of controls", MAX_CONTROLS)?;
                         t.expect(")")?;
                         times
                     }
@@ -204,8 +226,8 @@ pub(super) fn modifiers(
             "pow" if is_modifier => {
                 t.next();
                 t.expect("(")?;
-                let at = t.place();
-                let times = value(t, &[constants])?;
+                let at = t.pos();
+                let times = expression(t, &[constants])?;
                 t.expect(")")?;
                 if times.fract() != 0.0 || times.abs() > f64::from(MAX_POWER) {
                     return Err(at.error(format!("only whole powers up to {MAX_POWER} are taken here")));
@@ -220,7 +242,7 @@ pub(super) fn modifiers(
         }
         t.expect("@")?;
         if found.len() > 64 {
-            return Err(place.error("too many modifiers"));
+            return Err(pos.error("too many modifiers"));
         }
     }
 }

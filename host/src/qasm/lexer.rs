@@ -4,12 +4,12 @@ use super::{CircuitError, MAX_SOURCE};
 
 /// Where something stands, counted from 1, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SourcePos {
     pub line: u32,
     pub column: u32,
 }
 
-impl Place {
+impl SourcePos {
     pub fn error(self, message: impl Into<String>) -> CircuitError {
         CircuitError { line: self.line, column: self.column, message: message.into() }
     }
@@ -49,19 +49,19 @@ const MARKS: [&str; 30] = [
 /// Cuts a source into tokens; the last is [`Token::End`].
 ///
 /// # Errors
-/// The first character that begins none.
-pub fn tokens(source: &str) -> Result<Vec<(Token, Place)>, CircuitError> {
-    let mut lexer = Lexer { rest: source, place: Place { line: 1, column: 1 } };
+/// When the source is too long, or a character begins no token.
+pub fn tokens(source: &str) -> Result<Vec<(Token, SourcePos)>, CircuitError> {
+    let mut lexer = Lexer { rest: source, pos: SourcePos { line: 1, column: 1 } };
     if source.len() > MAX_SOURCE {
-        return Err(lexer.place.error(format!("the source has more than {MAX_SOURCE} bytes")));
+        return Err(lexer.pos.error(format!("the source has more than {MAX_SOURCE} bytes")));
     }
     let mut found = Vec::new();
     loop {
         lexer.skip()?;
-        let place = lexer.place;
+        let pos = lexer.pos;
         let token = lexer.token()?;
         let end = token == Token::End;
-        found.push((token, place));
+        found.push((token, pos));
         if end {
             return Ok(found);
         }
@@ -70,7 +70,7 @@ pub fn tokens(source: &str) -> Result<Vec<(Token, Place)>, CircuitError> {
 
 struct Lexer<'a> {
     rest: &'a str,
-    place: Place,
+    pos: SourcePos,
 }
 
 impl<'a> Lexer<'a> {
@@ -78,9 +78,9 @@ impl<'a> Lexer<'a> {
         let (text, rest) = self.rest.split_at(bytes);
         for c in text.chars() {
             if c == '\n' {
-                self.place = Place { line: self.place.line + 1, column: 1 };
+                self.pos = SourcePos { line: self.pos.line + 1, column: 1 };
             } else {
-                self.place.column += 1;
+                self.pos.column += 1;
             }
         }
         self.rest = rest;
@@ -97,7 +97,7 @@ impl<'a> Lexer<'a> {
                 let end = self.rest.find('\n').unwrap_or(self.rest.len());
                 self.advance(end);
             } else if self.rest.starts_with("/*") {
-                let open = self.place;
+                let open = self.pos;
                 let end = self.rest.find("*/").ok_or_else(|| open.error("this comment has no end"))?;
                 self.advance(end + 2);
             } else {
@@ -107,7 +107,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn token(&mut self) -> Result<Token, CircuitError> {
-        let place = self.place;
+        let pos = self.pos;
         let Some(first) = self.rest.chars().next() else { return Ok(Token::End) };
         if first.is_ascii_alphabetic() || matches!(first, '_' | 'π' | 'τ') {
             let word = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | 'π' | 'τ'));
@@ -121,7 +121,7 @@ impl<'a> Lexer<'a> {
         if first == '"' || first == '\'' {
             let end = self.rest[1..].find([first, '\n']).map(|e| e + 1);
             let end = end.filter(|e| !self.rest[*e..].starts_with('\n'));
-            let end = end.ok_or_else(|| place.error("this text has no end"))?;
+            let end = end.ok_or_else(|| pos.error("this text has no end"))?;
             let text = self.advance(end + 1);
             return Ok(Token::Text(text[1..text.len() - 1].into()));
         }
@@ -130,12 +130,12 @@ impl<'a> Lexer<'a> {
                 self.advance(mark.len());
                 Ok(Token::Mark(mark))
             }
-            None => Err(place.error(format!("'{}' can't stand here", first.escape_default()))),
+            None => Err(pos.error(format!("'{}' can't stand here", first.escape_default()))),
         }
     }
 
     fn number(&mut self) -> Result<Token, CircuitError> {
-        let place = self.place;
+        let pos = self.pos;
         let bytes = self.rest.as_bytes();
         let digits = |mut at: usize| {
             while bytes.get(at).is_some_and(|b| b.is_ascii_digit() || *b == b'_') {
@@ -160,14 +160,19 @@ impl<'a> Lexer<'a> {
         let text = self.advance(end).replace('_', "");
         if self.rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
             return Err(
-                place.error(format!("'{text}' runs into a word: a unit or a name can't follow a number"))
+                pos.error(format!("'{text}' runs into a word: a unit or a name can't follow a number"))
             );
         }
-        let wrong =
-            || place.error(format!("'{}' is no number that can be used", crate::model::cut(&text, 40)));
+        let wrong = || pos.error(format!("'{}' is no number that can be used", crate::model::cut(&text, 40)));
         match real {
             true => text.parse().ok().filter(|n: &f64| n.is_finite()).map(Token::Real).ok_or_else(wrong),
-            false => text.parse().map(Token::Int).map_err(|_| wrong()),
+            // A longer integer is still a number, only not an exact one.
+            false => match text.parse() {
+                Ok(number) => Ok(Token::Int(number)),
+                Err(_) => {
+                    text.parse().ok().filter(|n: &f64| n.is_finite()).map(Token::Real).ok_or_else(wrong)
+                }
+            },
         }
     }
 }
