@@ -6,11 +6,11 @@ mod coordinate;
 mod coordinator;
 pub mod daemonize;
 mod dev;
+mod dev_session;
 mod doctor;
 mod histogram;
 mod jobs;
 mod logs;
-mod note;
 mod plugin;
 mod reload;
 mod reservation;
@@ -22,7 +22,7 @@ mod status;
 mod stop;
 mod stop_vpn;
 mod submit;
-mod way;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -92,10 +92,10 @@ enum Command {
     Doctor(doctor::Args),
     /// Results and messages that wait for you
     #[command(subcommand)]
-    Results(results::Command),
+    Results(results::ResultsCommand),
     /// Who holds messages of the stream; take over what a dead host left
     #[command(subcommand)]
-    Jobs(jobs::Command),
+    Jobs(jobs::JobsCommand),
     /// Stop the host and forget its credentials
     Reset(reset::Args),
     /// Show every setting and where it comes from
@@ -109,7 +109,7 @@ enum Command {
     Reservation(reservation::Command),
     /// Look at plugins
     #[command(subcommand)]
-    Plugin(plugin::Command),
+    Plugin(plugin::PluginCommand),
     /// Have the running host take a new plugin or device config without a stop
     Reload(reload::Args),
     /// The process of an isolated plugin
@@ -131,9 +131,9 @@ enum Command {
 /// The command's failure, ready to be shown.
 pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
     if let Some(unit) = &cli.unit {
-        let given = unit::given(unit)?;
-        env.environment.extend(given.environment);
-        env.cwd = given.cwd.unwrap_or(env.cwd);
+        let settings = unit::unit_settings(unit)?;
+        env.environment.extend(settings.environment);
+        env.cwd = settings.cwd.unwrap_or(env.cwd);
     }
     let level = match &cli.command {
         // libp2p says its peer id at each start, as the host does.

@@ -2,21 +2,21 @@
 
 pub mod device;
 pub mod load;
-pub mod near;
 pub mod settings;
 pub mod source;
+pub mod suggest;
 
 use std::path::PathBuf;
 
 use crate::error::{Explain, exit};
 
 pub use settings::Settings;
-use source::Origin;
+use source::SettingOrigin;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("{name} ({}) is {value:?}, expected {allowed}", origin.name())]
-    Value { name: &'static str, value: String, origin: Origin, allowed: String },
+    Value { name: &'static str, value: String, origin: SettingOrigin, allowed: String },
     #[error("there is no place for the host's state: neither CODA_STATE_DIR nor HOME is set")]
     NoStateDir,
     #[error("the device config {} can't be read", path.display())]
@@ -36,7 +36,7 @@ impl Explain for ConfigError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            ConfigError::Value { name, origin: Origin::Stored, .. } => {
+            ConfigError::Value { name, origin: SettingOrigin::Stored, .. } => {
                 format!("set {name}, or start afresh with a new node token")
             }
             ConfigError::Value { name, .. } => format!("correct or unset {name}"),

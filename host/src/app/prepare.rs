@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use crate::cloud::provision::reconnects;
 use crate::config::device::DeviceConfig;
 use crate::config::load::{self, ProcessEnv};
-use crate::config::near;
 use crate::config::settings::Settings;
-use crate::config::source::Shown;
+use crate::config::source::EffectiveSetting;
+use crate::config::suggest;
 use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::{self, Located};
@@ -28,7 +28,7 @@ pub struct Prepared {
     pub device: DeviceConfig,
     pub(super) stored: Option<StoredCredentials>,
     /// Every setting with its origin, secrets masked.
-    pub shown: Vec<Shown>,
+    pub shown: Vec<EffectiveSetting>,
 }
 
 impl Prepared {
@@ -52,7 +52,7 @@ pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result
     runs_as(&settings)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
-    for (name, meant) in near::variables(env.environment.keys().map(String::as_str), &names) {
+    for (name, meant) in suggest::misspelt_variables(env.environment.keys().map(String::as_str), &names) {
         tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
     }
     if let Some(key) = &device.misspelt {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap_complete::Shell;
 
-use super::way::failed;
+use super::terminal::failed;
 use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]

@@ -32,8 +32,9 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
     let prepared = app::prepare(env, flags)?;
-    let origin =
-        |s: &&crate::config::source::Shown| !args.set || s.origin != crate::config::source::Origin::Default;
+    let origin = |s: &&crate::config::source::EffectiveSetting| {
+        !args.set || s.origin != crate::config::source::SettingOrigin::Default
+    };
     let shown: Vec<_> = prepared.shown.iter().filter(origin).collect();
     let dirs = &prepared.settings.dirs;
     let text = if args.json {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::histogram;
-use super::way::{Out, short};
+use super::terminal::{Terminal, one_line};
 use crate::app;
 use crate::cloud::http::{Bearer, HttpClient, HttpError, Response, Target};
 use crate::config::load::{self, ProcessEnv};
@@ -81,7 +81,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
 }
 
 async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     let file = args.circuit.display().to_string();
     let job_id = client.submit(&file, qasm, args.shots).await?;
     if !args.json {
@@ -110,13 +110,13 @@ async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> 
         out.text(&histogram::render(&counts))?;
         out.line(&format!("  {} shots of qubits {}", args.shots, job["result"]["measured_qubits"]))?;
     } else {
-        out.line(&format!("  failed: {}", short(job["error"].as_str().unwrap_or("no reason was given"))))?;
+        out.line(&format!("  failed: {}", one_line(job["error"].as_str().unwrap_or("no reason was given"))))?;
     }
     Ok(if completed { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) })
 }
 
 /// A line for each block that has come to its end since the last look.
-fn progress(out: &mut Out, job: &Value, told: &mut HashSet<String>) -> Result<(), Failure> {
+fn progress(out: &mut Terminal, job: &Value, told: &mut HashSet<String>) -> Result<(), Failure> {
     let all: usize = job["plan"]["stages"]
         .as_array()
         .map_or(0, |s| s.iter().map(|b| b.as_array().map_or(0, Vec::len)).sum());
@@ -135,7 +135,7 @@ fn progress(out: &mut Out, job: &Value, told: &mut HashSet<String>) -> Result<()
             let digits = if ms < 10.0 { 3 } else { 1 };
             format!(", {ms:.digits$} ms")
         });
-        let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", short(e)));
+        let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", one_line(e)));
         let n = told.len();
         out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
     }

@@ -13,16 +13,16 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::note::{self, Note};
+use super::dev_session::{self, DevSession};
 use super::plugin::DeviceView;
-use super::way::{Out, short};
+use super::terminal::{Terminal, one_line};
 use crate::app;
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::ProcessEnv;
 use crate::dev::client::DevClient;
 use crate::dev::cloud::{DevCloud, Options};
 use crate::dev::follow::Follower;
-use crate::dev::host::{DevHost, Orders};
+use crate::dev::host::{DevHost, HostCommand};
 use crate::dev::redis::DevRedis;
 use crate::error::{Failure, exit};
 use crate::state::files;
@@ -116,15 +116,15 @@ struct Dev {
     cloud: DevCloud,
     _redis: DevRedis,
     device: DeviceView,
-    note: Note,
-    out: Out,
+    session: DevSession,
+    out: Terminal,
     _dir: Option<TempDir>,
 }
 
 /// Starts everything; or the exit status of a part that could not be.
 async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, Failure> {
-    let (dir, temporary) = place(args, env)?;
-    let mut orders = Orders {
+    let (dir, temporary) = work_directory(args, env)?;
+    let mut orders = HostCommand {
         arguments: vec!["plugin".into(), "device".into(), "--json".into()],
         without: env.environment.keys().filter(|name| replaced(name)).cloned().collect(),
         with: vec![("CODA_STATE_DIR", dir.join("state").display().to_string())],
@@ -171,7 +171,7 @@ async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, F
         ("CODA_PORT", port.to_string()),
     ]);
     let host = orders.start(&log)?;
-    let note = Note {
+    let session = DevSession {
         pid: std::process::id(),
         url: cloud.url().to_string(),
         redis_url: redis.url(),
@@ -179,7 +179,8 @@ async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, F
         qpu_id: QPU.into(),
         log,
     };
-    let mut dev = Dev { host, cloud, _redis: redis, device, note, out: Out::new(env), _dir: temporary };
+    let mut dev =
+        Dev { host, cloud, _redis: redis, device, session, out: Terminal::new(env), _dir: temporary };
     match dev.ready().await? {
         Some(status) => {
             show_end(&dev.host, status);
@@ -193,7 +194,7 @@ impl Dev {
     /// Waits until the host is ready; its exit status if it ends before.
     async fn ready(&mut self) -> Result<Option<ExitStatus>, Failure> {
         let http = HttpClient::local()?;
-        let target = Target::parse(&format!("{}/ready", self.note.host_url))?;
+        let target = Target::parse(&format!("{}/ready", self.session.host_url))?;
         let asking = async {
             while !http.get(&target, ASK_LIMIT).await.is_ok_and(|r| r.status.is_success()) {
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -221,12 +222,12 @@ impl Dev {
         env: &ProcessEnv,
         stop: &CancellationToken,
     ) -> Result<ExitCode, Failure> {
-        let path = note::path(env)?;
-        let ours = self.leave_note(&path).await?;
+        let path = dev_session::path(env)?;
+        let ours = self.save_session(&path).await?;
         self.banner(ours)?;
         // Dropped from the last to the first, as the fields are.
-        let Dev { _dir, mut out, note, _redis, cloud, mut host, .. } = self;
-        let work = show_jobs(args, &cloud, &note, &mut out);
+        let Dev { _dir, mut out, session, _redis, cloud, mut host, .. } = self;
+        let work = show_jobs(args, &cloud, &session, &mut out);
         tokio::pin!(work);
         let ended = tokio::select! {
             done = &mut work => End::Done(done),
@@ -234,7 +235,7 @@ impl Dev {
             () = stop.cancelled() => End::Stopped,
         };
         if ours {
-            note.remove(&path)?;
+            session.remove(&path)?;
         }
         let (status, result) = match ended {
             End::Host(status) => {
@@ -266,21 +267,21 @@ impl Dev {
         result
     }
 
-    /// Leaves the note, unless that of another living dev is there. Says whether it did.
-    async fn leave_note(&self, path: &Path) -> Result<bool, Failure> {
-        let other = Note::read(path)?.filter(|n| n.process_lives() && n.pid != self.note.pid);
+    /// Leaves the session, unless that of another living dev is there. Says whether it did.
+    async fn save_session(&self, path: &Path) -> Result<bool, Failure> {
+        let other = DevSession::read(path)?.filter(|n| n.process_lives() && n.pid != self.session.pid);
         if let Some(other) = other
             && let Ok(client) = DevClient::new(&other.url)
             && client.answers(ASK_LIMIT).await
         {
             return Ok(false);
         }
-        self.note.write(path)?;
+        self.session.write(path)?;
         Ok(true)
     }
 
     fn banner(&mut self, ours: bool) -> Result<(), Failure> {
-        let (d, n) = (&self.device, &self.note);
+        let (d, n) = (&self.device, &self.session);
         let url = if ours { String::new() } else { format!(" --dev-url {}", n.url) };
         let text = format!(
             "{title}\n\n\
@@ -324,9 +325,14 @@ enum End {
 }
 
 /// The demo if it is wanted, then every job as it moves.
-async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<ExitCode, Failure> {
+async fn show_jobs(
+    args: &Args,
+    cloud: &DevCloud,
+    session: &DevSession,
+    out: &mut Terminal,
+) -> Result<ExitCode, Failure> {
     if args.demo {
-        let fine = demo::run(cloud, note, out).await?;
+        let fine = demo::run(cloud, session, out).await?;
         if args.once {
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) });
         }
@@ -339,12 +345,12 @@ async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) ->
         hint: None,
         exit: exit::FAILURE,
     };
-    let mut follower = Follower::new(&note.redis_url, &note.qpu_id).await.map_err(failed)?;
+    let mut follower = Follower::new(&session.redis_url, &session.qpu_id).await.map_err(failed)?;
     loop {
         match follower.next(cloud).await {
             Ok(moved) => {
                 for m in moved {
-                    let error = m.error.map_or(String::new(), |e| format!("  {}", short(&e)));
+                    let error = m.error.map_or(String::new(), |e| format!("  {}", one_line(&e)));
                     out.line(&format!("  {}  {}{error}", m.job_id, out.step(m.state, m.after)))?;
                 }
             }
@@ -357,7 +363,7 @@ async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) ->
 }
 
 /// The directory for state and log, and its handle when it is a temporary one.
-fn place(args: &Args, env: &ProcessEnv) -> Result<(PathBuf, Option<TempDir>), Failure> {
+fn work_directory(args: &Args, env: &ProcessEnv) -> Result<(PathBuf, Option<TempDir>), Failure> {
     if let Some(dir) = &args.dir {
         let dir = env.cwd.join(dir);
         files::ensure_dir(&dir)?;

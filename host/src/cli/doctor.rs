@@ -85,7 +85,7 @@ impl Finding {
 
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let runtime = super::runtime()?;
-    let findings = runtime.block_on(checks::all(env, args.no_plugin));
+    let findings = runtime.block_on(checks::run_checks(env, args.no_plugin));
     runtime.shutdown_background();
     let text = if args.json { as_json(&findings) } else { as_text(&findings) };
     super::put(text.as_bytes())?;

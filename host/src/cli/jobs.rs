@@ -25,7 +25,7 @@ waits for its next start. If there will be none, another host adopts it:
   coda-host jobs adopt --consumer worker-1      they are run here now
 
 Only adopt from a host that is gone for good: while one runs a long job it looks idle, and the job would run twice.")]
-pub enum Command {
+pub enum JobsCommand {
     /// The consumers of the stream, with what each holds
     Consumers {
         /// JSON for machines
@@ -43,17 +43,17 @@ pub enum Command {
     },
 }
 
-pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+pub fn run(command: JobsCommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
     let redis = connect(&prepared)?;
     let runtime = super::runtime()?;
     let consumers = runtime.block_on(redis.consumers()).map_err(failed)?;
     match command {
-        Command::Consumers { json: true } => super::put(as_json(&consumers).as_bytes()),
-        Command::Consumers { json: false } => {
+        JobsCommand::Consumers { json: true } => super::put(as_json(&consumers).as_bytes()),
+        JobsCommand::Consumers { json: false } => {
             super::put(table(&consumers, &redis.names().consumer).as_bytes())
         }
-        Command::Adopt { consumer, force } => {
+        JobsCommand::Adopt { consumer, force } => {
             check(&consumers, &consumer, &redis.names().consumer, force)?;
             let adopted = runtime.block_on(redis.adopt(&consumer)).map_err(failed)?;
             let own = &redis.names().consumer;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::way::Out;
+use super::terminal::Terminal;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
@@ -22,7 +22,7 @@ use crate::executor::{Executor, elf, loader};
 use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum PluginCommand {
     /// Show a plugin's descriptor; nothing of the plugin is run
     #[command(after_help = "Example:\n  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json")]
     Inspect {
@@ -124,15 +124,15 @@ fn line(name: &str, value: &str) -> String {
     format!("{name:<12}{value}\n")
 }
 
-pub fn run(command: Command, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(&env);
+pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure> {
+    let mut out = Terminal::new(&env);
     match command {
-        Command::New(args) => return new::run(&args, &env),
-        Command::Check(args) => return check::run(args, &env),
-        Command::CheckCase(args) => return check::run_case(&args),
-        Command::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
-        Command::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
-        Command::Device { device, json } => {
+        PluginCommand::New(args) => return new::run(&args, &env),
+        PluginCommand::Check(args) => return check::run(args, &env),
+        PluginCommand::CheckCase(args) => return check::run_case(&args),
+        PluginCommand::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
+        PluginCommand::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
+        PluginCommand::Device { device, json } => {
             let runtime = super::runtime()?;
             let view = runtime.block_on(describe(device, env));
             runtime.shutdown_background();

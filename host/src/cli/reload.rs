@@ -38,7 +38,7 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(exit::FAILURE));
     };
     let runtime = super::runtime()?;
-    let ask = || runtime.block_on(status::ask(&address));
+    let ask = || runtime.block_on(status::fetch_ready(&address));
     let count = |ready: &Value| ready["reloads"]["count"].as_u64().unwrap_or(0);
     let before = count(&ask()?);
     holder.signal(libc::SIGHUP).map_err(|e| Failure {

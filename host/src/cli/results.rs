@@ -24,7 +24,7 @@ Examples:
   coda-host results show 1700000000000-0
   coda-host results retry job-42        one attempt now, with its answer
   coda-host results drop job-42")]
-pub enum Command {
+pub enum ResultsCommand {
     /// What is kept
     List {
         /// JSON for machines
@@ -48,20 +48,22 @@ pub enum Command {
     },
 }
 
-pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+pub fn run(command: ResultsCommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
     let database = Database::open(&prepared.settings.dirs.state)?;
     let kept = database.list()?;
     match command {
-        Command::List { json } => super::put(if json { as_json(&kept) } else { table(&kept) }.as_bytes()),
-        Command::Show { id } => {
+        ResultsCommand::List { json } => {
+            super::put(if json { as_json(&kept) } else { table(&kept) }.as_bytes())
+        }
+        ResultsCommand::Show { id } => {
             let found = find(&kept, &id)?;
             let mut text = table(std::slice::from_ref(found));
             // Writing to a String can't fail.
             writeln!(text, "to    {}\nbody  {}", found.callback_url, found.content).ok();
             super::put(text.as_bytes())
         }
-        Command::Retry { id } => {
+        ResultsCommand::Retry { id } => {
             let found = find(&kept, &id)?;
             let running = instance_lock::holder(&prepared.settings.dirs.state)?.is_some();
             match found.kind {
@@ -77,7 +79,7 @@ pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             }
             retry(&prepared, &database, found)
         }
-        Command::Drop { id } => {
+        ResultsCommand::Drop { id } => {
             let found = find(&kept, &id)?;
             database.remove(found)?;
             super::put(

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
 use super::histogram;
-use super::way::Out;
+use super::terminal::Terminal;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
@@ -101,7 +101,7 @@ async fn execute(
         Err(why) => Err(why),
     };
     executor.shutdown(prepared.settings.executor.control_timeout).await;
-    let mut out = Out::new(&env);
+    let mut out = Terminal::new(&env);
     match judged {
         Ok(counts) if args.json => {
             let body = crate::results::outcome::conclude("run", Ok(counts)).body;

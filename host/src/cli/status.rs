@@ -44,7 +44,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(exit::FAILURE));
     };
     let ready = match &holder.address {
-        Some(address) => super::runtime()?.block_on(ask(address))?,
+        Some(address) => super::runtime()?.block_on(fetch_ready(address))?,
         None => {
             serde_json::json!({ "ready": false, "reasons": ["starting: the local service isn't up yet"] })
         }
@@ -66,7 +66,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
 }
 
 /// The body of `/ready`, whatever its status.
-pub async fn ask(address: &str) -> Result<Value, Failure> {
+pub async fn fetch_ready(address: &str) -> Result<Value, Failure> {
     // A host that listens everywhere is asked on this machine.
     let address = address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:");
     let target = Target::parse(&format!("http://{address}/ready"))?;

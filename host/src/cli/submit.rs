@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::dev_session::{self, DevSession};
 use super::histogram;
-use super::note::{self, Note};
 use super::run::{parse, read, unusable};
-use super::way::{Out, short};
+use super::terminal::{Terminal, one_line};
 use crate::app;
 use crate::config::load::ProcessEnv;
-use crate::dev::client::{DevClient, JobView, Step};
+use crate::dev::client::{DevClient, DevJob, JobStep};
 use crate::error::{Failure, exit};
 
 /// One request's wait for news.
@@ -92,7 +92,7 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
         Some(url) => DevClient::new(url)?,
         None => discover(env).await?,
     };
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     let mut ids = Vec::new();
     for _ in 0..args.count {
         let id = client.submit(circuit, args.shots).await?;
@@ -125,7 +125,7 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
         } else if args.count == 1 {
             conclude(&mut out, &view)?;
         } else {
-            out.line(&way(&out, &view))?;
+            out.line(&job_line(&out, &view))?;
         }
         total.add(view);
     }
@@ -139,7 +139,7 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
 
 /// Finds the running dev of this user.
 async fn discover(env: &ProcessEnv) -> Result<DevClient, Failure> {
-    let path = note::path(env)?;
+    let path = dev_session::path(env)?;
     let absent = |message: String| Failure {
         code: "dev-not-running",
         message,
@@ -150,16 +150,19 @@ async fn discover(env: &ProcessEnv) -> Result<DevClient, Failure> {
         ),
         exit: exit::CLOUD,
     };
-    let Some(note) = Note::read(&path)? else {
-        return Err(absent(format!("no 'coda-host dev' is running: there is no note {}", path.display())));
+    let Some(session) = DevSession::read(&path)? else {
+        return Err(absent(format!(
+            "no 'coda-host dev' is running: there is no session file {}",
+            path.display()
+        )));
     };
-    let client = DevClient::new(&note.url)?;
-    if !note.process_lives() || !client.answers(ASK_LIMIT).await {
+    let client = DevClient::new(&session.url)?;
+    if !session.process_lives() || !client.answers(ASK_LIMIT).await {
         return Err(absent(format!(
             "no 'coda-host dev' is running: {} names process {} at {}, which doesn't answer",
             path.display(),
-            note.pid,
-            note.url
+            session.pid,
+            session.url
         )));
     }
     Ok(client)
@@ -173,12 +176,12 @@ pub async fn follow(
     client: &DevClient,
     id: &str,
     cancel: (&mut Option<Instant>, &[String]),
-    mut tell: impl FnMut(&Step, &Step) -> Result<(), Failure>,
-) -> Result<JobView, Failure> {
+    mut tell: impl FnMut(&JobStep, &JobStep) -> Result<(), Failure>,
+) -> Result<DevJob, Failure> {
     let (cancel_at, ids) = cancel;
     let (mut told, mut looks) = (0, 0);
     // The newest look, when only the status is still missing.
-    let mut over: Option<JobView> = None;
+    let mut over: Option<DevJob> = None;
     loop {
         let wait = cancel_at.map_or(WAIT, |at| at.saturating_duration_since(Instant::now()).min(WAIT));
         let view = match (client.job(id, told, wait).await, over.take()) {
@@ -218,12 +221,12 @@ async fn cancel_all(client: &DevClient, ids: &[String]) -> Result<(), Failure> {
 }
 
 /// The time between the first step and this one.
-pub fn since(step: &Step, queued: &Step) -> Option<time::Duration> {
+pub fn since(step: &JobStep, queued: &JobStep) -> Option<time::Duration> {
     Some((step.time()? - queued.time()?).max(time::Duration::ZERO))
 }
 
 /// What came of a job.
-pub fn conclude(out: &mut Out, view: &JobView) -> Result<(), Failure> {
+pub fn conclude(out: &mut Terminal, view: &DevJob) -> Result<(), Failure> {
     if let Some(counts) = view.counts() {
         let shots: i64 = counts.iter().map(|(_, n)| n).sum();
         let on_device = view.webhook["execution_time_ms"].as_f64();
@@ -238,13 +241,13 @@ pub fn conclude(out: &mut Out, view: &JobView) -> Result<(), Failure> {
 }
 
 /// Why a job failed.
-pub fn error(view: &JobView) -> Option<String> {
+pub fn error(view: &DevJob) -> Option<String> {
     let text = view.webhook["error"].as_str().or(view.error.as_deref().filter(|_| view.has("failed")))?;
-    Some(short(text))
+    Some(one_line(text))
 }
 
 /// A job's whole way in one line.
-fn way(out: &Out, view: &JobView) -> String {
+fn job_line(out: &Terminal, view: &DevJob) -> String {
     let mut line = format!("{} ", view.job_id);
     if let Some(queued) = view.states.first() {
         for step in &view.states[1..] {
@@ -264,7 +267,7 @@ struct Total {
 }
 
 impl Total {
-    fn add(&mut self, view: JobView) {
+    fn add(&mut self, view: DevJob) {
         // What was delivered counts; the status may be late.
         match view.counts() {
             Some(counts) => {
@@ -278,7 +281,7 @@ impl Total {
         }
     }
 
-    fn show(&self, out: &mut Out) -> Result<(), Failure> {
+    fn show(&self, out: &mut Terminal) -> Result<(), Failure> {
         let counts: Vec<(String, i64)> = self.counts.iter().map(|(k, n)| (k.clone(), *n)).collect();
         if !counts.is_empty() {
             out.text(&histogram::render(&counts))?;

@@ -51,7 +51,7 @@ impl Explain for BundleError {
 
 /// What is held before the answer is applied.
 #[derive(Debug, Clone, Copy)]
-pub struct Held<'a> {
+pub struct CurrentValues<'a> {
     pub identity: &'a Identity,
     pub cloud: &'a CloudSettings,
     pub vpn: &'a VpnSettings,
@@ -61,7 +61,7 @@ pub struct Held<'a> {
 
 /// What holds from now on.
 #[derive(Debug, Clone)]
-pub struct Applied {
+pub struct AppliedBundle {
     pub identity: Identity,
     pub cloud: CloudSettings,
     pub vpn: VpnSettings,
@@ -75,7 +75,7 @@ pub struct Applied {
 }
 
 /// Lays the answer's body over what is held.
-pub fn apply(body: &[u8], held: Held<'_>) -> Result<Applied, BundleError> {
+pub fn apply(body: &[u8], held: CurrentValues<'_>) -> Result<AppliedBundle, BundleError> {
     let Ok(Value::Object(bundle)) = serde_json::from_slice(body) else {
         return Err(BundleError::NotAnObject);
     };
@@ -119,7 +119,7 @@ pub fn apply(body: &[u8], held: Held<'_>) -> Result<Applied, BundleError> {
         Some(Value::Object(block)) => apply_vpn(block, &mut vpn, &mut warnings)?,
         Some(_) => return Err(BundleError::Missing("vpn")),
     };
-    Ok(Applied { identity, cloud, vpn, private_key, key_id, profile, warnings })
+    Ok(AppliedBundle { identity, cloud, vpn, private_key, key_id, profile, warnings })
 }
 
 /// A text that isn't empty.
@@ -235,9 +235,10 @@ mod tests {
         })
     }
 
-    fn run(bundle: &Value, key: Option<&Secret>, key_id: Option<&str>) -> Result<Applied, BundleError> {
+    fn run(bundle: &Value, key: Option<&Secret>, key_id: Option<&str>) -> Result<AppliedBundle, BundleError> {
         let b = before();
-        let held = Held { identity: &b.identity, cloud: &b.cloud, vpn: &b.vpn, private_key: key, key_id };
+        let held =
+            CurrentValues { identity: &b.identity, cloud: &b.cloud, vpn: &b.vpn, private_key: key, key_id };
         apply(bundle.to_string().as_bytes(), held)
     }
 
@@ -327,8 +328,13 @@ mod tests {
         }
         for body in ["[]", "5", "", "<html>", "{"] {
             let b = before();
-            let held =
-                Held { identity: &b.identity, cloud: &b.cloud, vpn: &b.vpn, private_key: None, key_id: None };
+            let held = CurrentValues {
+                identity: &b.identity,
+                cloud: &b.cloud,
+                vpn: &b.vpn,
+                private_key: None,
+                key_id: None,
+            };
             assert_eq!(apply(body.as_bytes(), held).unwrap_err(), BundleError::NotAnObject, "{body}");
         }
     }

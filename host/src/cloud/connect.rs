@@ -22,7 +22,7 @@ const EXCERPT: usize = 400;
 
 /// What a connect shows, as far as an error's advice depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum PresentedCredential {
     /// `stored`: usable credentials of an earlier provisioning exist.
     Token { stored: bool },
     /// A token signed with a key that is held.
@@ -38,12 +38,12 @@ pub enum ConnectError {
         status: StatusCode,
         excerpt: String,
         location: Option<String>,
-        shown: Shown,
+        shown: PresentedCredential,
         /// An earlier attempt may have used the token up.
         maybe_used: bool,
     },
     #[error("Node connect failed after {attempts} attempts: {last}")]
-    Failed { attempts: u32, last: String, hint: Option<String>, shown: Shown, maybe_used: bool },
+    Failed { attempts: u32, last: String, hint: Option<String>, shown: PresentedCredential, maybe_used: bool },
 }
 
 impl Explain for ConnectError {
@@ -62,7 +62,7 @@ impl Explain for ConnectError {
                 Some(advice(status.as_u16(), location.as_deref(), *shown, *maybe_used))
             }
             ConnectError::Failed { hint, shown, maybe_used, .. } => {
-                let lost = matches!(shown, Shown::Token { .. }) && *maybe_used;
+                let lost = matches!(shown, PresentedCredential::Token { .. }) && *maybe_used;
                 let lost = lost.then(|| {
                     "an attempt may have used the token up: if it is refused next time, get a new one"
                         .to_owned()
@@ -81,7 +81,7 @@ impl Explain for ConnectError {
     }
 }
 
-fn advice(status: u16, location: Option<&str>, shown: Shown, maybe_used: bool) -> String {
+fn advice(status: u16, location: Option<&str>, shown: PresentedCredential, maybe_used: bool) -> String {
     match (status, shown) {
         (300..=399, _) => {
             let to = location.unwrap_or("another address");
@@ -96,21 +96,31 @@ fn advice(status: u16, location: Option<&str>, shown: Shown, maybe_used: bool) -
         _ => (),
     }
     match shown {
-        Shown::Token { stored: true } => "stored credentials of an earlier provisioning exist: remove \
+        PresentedCredential::Token { stored: true } => {
+            "stored credentials of an earlier provisioning exist: remove \
              CODA_NODE_TOKEN (or --token) to reconnect with them; to provision anew, get a new node token"
-            .into(),
-        Shown::Token { stored: false } if maybe_used => "the token was probably used up by an attempt \
+                .into()
+        }
+        PresentedCredential::Token { stored: false } if maybe_used => {
+            "the token was probably used up by an attempt \
              whose answer got lost: get a new node token in Coda"
-            .into(),
-        Shown::Token { stored: false } => "the token was used before, revoked, or has expired: get a new \
+                .into()
+        }
+        PresentedCredential::Token { stored: false } => {
+            "the token was used before, revoked, or has expired: get a new \
              node token in Coda"
-            .into(),
-        Shown::Key if status == 409 => "the cloud doesn't know this QPU any more: coda-host reset, then \
+                .into()
+        }
+        PresentedCredential::Key if status == 409 => {
+            "the cloud doesn't know this QPU any more: coda-host reset, then \
              start with a new node token"
-            .into(),
-        Shown::Key => "the cloud doesn't accept the key that is held: check this machine's clock, then \
+                .into()
+        }
+        PresentedCredential::Key => {
+            "the cloud doesn't accept the key that is held: check this machine's clock, then \
              coda-host reset and start with a new node token"
-            .into(),
+                .into()
+        }
     }
 }
 
@@ -129,7 +139,7 @@ pub async fn request(
     client: &HttpClient,
     cloud: &CloudSettings,
     bearer: &Bearer,
-    shown: Shown,
+    shown: PresentedCredential,
     body: Bytes,
 ) -> Result<Bytes, ConnectError> {
     let target = Target::parse(&format!("{}{}", cloud.webapp_url, cloud.connect_path))

@@ -46,7 +46,7 @@ pub struct HeartbeatOutcome {
 }
 
 /// Ready to run; checked once, so that the loop has nothing left to fail on.
-pub struct Heartbeat {
+pub struct HeartbeatSender {
     client: HttpClient,
     signer: Signer,
     target: Target,
@@ -56,17 +56,17 @@ pub struct Heartbeat {
     outcome: watch::Sender<HeartbeatOutcome>,
 }
 
-impl Heartbeat {
+impl HeartbeatSender {
     pub fn new(
         client: HttpClient,
         signer: Signer,
         cloud: &CloudSettings,
         state: watch::Receiver<HeartbeatState>,
-    ) -> Result<Heartbeat, HttpError> {
+    ) -> Result<HeartbeatSender, HttpError> {
         let target = Target::parse(&format!("{}{}", cloud.webapp_url, cloud.heartbeat_path))?;
         let extra = header_map(&cloud.connect_headers)?;
         let outcome = watch::Sender::new(HeartbeatOutcome::default());
-        Ok(Heartbeat { client, signer, target, extra, settings: cloud.clone(), state, outcome })
+        Ok(HeartbeatSender { client, signer, target, extra, settings: cloud.clone(), state, outcome })
     }
 
     pub fn outcome(&self) -> watch::Receiver<HeartbeatOutcome> {
@@ -173,7 +173,7 @@ mod tests {
     async fn prepare(
         replies: Vec<Reply>,
         change: impl Fn(&mut CloudSettings),
-    ) -> (Scripted, Heartbeat, watch::Sender<HeartbeatState>) {
+    ) -> (Scripted, HeartbeatSender, watch::Sender<HeartbeatState>) {
         let server = scripted(replies, None).await;
         let mut settings = testing::settings(&server.url);
         change(&mut settings);
@@ -181,7 +181,7 @@ mod tests {
         let signer = Signer::new(key, "q1", None, settings.jwt_reuse);
         let (state, receiver) = watch::channel(HeartbeatState::default());
         let client = HttpClient::new(&settings).unwrap();
-        (server, Heartbeat::new(client, signer, &settings, receiver).unwrap(), state)
+        (server, HeartbeatSender::new(client, signer, &settings, receiver).unwrap(), state)
     }
 
     async fn run(replies: Vec<Reply>, change: impl Fn(&mut CloudSettings)) -> Running {

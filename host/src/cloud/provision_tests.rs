@@ -116,8 +116,9 @@ impl Start {
         settings.credentials.node_token = self.token.map(Secret::new);
         let stored = load(&mut settings);
         let client = HttpClient::new(&settings.cloud).unwrap();
-        let accepted = ask(&client, &settings, stored.as_ref(), self.connectivity.as_deref()).await;
-        accepted.and_then(Accepted::store).map_err(Failure::from)
+        let accepted =
+            request_credentials(&client, &settings, stored.as_ref(), self.connectivity.as_deref()).await;
+        accepted.and_then(AcceptedConnect::store).map_err(Failure::from)
     }
 }
 
@@ -344,7 +345,7 @@ async fn a_key_from_the_environment_connects_without_a_token() {
     settings.credentials.jwt_key_id = Some("k9".into());
     settings.identity.qpu_id = "q9".into();
     let client = HttpClient::new(&settings.cloud).unwrap();
-    ask(&client, &settings, None, None).await.unwrap().store().unwrap();
+    request_credentials(&client, &settings, None, None).await.unwrap().store().unwrap();
     let header = jsonwebtoken::decode_header(next(&mut server).await.0).unwrap();
     assert_eq!(header.kid.as_deref(), Some("k9"));
     assert!(credentials::load(&d.path().join("credentials")).unwrap().unwrap().usable());

@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::http::HttpError;
+use super::error::HttpError;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
@@ -91,24 +91,24 @@ pub fn is_loopback(host: &str) -> bool {
 
 /// Connects to the target's host, or to the proxy that leads there. TLS with the target comes on top.
 #[derive(Clone)]
-pub(super) struct Way {
+pub(super) struct ProxyConnector {
     proxies: Arc<Proxies>,
     tcp: HttpConnector<Resolver>,
     /// To a proxy, which may itself want TLS.
     to_proxy: HttpsConnector<HttpConnector<Resolver>>,
 }
 
-impl Way {
-    pub(super) fn new(proxies: Arc<Proxies>, tls: Arc<rustls::ClientConfig>) -> Way {
+impl ProxyConnector {
+    pub(super) fn new(proxies: Arc<Proxies>, tls: Arc<rustls::ClientConfig>) -> ProxyConnector {
         let mut tcp = HttpConnector::new_with_resolver(Resolver(GaiResolver::new()));
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         let to_proxy = HttpsConnector::from((tcp.clone(), tls));
-        Way { proxies, tcp, to_proxy }
+        ProxyConnector { proxies, tcp, to_proxy }
     }
 }
 
-impl Service<Uri> for Way {
+impl Service<Uri> for ProxyConnector {
     type Response = Stream;
     type Error = BoxError;
     type Future = BoxFuture<Stream>;
@@ -226,7 +226,7 @@ impl Write for Stream {
 mod tests {
     use super::*;
 
-    fn way(variables: &[(&str, &str)], target: &str) -> Option<String> {
+    fn proxy_of(variables: &[(&str, &str)], target: &str) -> Option<String> {
         let lookup = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_string());
         Proxies::read(lookup).unwrap().name(&target.parse().unwrap())
     }
@@ -234,26 +234,26 @@ mod tests {
     #[test]
     fn the_usual_variables_choose_the_proxy() {
         let some = |s: &str| Some(s.to_string());
-        assert_eq!(way(&[], "https://coda.example/"), None);
-        assert_eq!(way(&[("https_proxy", "http://p:1")], "https://coda.example/"), some("p:1"));
-        assert_eq!(way(&[("https_proxy", "http://p:1")], "http://coda.example/"), None);
-        assert_eq!(way(&[("HTTP_PROXY", "p:2")], "http://coda.example/"), some("p:2"));
-        assert_eq!(way(&[("ALL_PROXY", "http://p:3")], "https://coda.example/"), some("p:3"));
+        assert_eq!(proxy_of(&[], "https://coda.example/"), None);
+        assert_eq!(proxy_of(&[("https_proxy", "http://p:1")], "https://coda.example/"), some("p:1"));
+        assert_eq!(proxy_of(&[("https_proxy", "http://p:1")], "http://coda.example/"), None);
+        assert_eq!(proxy_of(&[("HTTP_PROXY", "p:2")], "http://coda.example/"), some("p:2"));
+        assert_eq!(proxy_of(&[("ALL_PROXY", "http://p:3")], "https://coda.example/"), some("p:3"));
         let both = [("HTTPS_PROXY", ""), ("https_proxy", "http://p:4")];
-        assert_eq!(way(&both, "https://coda.example/"), some("p:4"), "an empty one counts as unset");
+        assert_eq!(proxy_of(&both, "https://coda.example/"), some("p:4"), "an empty one counts as unset");
         let exempt = [("ALL_PROXY", "http://p:5"), ("no_proxy", "example, 10.0.0.0/8")];
-        assert_eq!(way(&exempt, "https://coda.example/"), None);
-        assert_eq!(way(&exempt, "https://10.1.2.3/"), None);
-        assert_eq!(way(&exempt, "https://coda.example.org/"), some("p:5"));
+        assert_eq!(proxy_of(&exempt, "https://coda.example/"), None);
+        assert_eq!(proxy_of(&exempt, "https://10.1.2.3/"), None);
+        assert_eq!(proxy_of(&exempt, "https://coda.example.org/"), some("p:5"));
     }
 
     #[test]
     fn loopback_is_never_proxied() {
         let all = [("ALL_PROXY", "http://p:1")];
         for host in ["localhost", "127.0.0.1", "127.8.0.1", "[::1]", "LOCALHOST", "a.localhost"] {
-            assert_eq!(way(&all, &format!("http://{host}:80/")), None, "{host}");
+            assert_eq!(proxy_of(&all, &format!("http://{host}:80/")), None, "{host}");
         }
-        assert!(way(&all, "http://localhost.example/").is_some());
+        assert!(proxy_of(&all, "http://localhost.example/").is_some());
         assert!(is_loopback("::ffff:127.0.0.1") && !is_loopback("128.0.0.1"));
     }
 

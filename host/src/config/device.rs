@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_yaml::Value;
 
-use super::{ConfigError, near};
+use super::{ConfigError, suggest};
 
 /// A device config's text and what we read of it.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +52,7 @@ fn ours(text: &str) -> Result<(Option<String>, Option<String>), String> {
     match executor_factory {
         None | Some(Value::Null) => {
             let keys = vendors.keys().filter_map(|k| k.as_str().map(String::from));
-            Ok((None, near::factory_key(keys)))
+            Ok((None, suggest::misspelt_factory_key(keys)))
         }
         Some(Value::String(text)) => Ok((Some(text), None)),
         Some(other) => Err(format!("executor_factory is {other:?}, expected text")),

@@ -10,7 +10,7 @@ use super::settings::{
     ApiSettings, CallbackPolicy, CloudSettings, Credentials, DaemonSettings, Dirs, ExecutorSettings,
     Identity, JobSettings, Settings, ShutdownSettings, VpnSettings, WebhookSettings,
 };
-use super::source::{Shown, Source};
+use super::source::{EffectiveSetting, Source};
 use crate::model::Secret;
 use crate::state::credentials::StoredCredentials;
 use crate::state::files;
@@ -71,7 +71,7 @@ pub fn settings(
     flags: HashMap<&'static str, String>,
     dirs: Dirs,
     stored: Option<&StoredCredentials>,
-) -> Result<(Settings, Vec<Shown>), ConfigError> {
+) -> Result<(Settings, Vec<EffectiveSetting>), ConfigError> {
     let mut s = Source::new(env.environment.clone(), flags);
     let empty = crate::state::credentials::StoredConfig::default();
     let config = stored.map_or(&empty, |s| &s.config);

@@ -11,31 +11,31 @@ use super::ConfigError;
 
 /// Where a value was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     Flag,
     Environment,
     Stored,
     Default,
 }
 
-impl Origin {
+impl SettingOrigin {
     pub fn name(self) -> &'static str {
         match self {
-            Origin::Flag => "flag",
-            Origin::Environment => "environment",
-            Origin::Stored => "stored",
-            Origin::Default => "default",
+            SettingOrigin::Flag => "flag",
+            SettingOrigin::Environment => "environment",
+            SettingOrigin::Stored => "stored",
+            SettingOrigin::Default => "default",
         }
     }
 }
 
 /// One effective setting, for display.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct EffectiveSetting {
     pub name: &'static str,
     /// Secrets masked.
     pub value: String,
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// The variables that hold secrets: taken out of the environment once read.
@@ -54,7 +54,7 @@ pub struct Source {
     environment: HashMap<String, String>,
     /// What flags say, under the name of the variable that they stand for.
     flags: HashMap<&'static str, String>,
-    shown: Vec<Shown>,
+    shown: Vec<EffectiveSetting>,
 }
 
 impl Source {
@@ -72,18 +72,18 @@ impl Source {
     }
 
     /// Every setting read so far.
-    pub fn shown(self) -> Vec<Shown> {
+    pub fn shown(self) -> Vec<EffectiveSetting> {
         self.shown
     }
 
     /// The text of a setting and its origin; no default.
-    fn find(&self, name: &'static str, stored: Option<String>) -> Option<(String, Origin)> {
-        let flag = self.flags.get(name).cloned().map(|v| (v, Origin::Flag));
-        flag.or_else(|| self.environment.get(name).cloned().map(|v| (v, Origin::Environment)))
-            .or_else(|| stored.map(|v| (v, Origin::Stored)))
+    fn find(&self, name: &'static str, stored: Option<String>) -> Option<(String, SettingOrigin)> {
+        let flag = self.flags.get(name).cloned().map(|v| (v, SettingOrigin::Flag));
+        flag.or_else(|| self.environment.get(name).cloned().map(|v| (v, SettingOrigin::Environment)))
+            .or_else(|| stored.map(|v| (v, SettingOrigin::Stored)))
     }
 
-    fn show(&mut self, name: &'static str, value: String, origin: Origin) {
+    fn show(&mut self, name: &'static str, value: String, origin: SettingOrigin) {
         let secret = SECRET_VARIABLES.contains(&name) && !value.is_empty();
         let value = match (secret, name) {
             (true, "CODA_REDIS_URL") => crate::model::masked_url(&value),
@@ -93,20 +93,20 @@ impl Source {
             (true, _) => "***".into(),
             (false, _) => value,
         };
-        self.shown.push(Shown { name, value, origin });
+        self.shown.push(EffectiveSetting { name, value, origin });
     }
 
     /// Text that may be absent.
     pub fn optional(&mut self, name: &'static str, stored: Option<String>) -> Option<String> {
         let found = self.find(name, stored);
-        let (value, origin) = found.clone().unwrap_or((String::new(), Origin::Default));
+        let (value, origin) = found.clone().unwrap_or((String::new(), SettingOrigin::Default));
         self.show(name, value, origin);
         found.map(|(value, _)| value)
     }
 
     /// Text with a default.
     pub fn text(&mut self, name: &'static str, stored: Option<String>, default: &str) -> String {
-        let (value, origin) = self.find(name, stored).unwrap_or((default.into(), Origin::Default));
+        let (value, origin) = self.find(name, stored).unwrap_or((default.into(), SettingOrigin::Default));
         self.show(name, value.clone(), origin);
         value
     }
@@ -122,7 +122,7 @@ impl Source {
         write: impl Fn(&T) -> String,
     ) -> Result<T, ConfigError> {
         let Some((text, origin)) = self.find(name, stored) else {
-            self.show(name, write(&default), Origin::Default);
+            self.show(name, write(&default), SettingOrigin::Default);
             return Ok(default);
         };
         let value = read(text.trim()).ok_or_else(|| ConfigError::Value {
@@ -242,7 +242,10 @@ mod tests {
         assert_eq!(s.text("CODA_WEBAPP_URL", Some("stored".into()), "d"), "stored");
         assert_eq!(s.integer("CODA_PORT", None, 8080, 1..=65535).unwrap(), 8080, "empty counts as unset");
         let origins: Vec<_> = s.shown().into_iter().map(|s| s.origin).collect();
-        assert_eq!(origins, [Origin::Flag, Origin::Environment, Origin::Stored, Origin::Default]);
+        assert_eq!(
+            origins,
+            [SettingOrigin::Flag, SettingOrigin::Environment, SettingOrigin::Stored, SettingOrigin::Default]
+        );
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Explain for UnitError {
 
 /// What a unit gives to its host.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct UnitSettings {
     /// In the order of their reading; the last value of a name counts.
     pub environment: Vec<(String, String)>,
     pub cwd: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub struct Given {
 ///
 /// # Errors
 /// When systemd can't be asked, doesn't know the unit, or one of its files can't be read.
-pub fn given(unit: &str) -> Result<Given, UnitError> {
+pub fn unit_settings(unit: &str) -> Result<UnitSettings, UnitError> {
     // It gives up by itself when the manager doesn't answer (sd-bus: 25 s).
     let output = Command::new(SYSTEMCTL)
         .args(["show", PROPERTIES, "--", unit])
@@ -77,7 +77,7 @@ pub fn given(unit: &str) -> Result<Given, UnitError> {
     read(unit, &String::from_utf8_lossy(&output.stdout))
 }
 
-fn read(unit: &str, shown: &str) -> Result<Given, UnitError> {
+fn read(unit: &str, shown: &str) -> Result<UnitSettings, UnitError> {
     let properties = |name: &'static str| {
         shown.lines().filter_map(move |line| line.split_once('=')).filter(move |(k, _)| *k == name)
     };
@@ -85,25 +85,25 @@ fn read(unit: &str, shown: &str) -> Result<Given, UnitError> {
     if property("LoadState") != Some("loaded") {
         return Err(UnitError::Unknown(unit.into()));
     }
-    let mut given = Given::default();
+    let mut settings = UnitSettings::default();
     if let Some(name) = property("StateDirectory").and_then(|list| list.split(' ').next()) {
-        given.environment.push(("STATE_DIRECTORY".into(), format!("{STATE}/{name}")));
+        settings.environment.push(("STATE_DIRECTORY".into(), format!("{STATE}/{name}")));
     }
     // Files win over the unit's own lines.
-    given
+    settings
         .environment
         .extend(split_words(property("Environment").unwrap_or("")).filter_map(|word| assignment(&word)));
     for (_, file) in properties("EnvironmentFiles").filter(|(_, file)| !file.is_empty()) {
         let (path, flags) = file.rsplit_once(" (").unwrap_or((file, ""));
         let path = Path::new(path);
         match std::fs::read_to_string(path) {
-            Ok(text) => given.environment.extend(assignments(&text)),
+            Ok(text) => settings.environment.extend(assignments(&text)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && flags.contains("ignore_errors=yes") => {}
             Err(source) => return Err(UnitError::File { unit: unit.into(), path: path.into(), source }),
         }
     }
-    given.cwd = property("WorkingDirectory").map(|dir| dir.trim_start_matches('!').into());
-    Ok(given)
+    settings.cwd = property("WorkingDirectory").map(|dir| dir.trim_start_matches('!').into());
+    Ok(settings)
 }
 
 fn assignment(text: &str) -> Option<(String, String)> {
@@ -215,9 +215,9 @@ mod tests {
              WorkingDirectory=/etc/coda-host\nLoadState=loaded\n",
             file.display()
         );
-        let given = read("b", &shown).unwrap();
+        let settings = read("b", &shown).unwrap();
         assert_eq!(
-            given.environment,
+            settings.environment,
             [
                 pair("STATE_DIRECTORY", "/var/lib/coda-host/b"),
                 pair("CODA_PORT", "1"),
@@ -225,7 +225,7 @@ mod tests {
                 pair("CODA_PORT", "8081")
             ]
         );
-        assert_eq!(given.cwd.as_deref(), Some(Path::new("/etc/coda-host")));
+        assert_eq!(settings.cwd.as_deref(), Some(Path::new("/etc/coda-host")));
         assert!(matches!(read("b", "LoadState=not-found\n"), Err(UnitError::Unknown(_))));
         let missing = "LoadState=loaded\nEnvironmentFiles=/no/such.env (ignore_errors=no)\n";
         assert!(matches!(read("b", missing), Err(UnitError::File { .. })));

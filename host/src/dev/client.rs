@@ -49,13 +49,13 @@ impl Explain for DevClientError {
 
 /// One step of a job's way.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Step {
+pub struct JobStep {
     pub state: String,
     /// As the protocol writes times.
     pub at: String,
 }
 
-impl Step {
+impl JobStep {
     pub fn time(&self) -> Option<OffsetDateTime> {
         OffsetDateTime::parse(&self.at, &Rfc3339).ok()
     }
@@ -63,19 +63,19 @@ impl Step {
 
 /// What is known of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct JobView {
+pub struct DevJob {
     pub job_id: String,
     /// Delivered or cancelled: nothing more will come.
     pub over: bool,
     /// Oldest first.
-    pub states: Vec<Step>,
+    pub states: Vec<JobStep>,
     /// The delivered body, null before.
     pub webhook: Value,
     /// The error of a failed job's status hash.
     pub error: Option<String>,
 }
 
-impl JobView {
+impl DevJob {
     pub fn has(&self, state: &str) -> bool {
         self.states.iter().any(|s| s.state == state)
     }
@@ -126,7 +126,7 @@ impl DevClient {
     }
 
     /// What is known of a job; waits up to `wait` until it is over or has more than `states` states.
-    pub async fn job(&self, id: &str, states: usize, wait: Duration) -> Result<JobView, DevClientError> {
+    pub async fn job(&self, id: &str, states: usize, wait: Duration) -> Result<DevJob, DevClientError> {
         let id = segment(id);
         let path = format!("/dev/jobs/{id}?wait={}&states={states}", wait.as_secs_f64());
         let target = Target::parse(&format!("{}{path}", self.base))?;

@@ -32,7 +32,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 pub use record::{
-    Answer, BundleEdit, ConnectSeen, HeartbeatSeen, Hook, JobSeen, State, Submitted, WebhookSeen,
+    Answer, BundleEdit, DevCloudState, Hook, JobRecord, ReceivedConnect, ReceivedHeartbeat, ReceivedWebhook,
+    SubmittedJob,
 };
 pub use tokens::Keys;
 
@@ -127,7 +128,7 @@ struct Shared {
     address: SocketAddr,
     base: String,
     keys: RwLock<Arc<Keys>>,
-    state: Mutex<State>,
+    state: Mutex<DevCloudState>,
     tick: watch::Sender<u64>,
     hooks: RwLock<Arc<Hooks>>,
     jobs: jobs::Jobs,
@@ -149,8 +150,10 @@ impl DevCloud {
             Some(_) => format!("https://localhost:{}", address.port()),
             None => format!("http://{address}"),
         };
-        let state =
-            State { tokens: options.tokens.iter().map(|t| (t.clone(), false)).collect(), ..State::default() };
+        let state = DevCloudState {
+            tokens: options.tokens.iter().map(|t| (t.clone(), false)).collect(),
+            ..DevCloudState::default()
+        };
         let jobs = jobs::Jobs::new(&options).map_err(DevCloudError::RedisUrl)?;
         let shared = Arc::new(Shared {
             address,
@@ -181,7 +184,7 @@ impl DevCloud {
         (keys.private_pem.clone(), keys.kid.clone())
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, DevCloudState> {
         self.shared.state()
     }
 
@@ -195,15 +198,15 @@ impl DevCloud {
         *self.shared.keys.write() = keys;
     }
 
-    pub fn on_webhook(&self, hook: impl Fn(&WebhookSeen) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn on_webhook(&self, hook: impl Fn(&ReceivedWebhook) -> Option<Answer> + Send + Sync + 'static) {
         self.shared.change_hooks(|h| h.webhook = Some(Arc::new(hook)));
     }
 
-    pub fn on_heartbeat(&self, hook: impl Fn(&HeartbeatSeen) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn on_heartbeat(&self, hook: impl Fn(&ReceivedHeartbeat) -> Option<Answer> + Send + Sync + 'static) {
         self.shared.change_hooks(|h| h.heartbeat = Some(Arc::new(hook)));
     }
 
-    pub fn on_connect(&self, hook: impl Fn(&ConnectSeen) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn on_connect(&self, hook: impl Fn(&ReceivedConnect) -> Option<Answer> + Send + Sync + 'static) {
         self.shared.change_hooks(|h| h.connect = Some(Arc::new(hook)));
     }
 
@@ -218,7 +221,7 @@ impl DevCloud {
     }
 
     /// Waits until `done` holds, looking again after every recorded request; false when `limit` is over.
-    pub async fn wait_until(&self, limit: Duration, mut done: impl FnMut(&State) -> bool) -> bool {
+    pub async fn wait_until(&self, limit: Duration, mut done: impl FnMut(&DevCloudState) -> bool) -> bool {
         let mut ticks = self.shared.tick.subscribe();
         let waiting = async {
             loop {
@@ -320,7 +323,7 @@ struct Named<'a> {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DevCloudState> {
         self.state.lock()
     }
 
@@ -337,7 +340,7 @@ impl Shared {
         change(Arc::make_mut(&mut hooks));
     }
 
-    fn seen(&self) {
+    fn notify_waiters(&self) {
         self.tick.send_modify(|n| *n += 1);
     }
 
@@ -380,7 +383,7 @@ impl Shared {
             job.attempts += 1;
             job.attempts
         };
-        let mut seen = WebhookSeen {
+        let mut seen = ReceivedWebhook {
             at: Instant::now(),
             time: OffsetDateTime::now_utc(),
             job_id,
@@ -414,14 +417,14 @@ impl Shared {
             state.webhooks.push(seen);
             state.trim(self.options.keep);
         }
-        self.seen();
+        self.notify_waiters();
         finish(&answer, reply).await
     }
 
     async fn heartbeat(&self, bearer: &str, body: &[u8]) -> Result<Reply, Dropped> {
         let jwt = self.keys().check(bearer, &self.options.qpu_id);
         let body = serde_json::from_slice(body).unwrap_or(Value::Null);
-        let mut seen = HeartbeatSeen { at: Instant::now(), body, jwt, answered: None };
+        let mut seen = ReceivedHeartbeat { at: Instant::now(), body, jwt, answered: None };
         let answer =
             self.hooks().heartbeat.as_ref().and_then(|hook| hook(&seen)).unwrap_or_else(Answer::usual);
         let usual = || match seen.jwt {
@@ -438,14 +441,14 @@ impl Shared {
             state.heartbeats.push(seen);
             state.trim(self.options.keep);
         }
-        self.seen();
+        self.notify_waiters();
         finish(&answer, reply).await
     }
 
     async fn connect(&self, bearer: &str, body: &[u8]) -> Result<Reply, Dropped> {
         let body = serde_json::from_slice(body).unwrap_or(Value::Null);
         let jwt = bearer.split('.').count() == 3;
-        let mut seen = ConnectSeen { at: Instant::now(), jwt, body, answered: None };
+        let mut seen = ReceivedConnect { at: Instant::now(), jwt, body, answered: None };
         let hooks = self.hooks();
         let answer = hooks.connect.as_ref().and_then(|hook| hook(&seen)).unwrap_or_else(Answer::usual);
         let process = answer.processed || matches!(answer.end, End::Usual);
@@ -461,7 +464,7 @@ impl Shared {
             state.connects.push(seen);
             state.trim(self.options.keep);
         }
-        self.seen();
+        self.notify_waiters();
         finish(&answer, reply).await
     }
 

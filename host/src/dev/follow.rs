@@ -36,7 +36,7 @@ const STATES: [(&str, &str); 4] = [
 
 /// A job has reached a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moved {
+pub struct StateChange {
     pub job_id: String,
     pub state: &'static str,
     /// Since it was queued; `None` when the time can't be read.
@@ -84,10 +84,10 @@ impl Follower {
     ///
     /// # Errors
     /// When Redis fails; the follower can be asked again.
-    pub async fn next(&mut self, cloud: &DevCloud) -> Result<Vec<Moved>, redis::RedisError> {
+    pub async fn next(&mut self, cloud: &DevCloud) -> Result<Vec<StateChange>, redis::RedisError> {
         loop {
             let mut moved = self.arrivals(cloud).await?;
-            moved.extend(self.look(cloud).await?);
+            moved.extend(self.state_changes(cloud).await?);
             if !moved.is_empty() {
                 return Ok(moved);
             }
@@ -97,7 +97,7 @@ impl Follower {
         }
     }
 
-    async fn arrivals(&mut self, cloud: &DevCloud) -> Result<Vec<Moved>, redis::RedisError> {
+    async fn arrivals(&mut self, cloud: &DevCloud) -> Result<Vec<StateChange>, redis::RedisError> {
         let mut read = redis::cmd("XREAD");
         read.arg("COUNT").arg(AT_ONCE);
         if self.active.is_empty() {
@@ -119,13 +119,13 @@ impl Follower {
                 continue;
             };
             let after = Some(time::Duration::ZERO);
-            moved.push(Moved { job_id: job_id.clone(), state: "queued", after, error: None });
+            moved.push(StateChange { job_id: job_id.clone(), state: "queued", after, error: None });
             self.active.insert(id, Active { job_id, queued, told: vec![], ended: None });
         }
         Ok(moved)
     }
 
-    async fn look(&mut self, cloud: &DevCloud) -> Result<Vec<Moved>, redis::RedisError> {
+    async fn state_changes(&mut self, cloud: &DevCloud) -> Result<Vec<StateChange>, redis::RedisError> {
         if self.active.is_empty() {
             return Ok(Vec::new());
         }
@@ -155,7 +155,7 @@ impl Active {
         id: MessageId,
         hash: &HashMap<String, String>,
         accepted: Option<OffsetDateTime>,
-        moved: &mut Vec<Moved>,
+        moved: &mut Vec<StateChange>,
     ) -> bool {
         // A job id that was used before has a hash of an earlier message.
         let ours = hash.get("message_id").is_none_or(|m| *m == id.to_string());
@@ -182,10 +182,15 @@ impl Active {
         self.told.contains(&"cancelled") || since_end > FORGET
     }
 
-    fn reached(&mut self, state: &'static str, at: Option<OffsetDateTime>, error: Option<String>) -> Moved {
+    fn reached(
+        &mut self,
+        state: &'static str,
+        at: Option<OffsetDateTime>,
+        error: Option<String>,
+    ) -> StateChange {
         self.told.push(state);
         let after = at.map(|at| (at - self.queued).max(time::Duration::ZERO));
-        Moved { job_id: self.job_id.clone(), state, after, error }
+        StateChange { job_id: self.job_id.clone(), state, after, error }
     }
 }
 
@@ -205,7 +210,7 @@ mod tests {
         fields.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
     }
 
-    fn states(moved: &[Moved]) -> Vec<&'static str> {
+    fn states(moved: &[StateChange]) -> Vec<&'static str> {
         moved.iter().map(|m| m.state).collect()
     }
 

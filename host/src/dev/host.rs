@@ -48,14 +48,14 @@ impl Explain for DevHostError {
 }
 
 /// What the child is told, beside what this process inherited.
-pub struct Orders {
+pub struct HostCommand {
     pub arguments: Vec<String>,
     /// Variables that it must not inherit.
     pub without: Vec<String>,
     pub with: Vec<(&'static str, String)>,
 }
 
-impl Orders {
+impl HostCommand {
     fn command(&self) -> Result<(Command, PathBuf), DevHostError> {
         let binary = std::env::current_exe().map_err(DevHostError::Binary)?;
         let mut command = Command::new(&binary);

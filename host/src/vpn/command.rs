@@ -51,7 +51,7 @@ impl Explain for CommandError {
 
 /// What a program left.
 #[derive(Debug)]
-pub struct Output {
+pub struct CommandOutput {
     pub success: bool,
     pub stdout: String,
     pub stderr: String,
@@ -85,7 +85,12 @@ impl Programs {
     ///
     /// # Errors
     /// When it isn't there, can't be started or takes too long. That it fails is no error.
-    pub fn run(&self, name: &str, arguments: &[&OsStr], limit: Duration) -> Result<Output, CommandError> {
+    pub fn run(
+        &self,
+        name: &str,
+        arguments: &[&OsStr],
+        limit: Duration,
+    ) -> Result<CommandOutput, CommandError> {
         let path = self.find(name).ok_or_else(|| CommandError::NotFound(name.into()))?;
         run(&path, arguments, limit)
             .map_err(|source| CommandError::Run { path: path.clone(), source })?
@@ -94,7 +99,7 @@ impl Programs {
 }
 
 /// `None` when it took too long.
-fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<Output>> {
+fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<CommandOutput>> {
     let until = Instant::now() + limit;
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
     let mut child = Command::new(path)
@@ -116,10 +121,14 @@ fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<
         }
         pause = (pause * 2).min(Duration::from_millis(50));
     };
-    Ok(Some(Output { success: status.success(), stdout: kept(&mut stdout)?, stderr: kept(&mut stderr)? }))
+    Ok(Some(CommandOutput {
+        success: status.success(),
+        stdout: read_bounded(&mut stdout)?,
+        stderr: read_bounded(&mut stderr)?,
+    }))
 }
 
-fn kept(file: &mut File) -> io::Result<String> {
+fn read_bounded(file: &mut File) -> io::Result<String> {
     file.rewind()?;
     let mut bytes = Vec::new();
     file.take(KEPT).read_to_end(&mut bytes)?;
@@ -130,7 +139,7 @@ fn kept(file: &mut File) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str, limit: Duration) -> Result<Output, CommandError> {
+    fn shell(script: &str, limit: Duration) -> Result<CommandOutput, CommandError> {
         Programs::of_path("/usr/bin:/bin").run("sh", &["-c".as_ref(), script.as_ref()], limit)
     }
 

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::command::{CommandError, Programs};
 use super::interface;
-use super::profile::{self, Checked, MAX_PROFILE, ProfileError};
+use super::profile::{self, CheckedProfile, MAX_PROFILE, ProfileError};
 use crate::config::settings::VpnSettings;
 use crate::error::{Explain, exit};
 use crate::state::files::{self, FileError};
@@ -165,7 +165,7 @@ struct Managed {
     start_timeout: Duration,
     stop_timeout: Duration,
     command_timeout: Duration,
-    turn: Arc<Mutex<()>>,
+    start_stop_lock: Arc<Mutex<()>>,
 }
 
 impl Openvpn {
@@ -179,7 +179,7 @@ impl Openvpn {
             start_timeout: settings.start_timeout,
             stop_timeout: settings.stop_timeout,
             command_timeout: settings.command_timeout,
-            turn: Arc::default(),
+            start_stop_lock: Arc::default(),
         }))
     }
 
@@ -196,7 +196,7 @@ impl Openvpn {
     /// # Errors
     /// When there is no profile, or the tunnel doesn't come up; then no daemon is left.
     pub async fn up_stored(&self, hint: Option<String>) -> Result<Tunnel, OpenvpnError> {
-        self.in_turn(move |managed, cancel| managed.up_stored(hint.as_deref(), cancel)).await
+        self.with_start_stop_lock(move |managed, cancel| managed.up_stored(hint.as_deref(), cancel)).await
     }
 
     /// Stores this profile and brings its tunnel up, unless one is up already. `anew` also replaces a tunnel
@@ -206,11 +206,14 @@ impl Openvpn {
     /// When the tunnel doesn't come up; then the files are as they were, and no daemon is left.
     pub async fn up_with(
         &self,
-        profile: Checked,
+        profile: CheckedProfile,
         hint: Option<String>,
         anew: bool,
     ) -> Result<Tunnel, OpenvpnError> {
-        self.in_turn(move |managed, cancel| managed.up_with(&profile, hint.as_deref(), anew, cancel)).await
+        self.with_start_stop_lock(move |managed, cancel| {
+            managed.up_with(&profile, hint.as_deref(), anew, cancel)
+        })
+        .await
     }
 
     /// Takes back what brought this tunnel up.
@@ -218,7 +221,7 @@ impl Openvpn {
     /// # Errors
     /// When the daemon can't be stopped or a file can't be put back.
     pub async fn undo(&self, tunnel: Tunnel) -> Result<(), OpenvpnError> {
-        self.in_turn(move |managed, _| match tunnel.undo {
+        self.with_start_stop_lock(move |managed, _| match tunnel.undo {
             Some(undo) => managed.take_back(undo, tunnel.started),
             None if tunnel.started => managed.down().map(|_| ()),
             None => Ok(()),
@@ -231,7 +234,7 @@ impl Openvpn {
     /// # Errors
     /// When it can't be stopped.
     pub async fn down(&self) -> Result<bool, OpenvpnError> {
-        self.in_turn(|managed, _| managed.down()).await
+        self.with_start_stop_lock(|managed, _| managed.down()).await
     }
 
     /// The process id of our daemon.
@@ -260,17 +263,17 @@ impl Openvpn {
     }
 
     /// Does blocking work while it holds the turn. When the caller goes away the work is told to break off.
-    async fn in_turn<T: Send + 'static>(
+    async fn with_start_stop_lock<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Managed, &CancellationToken) -> Result<T, OpenvpnError> + Send + 'static,
     ) -> Result<T, OpenvpnError> {
-        let turn = self.0.turn.clone().lock_owned().await;
+        let lock = self.0.start_stop_lock.clone().lock_owned().await;
         let cancel = CancellationToken::new();
         let gone = cancel.clone().drop_guard();
         let managed = self.0.clone();
         let done = tokio::task::spawn_blocking(move || {
             let done = work(&managed, &cancel);
-            drop(turn);
+            drop(lock);
             done
         })
         .await?;
@@ -300,7 +303,7 @@ impl Managed {
 
     fn up_with(
         &self,
-        profile: &Checked,
+        profile: &CheckedProfile,
         hint: Option<&str>,
         anew: bool,
         cancel: &CancellationToken,
@@ -334,7 +337,7 @@ impl Managed {
         }
     }
 
-    fn store(&self, profile: &Checked) -> Result<(), OpenvpnError> {
+    fn store(&self, profile: &CheckedProfile) -> Result<(), OpenvpnError> {
         if let Some(dir) = self.profile.parent() {
             files::ensure_dir(dir)?;
         }

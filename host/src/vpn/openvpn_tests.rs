@@ -11,7 +11,7 @@ use crate::vpn::standin::Standin;
 
 const PROFILE: &str = "client\ndev tun\nremote vpn.example 443\nreneg-sec 0\n";
 
-fn checked(text: &str) -> Checked {
+fn checked(text: &str) -> CheckedProfile {
     profile::check(text.as_bytes()).unwrap()
 }
 

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cli::note::Note;
+use crate::cli::dev_session::DevSession;
 use crate::cli::submit::{conclude, follow, since};
-use crate::cli::way::Out;
-use crate::dev::client::{DevClient, JobView};
+use crate::cli::terminal::Terminal;
+use crate::dev::client::{DevClient, DevJob};
 use crate::dev::cloud::DevCloud;
 use crate::error::{Failure, exit};
 
@@ -41,8 +41,8 @@ const CIRCUITS: [Circuit; 3] = [
 ];
 
 /// Runs them one after the other; whether everything was as it must be.
-pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, Failure> {
-    let client = DevClient::new(&note.url)?;
+pub async fn run(cloud: &DevCloud, session: &DevSession, out: &mut Terminal) -> Result<bool, Failure> {
+    let client = DevClient::new(&session.url)?;
     let mut wrong = Vec::new();
     for circuit in &CIRCUITS {
         let id = client.submit(circuit.json, SHOTS).await?;
@@ -61,7 +61,7 @@ pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, F
     if bad_tokens > 0 {
         wrong.push(format!("{bad_tokens} webhooks came with a token that doesn't verify"));
     }
-    let pending = pending(note).await?;
+    let pending = pending(session).await?;
     if pending > 0 {
         wrong.push(format!("{pending} messages are not acknowledged"));
     }
@@ -75,7 +75,7 @@ pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, F
     Ok(wrong.is_empty())
 }
 
-fn check(circuit: &Circuit, view: &JobView) -> Result<(), String> {
+fn check(circuit: &Circuit, view: &DevJob) -> Result<(), String> {
     for state in ["executing", "completed", "delivered"] {
         if !view.has(state) {
             return Err(format!("never seen as {state}"));
@@ -93,7 +93,7 @@ fn check(circuit: &Circuit, view: &JobView) -> Result<(), String> {
 }
 
 /// Messages of the group that are not acknowledged, once the last results have had time to be.
-async fn pending(note: &Note) -> Result<u64, Failure> {
+async fn pending(session: &DevSession) -> Result<u64, Failure> {
     let failed = |e: redis::RedisError| Failure {
         code: "dev-redis",
         message: "the private Redis could not be asked what is pending".into(),
@@ -101,12 +101,12 @@ async fn pending(note: &Note) -> Result<u64, Failure> {
         hint: None,
         exit: exit::FAILURE,
     };
-    let client = redis::Client::open(note.redis_url.as_str()).map_err(failed)?;
+    let client = redis::Client::open(session.redis_url.as_str()).map_err(failed)?;
     let mut connection = client.get_multiplexed_async_connection().await.map_err(failed)?;
     let since = Instant::now();
     loop {
         let mut ask = redis::cmd("XPENDING");
-        ask.arg(format!("qpu:{}:jobs", note.qpu_id)).arg(format!("qpu:{}:workers", note.qpu_id));
+        ask.arg(format!("qpu:{}:jobs", session.qpu_id)).arg(format!("qpu:{}:workers", session.qpu_id));
         let (pending, _, _, _): (u64, redis::Value, redis::Value, redis::Value) =
             ask.query_async(&mut connection).await.map_err(failed)?;
         if pending == 0 || since.elapsed() > ACK_LIMIT {

@@ -29,7 +29,7 @@ const CLOCK_WARN: Duration = Duration::from_secs(30);
 const CLOCK_FAIL: Duration = Duration::from_secs(300);
 
 /// Runs them all; none keeps the others from running.
-pub async fn all(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
+pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let dirs = match load::dirs(env) {
         Ok(dirs) => dirs,
@@ -69,7 +69,8 @@ pub async fn all(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
     findings.push(plugin(&prepared, env, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
     if prepared.settings.peer.enabled {
-        findings.extend(peer::all(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
+        findings
+            .extend(peer::peer_checks(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
     }
     if no_cloud {
         findings.push(Finding::skip("cloud", "without one (CODA_NO_CLOUD), so no Redis and no VPN either"));

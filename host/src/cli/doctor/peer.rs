@@ -13,7 +13,12 @@ use crate::config::settings::{AllowSetting, PeerSettings};
 use crate::peers::identity;
 
 /// Runs them all.
-pub async fn all(settings: &PeerSettings, state: &Path, running: bool, limit: Duration) -> Vec<Finding> {
+pub async fn peer_checks(
+    settings: &PeerSettings,
+    state: &Path,
+    running: bool,
+    limit: Duration,
+) -> Vec<Finding> {
     let mut findings = vec![known_as(state), rights(settings)];
     if !running {
         findings.extend(settings.listen.iter().map(listens));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use rand::Rng as _;
 
-use super::super::way::Out;
+use super::super::terminal::Terminal;
 use crate::app;
 use crate::check::{self, CASES, Case, CheckOptions, report, runner};
 use crate::config::load::ProcessEnv;
@@ -70,7 +70,7 @@ pub struct CaseArgs {
 }
 
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     if args.list {
         for case in CASES {
             out.line(&format!("{:<22}{}", case.name, case.about))?;

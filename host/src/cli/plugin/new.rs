@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::super::way::Out;
+use super::super::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 
@@ -79,7 +79,7 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             unusable(format!("{} can't be written: {e}", path.display()), "check space and permissions")
         })?;
     }
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     let (build, library) = match args.lang {
         Language::Rust => (
             "cargo test && cargo build --release",

@@ -10,16 +10,16 @@ use crate::model::cut;
 const ERROR_CHARACTERS: usize = 300;
 
 /// Standard output.
-pub struct Out {
+pub struct Terminal {
     colour: bool,
     closed: bool,
 }
 
-impl Out {
-    pub fn new(env: &ProcessEnv) -> Out {
+impl Terminal {
+    pub fn new(env: &ProcessEnv) -> Terminal {
         // See no-color.org.
         let plain = env.environment.get("NO_COLOR").is_some_and(|v| !v.is_empty());
-        Out { colour: !plain && io::stdout().is_terminal(), closed: false }
+        Terminal { colour: !plain && io::stdout().is_terminal(), closed: false }
     }
 
     /// Writes a text as it is and sees that it is there.
@@ -66,7 +66,7 @@ impl Out {
 }
 
 /// An error in one line of bearable length.
-pub fn short(error: &str) -> String {
+pub fn one_line(error: &str) -> String {
     let line = error.split_whitespace().collect::<Vec<_>>().join(" ");
     match cut(&line, ERROR_CHARACTERS) {
         whole if whole.len() == line.len() => line,
@@ -98,16 +98,16 @@ mod tests {
 
     #[test]
     fn steps_line_up_and_are_coloured_on_a_terminal_only() {
-        let plain = Out { colour: false, closed: false };
+        let plain = Terminal { colour: false, closed: false };
         assert_eq!(plain.step("queued", Some(time::Duration::ZERO)), "queued          0.0 ms");
         assert_eq!(
             plain.step("completed", Some(time::Duration::microseconds(1250))),
             "completed       1.2 ms"
         );
         assert_eq!(plain.step("failed", None), "failed            ? ms");
-        let colour = Out { colour: true, closed: false };
+        let colour = Terminal { colour: true, closed: false };
         assert!(colour.step("failed", None).starts_with("\x1b[31mfailed   \x1b[0m"));
-        assert_eq!(short("a\n  b"), "a b");
-        assert_eq!(short(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);
+        assert_eq!(one_line("a\n  b"), "a b");
+        assert_eq!(one_line(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);
     }
 }

@@ -6,7 +6,7 @@ const EDITS: usize = 2;
 const ELSEWHERE: &[&str] = &["CODA_STATE_DIR", "CODA_LOG", "CODA_LOG_FORMAT"];
 
 /// Variables that are no settings, each with the setting that it resembles most.
-pub fn variables<'a>(
+pub fn misspelt_variables<'a>(
     given: impl Iterator<Item = &'a str>,
     known: &[&'static str],
 ) -> Vec<(&'a str, &'static str)> {
@@ -14,19 +14,20 @@ pub fn variables<'a>(
     let ours = |name: &&str| name.to_ascii_uppercase().starts_with("CODA");
     let mut found: Vec<_> = given
         .filter(ours)
-        .filter_map(|name| Some((name, meant(&name.to_ascii_uppercase(), &known)?)))
+        .filter_map(|name| Some((name, closest_name(&name.to_ascii_uppercase(), &known)?)))
         .collect();
     found.sort_unstable();
     found
 }
 
 /// A top-level key that is almost `executor_factory`.
-pub fn factory_key(keys: impl Iterator<Item = String>) -> Option<String> {
-    keys.into_iter().find(|key| meant(&key.to_lowercase().replace('-', "_"), &["executor_factory"]).is_some())
+pub fn misspelt_factory_key(keys: impl Iterator<Item = String>) -> Option<String> {
+    keys.into_iter()
+        .find(|key| closest_name(&key.to_lowercase().replace('-', "_"), &["executor_factory"]).is_some())
 }
 
 /// The closest known name, unless `name` is known itself.
-fn meant(name: &str, known: &[&'static str]) -> Option<&'static str> {
+fn closest_name(name: &str, known: &[&'static str]) -> Option<&'static str> {
     if known.contains(&name) {
         return None;
     }
@@ -43,16 +44,22 @@ mod tests {
         let known = ["CODA_REDIS_URL", "CODA_PORT", "CODA_HOST"];
         let given =
             ["CODA_REDIS_ULR", "coda_prot", "CODA_PORT", "coda_host", "CODA_SOMETHING", "PATH", "CODE_HOST"];
-        let found = variables(given.into_iter(), &known);
+        let found = misspelt_variables(given.into_iter(), &known);
         assert_eq!(found, [("CODA_REDIS_ULR", "CODA_REDIS_URL"), ("coda_prot", "CODA_PORT")]);
-        assert_eq!(variables(["CODA_STATEDIR"].into_iter(), &known), [("CODA_STATEDIR", "CODA_STATE_DIR")]);
+        assert_eq!(
+            misspelt_variables(["CODA_STATEDIR"].into_iter(), &known),
+            [("CODA_STATEDIR", "CODA_STATE_DIR")]
+        );
     }
 
     #[test]
     fn a_misspelt_factory_key_is_found() {
         let keys = |list: &[&str]| list.iter().map(|k| (*k).to_string()).collect::<Vec<_>>().into_iter();
-        assert_eq!(factory_key(keys(&["target", "executor_factroy"])).as_deref(), Some("executor_factroy"));
-        assert_eq!(factory_key(keys(&["Executor-Factori"])).as_deref(), Some("Executor-Factori"));
-        assert_eq!(factory_key(keys(&["executor_factory", "executor"])), None);
+        assert_eq!(
+            misspelt_factory_key(keys(&["target", "executor_factroy"])).as_deref(),
+            Some("executor_factroy")
+        );
+        assert_eq!(misspelt_factory_key(keys(&["Executor-Factori"])).as_deref(), Some("Executor-Factori"));
+        assert_eq!(misspelt_factory_key(keys(&["executor_factory", "executor"])), None);
     }
 }
