@@ -1,5 +1,6 @@
 //! The command line: one file per command, each an `Args` and a `run`.
 
+mod circuit_file;
 mod completions;
 mod config;
 mod coordinate;
@@ -7,9 +8,12 @@ mod coordinator;
 pub mod daemonize;
 mod dev;
 mod dev_session;
+mod device_view;
 mod doctor;
+mod follow_job;
 mod histogram;
 mod jobs;
+pub mod kit;
 mod logs;
 mod plugin;
 mod reload;
@@ -17,6 +21,7 @@ mod reservation;
 mod reset;
 mod results;
 mod run;
+mod running_host;
 mod start;
 mod status;
 mod stop;
@@ -31,7 +36,10 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use crate::config::load::ProcessEnv;
 use crate::daemon::unit;
 use crate::error::Failure;
+use crate::executor::worker;
 use crate::telemetry::{self, LogFormat};
+
+use kit::CliError;
 
 const ABOUT: &str = "The daemon beside a QPU: runs a vendor's plugin, and speaks to the Coda cloud for it";
 
@@ -169,47 +177,9 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Reservation(command)) => reservation::run(command, &env),
         Some(Command::Plugin(command)) => plugin::run(command, env),
         Some(Command::ExecutorWorker { account, .. }) => {
-            crate::executor::worker::child::run(account.as_deref())
-                .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e))
+            Ok(worker::child::run(account.as_deref()).map_err(CliError::Worker)?)
         }
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
-    }
-}
-
-/// Writes a command's output.
-fn put(text: &[u8]) -> Result<ExitCode, Failure> {
-    use std::io::{self, Write as _};
-    match io::stdout().write_all(text) {
-        // `| head` has seen enough.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|e| failed("output", "the output could not be written", &e)),
-    }
-}
-
-/// More workers than this only wake each other up: the host's own work is small.
-const MAX_WORKERS: usize = 4;
-
-/// A runtime for a command that needs one.
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(cores.min(MAX_WORKERS));
-    let runtime = builder.enable_all().build();
-    runtime.map_err(|e| failed("runtime", "the async runtime could not be started", &e))
-}
-
-/// A failure of the surroundings that no stage has an error for.
-fn failed(code: &'static str, message: &str, cause: &dyn std::error::Error) -> Failure {
-    Failure {
-        code,
-        message: message.into(),
-        causes: vec![cause.to_string()],
-        hint: Some(
-            "check the limits on processes and open files (ulimit -a); else report it as a bug".into(),
-        ),
-        exit: crate::error::exit::FAILURE,
     }
 }

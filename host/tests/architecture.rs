@@ -271,3 +271,43 @@ fn unsafe_is_allowed_in_the_listed_modules_alone() {
     }
     assert_eq!(found, UNSAFE.iter().copied().collect(), "correct the list, or the code");
 }
+
+/// Modules of the command line that several commands use.
+const CLI_SHARED: &[&str] = &[
+    "circuit_file",
+    "daemonize",
+    "dev_session",
+    "device_view",
+    "follow_job",
+    "histogram",
+    "kit",
+    "running_host",
+    "terminal",
+];
+
+/// The modules that a line imports behind `prefix`, alone or in braces.
+fn imported<'a>(line: &'a str, prefix: &str) -> Vec<&'a str> {
+    let module =
+        |text: &'a str| text.split(|c: char| !c.is_ascii_lowercase() && c != '_').next().unwrap_or("");
+    let imports = line.split(prefix).skip(1).flat_map(|rest| match rest.strip_prefix('{') {
+        Some(list) => list.split('}').next().unwrap_or("").split(',').map(str::trim).map(module).collect(),
+        None => vec![module(rest)],
+    });
+    imports.filter(|name| !name.is_empty() && *name != "self").collect()
+}
+
+#[test]
+fn a_command_uses_what_commands_share_and_no_other_command() {
+    let mut wrong = Vec::new();
+    for (file, text) in files() {
+        let Some(name) = file.strip_prefix("cli/") else { continue };
+        let prefix = if name.contains('/') { "crate::cli::" } else { "super::" };
+        for line in text.lines() {
+            for module in imported(line, prefix).iter().filter(|m| !CLI_SHARED.contains(m)) {
+                wrong.push(format!("{file} uses the command '{module}'"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(imported("use super::{kit, run};", "super::"), ["kit", "run"], "this test can fail");
+}

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use super::kit;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
@@ -53,5 +54,5 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             format!("credentials in {}\nstate in {}\n", dirs.credentials.display(), dirs.state.display());
         rows + &places
     };
-    super::put(text.as_bytes())
+    kit::print(text.as_bytes())
 }

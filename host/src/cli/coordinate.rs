@@ -9,8 +9,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::histogram;
 use super::terminal::{Terminal, one_line};
+use super::{circuit_file, histogram, kit};
 use crate::app;
 use crate::cloud::http::{Bearer, HttpClient, HttpError, Response, Target};
 use crate::config::load::{self, ProcessEnv};
@@ -48,12 +48,12 @@ pub struct Args {
 }
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let text = super::run::read(&args.circuit).map_err(|failure| Failure {
+    let text = circuit_file::read(&args.circuit).map_err(|error| Failure {
         hint: Some(
             "give a file of OpenQASM 2 or 3, such as tests/circuits/bell.qasm, or - for standard input"
                 .into(),
         ),
-        ..failure
+        ..Failure::from(error)
     })?;
     let qasm = String::from_utf8(text)
         .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is no UTF-8 text"))?;
@@ -61,7 +61,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
         args.url.clone().map(|url| ("CODA_COORDINATOR_URL", url)).into_iter().collect();
     let (settings, _) = load::settings(&env, flags, load::dirs(&env)?, None)?;
     let client = Client::new(&settings.coordinator.url, settings.coordinator.api_token.as_ref())?;
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         app::watch_signals(stop.clone());

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::failed;
+use super::kit::CliError;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::config::source::SECRET_VARIABLES;
 use crate::daemon::instance_lock::{self, LOG_FILE};
 use crate::daemon::rotate::LOG_VARIABLE;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::state::files;
 use crate::sys;
 
@@ -33,6 +33,37 @@ const STILL_STARTING: Duration = Duration::from_secs(10);
 /// Most of the log shown when the start fails.
 const TAIL_BYTES: u64 = 4000;
 
+/// Why no daemon could be started.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonizeError {
+    #[error("the log {} can't be opened", path.display())]
+    Log { path: PathBuf, source: io::Error },
+    #[error("the socket for the daemon's messages can't be opened")]
+    Socket(#[source] io::Error),
+    #[error("the daemon could not be started")]
+    Start(#[source] io::Error),
+}
+
+impl Explain for DaemonizeError {
+    fn code(&self) -> &'static str {
+        match self {
+            DaemonizeError::Log { .. } => "daemon-log",
+            DaemonizeError::Socket(_) => "daemon-socket",
+            DaemonizeError::Start(_) => "daemon-start",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            DaemonizeError::Log { .. } => "check the directory, or move the file away".into(),
+            DaemonizeError::Socket(_) => "set TMPDIR to a directory with a short path".into(),
+            DaemonizeError::Start(_) => {
+                "check the limits on processes and open files (ulimit -a), or start in the foreground".into()
+            }
+        })
+    }
+}
+
 pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, flags.clone())?;
     let dirs = &prepared.settings.dirs;
@@ -41,42 +72,37 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
         return Ok(ExitCode::from(exit::FAILURE));
     }
     let path = dirs.credentials.join(LOG_FILE);
-    let unusable = |e: io::Error| Failure {
-        hint: Some("check the directory, or move the file away".into()),
-        ..failed("daemon-log", &format!("the log {} can't be opened", path.display()), &e)
-    };
+    let unusable = |source: io::Error| DaemonizeError::Log { path: path.clone(), source };
     let log = open_log(&path).map_err(unusable)?;
     let before = log.metadata().map_err(unusable)?.len();
-    let dir = tempfile::tempdir()
-        .map_err(|e| failed("daemon-socket", "no temporary directory could be made", &e))?;
+    let dir = tempfile::tempdir().map_err(CliError::TemporaryDirectory)?;
     let socket_path = dir.path().join("notify");
     let socket = UnixDatagram::bind(&socket_path)
         .and_then(|s| s.set_read_timeout(Some(LOOK)).map(|()| s))
-        .map_err(|e| failed("daemon-socket", "the child's messages can't be listened for", &e))?;
+        .map_err(DaemonizeError::Socket)?;
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
-    let started = |e: io::Error| failed("daemon-start", "the daemon could not be started", &e);
-    let mut child = spawn(env, flags, &log, &path, &socket_path).map_err(started)?;
-    let mut said = Instant::now();
+    let mut child = spawn(env, flags, &log, &path, &socket_path).map_err(DaemonizeError::Start)?;
+    let mut reported = Instant::now();
     loop {
-        if heard_ready(&socket) {
+        if received_ready(&socket) {
             println!("coda-host is up (process {}), log in {}", child.id(), path.display());
             return Ok(ExitCode::SUCCESS);
         }
-        if let Some(status) = child.try_wait().map_err(started)? {
+        if let Some(status) = child.try_wait().map_err(DaemonizeError::Start)? {
             eprintln!("the daemon ended while it was starting:\n{}", tail(&path, before));
             return Ok(ExitCode::from(
                 status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILURE),
             ));
         }
         if stop.is_cancelled() {
-            sys::ask_to_stop(&mut child).map_err(started)?;
-            child.wait().map_err(started)?;
+            sys::ask_to_stop(&mut child).map_err(DaemonizeError::Start)?;
+            child.wait().map_err(DaemonizeError::Start)?;
             eprintln!("stopped before it was up");
             return Ok(ExitCode::from(exit::FAILURE));
         }
-        if said.elapsed() > STILL_STARTING {
-            said = Instant::now();
+        if reported.elapsed() > STILL_STARTING {
+            reported = Instant::now();
             eprintln!("still starting (process {}), see {}", child.id(), path.display());
         }
     }
@@ -132,7 +158,7 @@ fn spawn(
     Ok(child)
 }
 
-fn heard_ready(socket: &UnixDatagram) -> bool {
+fn received_ready(socket: &UnixDatagram) -> bool {
     let mut buffer = [0; 1024];
     match socket.recv(&mut buffer) {
         Ok(n) => String::from_utf8_lossy(&buffer[..n]).lines().any(|l| l == "READY=1"),

@@ -14,7 +14,8 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::dev_session::{self, DevSession};
-use super::plugin::DeviceView;
+use super::device_view::DeviceView;
+use super::kit;
 use super::terminal::{Terminal, one_line};
 use crate::app;
 use crate::cloud::http::{HttpClient, Target};
@@ -24,7 +25,7 @@ use crate::dev::cloud::{DevCloud, Options};
 use crate::dev::follow::Follower;
 use crate::dev::host::{DevHost, HostCommand};
 use crate::dev::redis::DevRedis;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::state::files;
 
 const QPU: &str = "dev-qpu";
@@ -90,8 +91,54 @@ pub struct Args {
     once: bool,
 }
 
+/// Why the sandbox can't be started or watched.
+#[derive(Debug, thiserror::Error)]
+pub enum DevError {
+    #[error("what the plugin reports about its device can't be read")]
+    Device(#[source] serde_json::Error),
+    #[error("the host was not ready within {} s; the last lines of its log:\n{log}", READY_LIMIT.as_secs())]
+    NotReady { log: String },
+    #[error("the sandbox's Redis doesn't answer")]
+    Redis(#[source] redis::RedisError),
+    #[error("no temporary directory could be created")]
+    Directory(#[source] std::io::Error),
+    #[error("no free port of 127.0.0.1 could be found")]
+    Port(#[source] std::io::Error),
+}
+
+impl Explain for DevError {
+    fn code(&self) -> &'static str {
+        match self {
+            DevError::Device(_) => "dev-device",
+            DevError::NotReady { .. } => "dev-not-ready",
+            DevError::Redis(_) => "dev-redis",
+            DevError::Directory(_) => "dev-dir",
+            DevError::Port(_) => "dev-port",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            DevError::Device(_) => {
+                "check that the plugin writes nothing to standard output; it should use the host's log".into()
+            }
+            DevError::NotReady { .. } => "check whether the plugin waits for its hardware".into(),
+            DevError::Redis(_) => "start `coda-host dev` again".into(),
+            DevError::Directory(_) => "check TMPDIR and the space there (df -h), or give --dir".into(),
+            DevError::Port(_) => "give one with --port".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            DevError::Device(_) => exit::PLUGIN,
+            _ => exit::FAILURE,
+        }
+    }
+}
+
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(execute(&args, &env));
     runtime.shutdown_background();
     result
@@ -138,13 +185,7 @@ async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, F
         // It has said why.
         return Ok(Err(exit_code(status)));
     }
-    let device: DeviceView = serde_json::from_slice(&text).map_err(|e| Failure {
-        code: "dev-device",
-        message: "what the plugin tells of its device can't be read".into(),
-        causes: vec![e.to_string()],
-        hint: Some("does the plugin write to standard output? It should use the host's log".into()),
-        exit: exit::PLUGIN,
-    })?;
+    let device: DeviceView = serde_json::from_slice(&text).map_err(DevError::Device)?;
 
     let redis = DevRedis::start(&[], REDIS_LIMIT).await?;
     let token = format!("dev-{:032x}", rand::random::<u128>());
@@ -204,13 +245,7 @@ impl Dev {
             ended = self.host.ended() => Ok(Some(ended?)),
             asked = tokio::time::timeout(READY_LIMIT, asking) => match asked {
                 Ok(()) => Ok(None),
-                Err(_) => Err(Failure {
-                    code: "dev-not-ready",
-                    message: format!("the host was not ready within {} s", READY_LIMIT.as_secs()),
-                    causes: vec![format!("the last lines of its log:\n{}", self.host.last_lines(LOG_LINES))],
-                    hint: Some("does the plugin wait for its hardware?".into()),
-                    exit: exit::FAILURE,
-                }),
+                Err(_) => Err(DevError::NotReady { log: self.host.last_lines(LOG_LINES) }.into()),
             },
         }
     }
@@ -338,14 +373,7 @@ async fn show_jobs(
         }
     }
     out.line("Jobs as they move, with the time since they were queued (Ctrl-C ends):")?;
-    let failed = |e: redis::RedisError| Failure {
-        code: "dev-redis",
-        message: "the private Redis doesn't answer".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: exit::FAILURE,
-    };
-    let mut follower = Follower::new(&session.redis_url, &session.qpu_id).await.map_err(failed)?;
+    let mut follower = Follower::new(&session.redis_url, &session.qpu_id).await.map_err(DevError::Redis)?;
     loop {
         match follower.next(cloud).await {
             Ok(moved) => {
@@ -369,13 +397,7 @@ fn work_directory(args: &Args, env: &ProcessEnv) -> Result<(PathBuf, Option<Temp
         files::ensure_dir(&dir)?;
         return Ok((dir, None));
     }
-    let made = tempfile::Builder::new().prefix("coda-host-dev-").tempdir().map_err(|e| Failure {
-        code: "dev-dir",
-        message: "no temporary directory could be made".into(),
-        causes: vec![e.to_string()],
-        hint: Some("check TMPDIR and the space there (df -h), or give --dir".into()),
-        exit: exit::FAILURE,
-    })?;
+    let made = tempfile::Builder::new().prefix("coda-host-dev-").tempdir().map_err(DevError::Directory)?;
     Ok((made.path().to_path_buf(), Some(made)))
 }
 
@@ -393,13 +415,7 @@ fn gate_set(device: &DeviceView, env: &ProcessEnv) -> String {
 
 async fn free_port() -> Result<u16, Failure> {
     let bound = async { tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr() };
-    bound.await.map(|address| address.port()).map_err(|e| Failure {
-        code: "dev-port",
-        message: "no free port of 127.0.0.1 could be found".into(),
-        causes: vec![e.to_string()],
-        hint: Some("give one with --port".into()),
-        exit: exit::FAILURE,
-    })
+    Ok(bound.await.map_err(DevError::Port)?.port())
 }
 
 /// How this program was called, so that the line shown can be copied.

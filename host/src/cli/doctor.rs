@@ -8,6 +8,7 @@ mod peer;
 
 use std::process::ExitCode;
 
+use super::kit;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 
@@ -84,11 +85,11 @@ impl Finding {
 }
 
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let findings = runtime.block_on(checks::run_checks(env, args.no_plugin));
     runtime.shutdown_background();
     let text = if args.json { as_json(&findings) } else { as_text(&findings) };
-    super::put(text.as_bytes())?;
+    kit::print(text.as_bytes())?;
     let failed = findings.iter().any(|f| f.verdict == Verdict::Fail);
     Ok(if failed { ExitCode::from(exit::FAILURE) } else { ExitCode::SUCCESS })
 }

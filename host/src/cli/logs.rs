@@ -3,17 +3,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::failed;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock::LOG_FILE;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -33,6 +32,24 @@ pub struct Args {
     follow: bool,
 }
 
+/// A log that can't be shown.
+#[derive(Debug, thiserror::Error)]
+#[error("the log {} can't be shown", path.display())]
+pub struct LogsError {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+impl Explain for LogsError {
+    fn code(&self) -> &'static str {
+        "logs"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("run this as the user who started the daemon".into())
+    }
+}
+
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
     let path = prepared.settings.dirs.credentials.join(LOG_FILE);
@@ -43,9 +60,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let shown = show(&path, &args);
     match shown {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|e| failed("logs", &format!("the log {} can't be shown", path.display()), &e)),
+        other => other.map(|()| ExitCode::SUCCESS).map_err(|source| LogsError { path, source }.into()),
     }
 }
 

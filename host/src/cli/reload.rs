@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{failed, status};
+use super::{kit, running_host};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
@@ -37,14 +37,11 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         eprintln!("  to do: start it; under systemd name the unit: coda-host --unit coda-host reload");
         return Ok(ExitCode::from(exit::FAILURE));
     };
-    let runtime = super::runtime()?;
-    let ask = || runtime.block_on(status::fetch_ready(&address));
+    let runtime = kit::runtime()?;
+    let ask = || runtime.block_on(running_host::fetch_ready(&address));
     let count = |ready: &Value| ready["reloads"]["count"].as_u64().unwrap_or(0);
     let before = count(&ask()?);
-    holder.signal(libc::SIGHUP).map_err(|e| Failure {
-        hint: Some("run this as the user who started it".into()),
-        ..failed("reload", &format!("process {} can't be signalled", holder.pid), &e)
-    })?;
+    running_host::signal(&holder, libc::SIGHUP)?;
     let (start, limit) = (Instant::now(), prepared.settings.shutdown.drain + GRACE);
     while start.elapsed() < limit {
         let ready = ask()?;

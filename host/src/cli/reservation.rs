@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use super::kit;
 use crate::app::coordinator;
 use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain as _, Failure, exit};
@@ -69,7 +70,7 @@ pub struct Place {
 }
 
 pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     runtime.block_on(async {
         match command {
             Command::Show { id, place } => show(&id, &open(&place, env).await?).await,
@@ -80,7 +81,7 @@ pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             Command::Verify { place, .. } => {
                 let log = open(&place, env).await?;
                 let events = log.verify().await?;
-                super::put(
+                kit::print(
                     format!("{events} events, all as they were written ({})\n", log.location()).as_bytes(),
                 )
             }
@@ -153,7 +154,7 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
     for (stream, (_, state)) in &verifier.reservations {
         text += &state_line(stream, state.as_ref());
     }
-    super::put(text.as_bytes())
+    kit::print(text.as_bytes())
 }
 
 fn state_line(stream: &str, state: Option<&State>) -> String {
@@ -191,7 +192,7 @@ async fn replay(log: &Log) -> Result<ExitCode, Failure> {
                 .map_err(|what| damaged(log.location(), &format!("event {}", row.position), &what))?;
         }
     }
-    super::put(states(&verifier).as_bytes())
+    kit::print(states(&verifier).as_bytes())
 }
 
 fn states(verifier: &Verifier) -> String {
@@ -210,7 +211,7 @@ async fn lines(log: &Log) -> Result<ExitCode, Failure> {
         let Some(last) = rows.last() else { return Ok(ExitCode::SUCCESS) };
         from = last.position + 1;
         let text: String = rows.iter().map(|r| export::line(r) + "\n").collect();
-        super::put(text.as_bytes())?;
+        kit::print(text.as_bytes())?;
     }
 }
 
@@ -242,12 +243,12 @@ fn folded(file: &Path) -> Result<Verifier, Failure> {
 }
 
 fn replay_file(file: &Path) -> Result<ExitCode, Failure> {
-    super::put(states(&folded(file)?).as_bytes())
+    kit::print(states(&folded(file)?).as_bytes())
 }
 
 fn verify_file(file: &Path) -> Result<ExitCode, Failure> {
     let events = folded(file)?.rows;
-    super::put(format!("{events} events, all as they were written ({})\n", file.display()).as_bytes())
+    kit::print(format!("{events} events, all as they were written ({})\n", file.display()).as_bytes())
 }
 
 fn damaged(location: &str, at: &str, what: &str) -> Failure {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::{failed, stop};
+use super::running_host;
 use crate::app;
 use crate::cloud::fingerprint;
 use crate::config::load::{self, ProcessEnv};
@@ -37,7 +37,8 @@ pub struct Args {
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let dirs = load::dirs(env)?;
     if instance_lock::holder(&dirs.state)?.is_some() {
-        stop::run(stop::Args {}, env)?;
+        let drain = app::prepare(env, HashMap::new())?.settings.shutdown.drain;
+        running_host::stop(&dirs.state, drain)?;
     }
     // Settings may be what is broken; the directories are known without them.
     let prepared = app::prepare(env, HashMap::new()).ok();
@@ -85,7 +86,7 @@ fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> 
     }
     println!("dropping {} result(s) and dead letter(s)", kept.len());
     for row in &kept {
-        database.remove(row).map_err(|e| failed("discard", "a result could not be dropped", &e))?;
+        database.remove(row)?;
     }
     Ok(ExitCode::SUCCESS)
 }

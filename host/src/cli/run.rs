@@ -1,8 +1,8 @@
 //! `coda-host run`: one circuit straight through the plugin, by the same conversion as a job's.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal as _, Read as _};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use coda_plugin_abi::Program;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
-use super::histogram;
 use super::terminal::Terminal;
+use super::{circuit_file, histogram, kit};
 use crate::app;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::executor::{Executor, RunJob, SlotReport};
 use crate::jobs::message::fits;
 use crate::results::outcome::{Counts, judge};
@@ -42,42 +42,29 @@ pub struct Args {
     json: bool,
 }
 
+/// A run that gave no result.
+#[derive(Debug, thiserror::Error)]
+#[error("the run failed: {reason}")]
+pub struct RunError {
+    pub reason: String,
+}
+
+impl Explain for RunError {
+    fn code(&self) -> &'static str {
+        "run-failed"
+    }
+}
+
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let program = parse(&args.circuit, &read(&args.circuit)?)?;
+    let program = circuit_file::parse(&args.circuit, &circuit_file::read(&args.circuit)?)?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(execute(&args, program, env, flags));
     runtime.shutdown_background();
     result
-}
-
-/// The content of a circuit file; `-` is standard input.
-pub fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut json = Vec::new();
-    let read = match path == Path::new("-") {
-        true => std::io::stdin().read_to_end(&mut json).map(drop),
-        false => std::fs::read(path).map(|bytes| json = bytes),
-    };
-    read.map(|()| json).map_err(|e| unusable(path, &e.to_string()))
-}
-
-/// Checks a circuit.
-pub fn parse(path: &Path, json: &[u8]) -> Result<Program, Failure> {
-    Program::parse(json).map_err(|e| unusable(path, &e.to_string()))
-}
-
-/// What is wrong with a circuit file.
-pub fn unusable(path: &Path, what: &str) -> Failure {
-    Failure {
-        code: "circuit",
-        message: format!("the circuit {} can't be used: {what}", path.display()),
-        causes: Vec::new(),
-        hint: Some("expected NativeGateIR 1.0, as in tests/circuits/bell.json".into()),
-        exit: exit::CONFIG,
-    }
 }
 
 async fn execute(
@@ -116,13 +103,7 @@ async fn execute(
             out.line(&format!("{shots} shots{ms}"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => Err(Failure {
-            code: "run-failed",
-            message: format!("the run failed: {error}"),
-            causes: Vec::new(),
-            hint: None,
-            exit: exit::FAILURE,
-        }),
+        Err(reason) => Err(RunError { reason }.into()),
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use super::kit::{self, CliError};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
@@ -58,11 +59,11 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     if args.daemon {
         return super::daemonize::run(&env, args.flags());
     }
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     // On a worker, not on this thread: the driver would otherwise be woken across threads for every event.
     let host = runtime.spawn(app::run(env, args.flags()));
     let result = runtime.block_on(host);
     // A plugin call that never returns must not keep the process.
     runtime.shutdown_background();
-    result.unwrap_or_else(|e| Err(super::failed("host-ended", "the host ended unexpectedly", &e)))
+    result.unwrap_or_else(|e| Err(CliError::TaskEnded { task: "the host", source: e }.into()))
 }

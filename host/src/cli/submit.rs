@@ -5,24 +5,18 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
+use super::circuit_file::{self, CircuitError};
 use super::dev_session::{self, DevSession};
-use super::histogram;
-use super::run::{parse, read, unusable};
-use super::terminal::{Terminal, one_line};
-use crate::app;
+use super::follow_job::{CancelPlan, cancel_all, error_line, follow, show_outcome, since};
+use super::terminal::Terminal;
+use super::{histogram, kit};
 use crate::config::load::ProcessEnv;
-use crate::dev::client::{DevClient, DevJob, JobStep};
-use crate::error::{Failure, exit};
+use crate::dev::client::{DevClient, DevJob};
+use crate::error::{Explain, Failure, exit};
 
-/// One request's wait for news.
-const WAIT: Duration = Duration::from_secs(20);
-/// For the question whether a dev is there at all.
+/// Limit of the request that finds out whether a dev answers.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-/// A webhook may be seen before the status that precedes it; how long and how often to look again.
-const LAG: Duration = Duration::from_millis(20);
-const LAG_LOOKS: u32 = 50;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -61,28 +55,42 @@ pub struct Args {
     dev_url: Option<String>,
 }
 
+/// Why no running `coda-host dev` was found.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    #[error("no 'coda-host dev' is running: there is no session file {}", path.display())]
+    NoSession { path: PathBuf },
+    #[error("no 'coda-host dev' is running: {} names process {pid} at {url}, which doesn't answer", path.display())]
+    Silent { path: PathBuf, pid: u32, url: String },
+}
+
+impl Explain for DiscoveryError {
+    fn code(&self) -> &'static str {
+        "dev-not-running"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(
+            "start one in another terminal: coda-host dev --device site/device.yaml; or give --dev-url"
+                .into(),
+        )
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CLOUD
+    }
+}
+
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let json = read(&args.circuit)?;
+    let json = circuit_file::read(&args.circuit)?;
     if !args.no_check {
-        parse(&args.circuit, &json)?;
+        circuit_file::parse(&args.circuit, &json)?;
     }
     let circuit = String::from_utf8(json)
-        .map_err(|_| unusable(&args.circuit, "it isn't UTF-8, which a job's JSON must be"))?;
-    let runtime = super::runtime()?;
-    let result = runtime.block_on(async {
-        let stop = CancellationToken::new();
-        app::watch_signals(stop.clone());
-        tokio::select! {
-            done = execute(&args, &circuit, &env) => done,
-            () = stop.cancelled() => Err(Failure {
-                code: "interrupted",
-                message: "no longer waiting; jobs that were sent go on".into(),
-                causes: Vec::new(),
-                hint: None,
-                exit: exit::FAILURE,
-            }),
-        }
-    });
+        .map_err(|_| CircuitError::new(&args.circuit, "it isn't UTF-8, which a job's JSON must be"))?;
+    let runtime = kit::runtime()?;
+    let work = execute(&args, &circuit, &env);
+    let result = runtime.block_on(kit::until_signal(work, "no longer waiting; jobs that were sent go on"));
     runtime.shutdown_background();
     result
 }
@@ -115,7 +123,8 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
     let mut total = Total::default();
     for (n, id) in ids.iter().enumerate() {
         let steps = args.count == 1 && !args.json;
-        let view = follow(&client, id, (&mut cancel, &ids[n..]), |step, queued| match steps {
+        let plan = CancelPlan { at: &mut cancel, ids: &ids[n..] };
+        let view = follow(&client, id, plan, |step, queued| match steps {
             true => out.line(&format!("  {}", out.step(&step.state, since(step, queued)))),
             false => Ok(()),
         })
@@ -123,7 +132,7 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
         if args.json {
             out.line(&serde_json::json!(view).to_string())?;
         } else if args.count == 1 {
-            conclude(&mut out, &view)?;
+            show_outcome(&mut out, &view)?;
         } else {
             out.line(&job_line(&out, &view))?;
         }
@@ -140,113 +149,17 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
 /// Finds the running dev of this user.
 async fn discover(env: &ProcessEnv) -> Result<DevClient, Failure> {
     let path = dev_session::path(env)?;
-    let absent = |message: String| Failure {
-        code: "dev-not-running",
-        message,
-        causes: Vec::new(),
-        hint: Some(
-            "start one in another terminal: coda-host dev --device site/device.yaml; or give --dev-url"
-                .into(),
-        ),
-        exit: exit::CLOUD,
-    };
     let Some(session) = DevSession::read(&path)? else {
-        return Err(absent(format!(
-            "no 'coda-host dev' is running: there is no session file {}",
-            path.display()
-        )));
+        return Err(DiscoveryError::NoSession { path }.into());
     };
     let client = DevClient::new(&session.url)?;
     if !session.process_lives() || !client.answers(ASK_LIMIT).await {
-        return Err(absent(format!(
-            "no 'coda-host dev' is running: {} names process {} at {}, which doesn't answer",
-            path.display(),
-            session.pid,
-            session.url
-        )));
+        return Err(DiscoveryError::Silent { path, pid: session.pid, url: session.url }.into());
     }
     Ok(client)
 }
 
-/// Follows a job to its end, telling each new step and the first one. `cancel` holds when to cancel, and what.
-///
-/// # Errors
-/// When the cloud can't be asked, or `tell` fails.
-pub async fn follow(
-    client: &DevClient,
-    id: &str,
-    cancel: (&mut Option<Instant>, &[String]),
-    mut tell: impl FnMut(&JobStep, &JobStep) -> Result<(), Failure>,
-) -> Result<DevJob, Failure> {
-    let (cancel_at, ids) = cancel;
-    let (mut told, mut looks) = (0, 0);
-    // The newest look, when only the status is still missing.
-    let mut over: Option<DevJob> = None;
-    loop {
-        let wait = cancel_at.map_or(WAIT, |at| at.saturating_duration_since(Instant::now()).min(WAIT));
-        let view = match (client.job(id, told, wait).await, over.take()) {
-            // A dev that ends doesn't take back what was delivered.
-            (Err(_), Some(known)) => {
-                looks = LAG_LOOKS;
-                known
-            }
-            (view, _) => view?,
-        };
-        if view.over && !view.ended() && looks < LAG_LOOKS {
-            looks += 1;
-            over = Some(view);
-            tokio::time::sleep(LAG).await;
-            continue;
-        }
-        if let Some(queued) = view.states.first() {
-            for step in view.states.get(told..).unwrap_or_default() {
-                tell(step, queued)?;
-            }
-        }
-        told = told.max(view.states.len());
-        if view.over {
-            return Ok(view);
-        }
-        if cancel_at.take_if(|at| *at <= Instant::now()).is_some() {
-            cancel_all(client, ids).await?;
-        }
-    }
-}
-
-async fn cancel_all(client: &DevClient, ids: &[String]) -> Result<(), Failure> {
-    for id in ids {
-        client.cancel(id).await?;
-    }
-    Ok(())
-}
-
-/// The time between the first step and this one.
-pub fn since(step: &JobStep, queued: &JobStep) -> Option<time::Duration> {
-    Some((step.time()? - queued.time()?).max(time::Duration::ZERO))
-}
-
-/// What came of a job.
-pub fn conclude(out: &mut Terminal, view: &DevJob) -> Result<(), Failure> {
-    if let Some(counts) = view.counts() {
-        let shots: i64 = counts.iter().map(|(_, n)| n).sum();
-        let on_device = view.webhook["execution_time_ms"].as_f64();
-        let on_device = on_device.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
-        out.text(&histogram::render(&counts))?;
-        return out.line(&format!("  {shots} shots{on_device}"));
-    }
-    match error(view) {
-        Some(error) => out.line(&format!("  {error}")),
-        None => Ok(()),
-    }
-}
-
-/// Why a job failed.
-pub fn error(view: &DevJob) -> Option<String> {
-    let text = view.webhook["error"].as_str().or(view.error.as_deref().filter(|_| view.has("failed")))?;
-    Some(one_line(text))
-}
-
-/// A job's whole way in one line.
+/// All states of a job in one line.
 fn job_line(out: &Terminal, view: &DevJob) -> String {
     let mut line = format!("{} ", view.job_id);
     if let Some(queued) = view.states.first() {
@@ -254,7 +167,7 @@ fn job_line(out: &Terminal, view: &DevJob) -> String {
             line += &format!(" {}", out.step(&step.state, since(step, queued)));
         }
     }
-    line + &error(view).map_or(String::new(), |e| format!("  {e}"))
+    line + &error_line(view).map_or(String::new(), |e| format!("  {e}"))
 }
 
 /// Several jobs summed up.

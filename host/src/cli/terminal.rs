@@ -2,8 +2,9 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
+use super::kit::CliError;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::Failure;
 use crate::model::cut;
 
 /// Most of an error that fits on a line.
@@ -33,7 +34,7 @@ impl Terminal {
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
-            Err(e) => return Err(failed(e)),
+            Err(e) => return Err(CliError::Output(e).into()),
             Ok(()) => {}
         }
         Ok(())
@@ -78,17 +79,6 @@ fn ms(after: Option<time::Duration>) -> String {
     match after {
         Some(after) => format!("{:>9.1} ms", after.as_seconds_f64() * 1e3),
         None => format!("{:>9} ms", "?"),
-    }
-}
-
-/// The output could not be written.
-pub fn failed(e: io::Error) -> Failure {
-    Failure {
-        code: "output",
-        message: "the output could not be written".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: exit::FAILURE,
     }
 }
 

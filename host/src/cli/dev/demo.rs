@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use super::DevError;
 use crate::cli::dev_session::DevSession;
-use crate::cli::submit::{conclude, follow, since};
+use crate::cli::follow_job::{CancelPlan, follow, show_outcome, since};
 use crate::cli::terminal::Terminal;
 use crate::dev::client::{DevClient, DevJob};
 use crate::dev::cloud::DevCloud;
-use crate::error::{Failure, exit};
+use crate::error::Failure;
 
 const SHOTS: u32 = 1000;
 /// A job is acknowledged shortly after its result was accepted.
@@ -47,11 +48,12 @@ pub async fn run(cloud: &DevCloud, session: &DevSession, out: &mut Terminal) -> 
     for circuit in &CIRCUITS {
         let id = client.submit(circuit.json, SHOTS).await?;
         out.line(&format!("{}  {id}", out.bold(circuit.title)))?;
-        let view = follow(&client, &id, (&mut None, &[]), |step, queued| {
+        let plan = CancelPlan { at: &mut None, ids: &[] };
+        let view = follow(&client, &id, plan, |step, queued| {
             out.line(&format!("  {}", out.step(&step.state, since(step, queued))))
         })
         .await?;
-        conclude(out, &view)?;
+        show_outcome(out, &view)?;
         out.line("")?;
         if let Err(why) = check(circuit, &view) {
             wrong.push(format!("{}: {why}", circuit.title));
@@ -94,21 +96,14 @@ fn check(circuit: &Circuit, view: &DevJob) -> Result<(), String> {
 
 /// Messages of the group that are not acknowledged, once the last results have had time to be.
 async fn pending(session: &DevSession) -> Result<u64, Failure> {
-    let failed = |e: redis::RedisError| Failure {
-        code: "dev-redis",
-        message: "the private Redis could not be asked what is pending".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: exit::FAILURE,
-    };
-    let client = redis::Client::open(session.redis_url.as_str()).map_err(failed)?;
-    let mut connection = client.get_multiplexed_async_connection().await.map_err(failed)?;
+    let client = redis::Client::open(session.redis_url.as_str()).map_err(DevError::Redis)?;
+    let mut connection = client.get_multiplexed_async_connection().await.map_err(DevError::Redis)?;
     let since = Instant::now();
     loop {
         let mut ask = redis::cmd("XPENDING");
         ask.arg(format!("qpu:{}:jobs", session.qpu_id)).arg(format!("qpu:{}:workers", session.qpu_id));
         let (pending, _, _, _): (u64, redis::Value, redis::Value, redis::Value) =
-            ask.query_async(&mut connection).await.map_err(failed)?;
+            ask.query_async(&mut connection).await.map_err(DevError::Redis)?;
         if pending == 0 || since.elapsed() > ACK_LIMIT {
             return Ok(pending);
         }

@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::super::terminal::Terminal;
+use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 
 macro_rules! example {
     ($path:literal) => {
@@ -45,24 +45,54 @@ pub struct Args {
 /// A file of the project: its path and what is in it.
 type Content = (&'static str, String);
 
+/// Why no project was created.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginNewError {
+    #[error("'{0}' can't be a plugin's name")]
+    Name(String),
+    #[error("{} exists already", .0.display())]
+    Exists(PathBuf),
+    #[error("{} can't be written", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("the SDK is not installed")]
+    NoSdk,
+    #[error("{} holds no SDK", .0.display())]
+    NotSdk(PathBuf),
+}
+
+impl Explain for PluginNewError {
+    fn code(&self) -> &'static str {
+        "plugin-new"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            PluginNewError::Name(_) => "use small letters, digits and dashes, and a letter first".into(),
+            PluginNewError::Exists(_) => "choose another name, or remove it".into(),
+            PluginNewError::Write { .. } => "check space and permissions".into(),
+            PluginNewError::NoSdk | PluginNewError::NotSdk(_) => {
+                "run 'make install' (or 'make sdk' and --sdk target/sdk) in coda-host's source".into()
+            }
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CONFIG
+    }
+}
+
 pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if !args.name.starts_with(|c: char| c.is_ascii_lowercase())
         || !args.name.chars().all(good)
         || args.name.len() > 48
     {
-        return Err(unusable(
-            format!("'{}' can't be a plugin's name", args.name),
-            "small letters, digits and dashes, the first a letter",
-        ));
+        return Err(PluginNewError::Name(args.name.clone()).into());
     }
     let sdk = sdk(args, env)?;
     let dir = env.cwd.join(&args.name);
     if dir.exists() {
-        return Err(unusable(
-            format!("{} exists already", dir.display()),
-            "choose another name, or remove it",
-        ));
+        return Err(PluginNewError::Exists(dir).into());
     }
     let files = match args.lang {
         Language::Rust => rust(&args.name, &sdk),
@@ -75,9 +105,7 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             .parent()
             .map_or(Ok(()), std::fs::create_dir_all)
             .and_then(|()| std::fs::write(&path, content));
-        written.map_err(|e| {
-            unusable(format!("{} can't be written: {e}", path.display()), "check space and permissions")
-        })?;
+        written.map_err(|source| PluginNewError::Write { path, source })?;
     }
     let mut out = Terminal::new(env);
     let (build, library) = match args.lang {
@@ -93,7 +121,7 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, Failure> {
+fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, PluginNewError> {
     let named = args.sdk.clone().or_else(|| env.ours("CODA_SDK").map(PathBuf::from)).map(|p| env.cwd.join(p));
     let beside = std::env::current_exe()
         .ok()
@@ -105,11 +133,7 @@ fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, Failure> {
         Some(named) => Some(named.clone()).filter(is_sdk),
         None => usual.into_iter().flatten().find(is_sdk),
     };
-    found.ok_or_else(|| {
-        let what =
-            named.map_or("the SDK is not installed".to_string(), |n| format!("{} is no SDK", n.display()));
-        unusable(what, "run 'make install' (or 'make sdk' and --sdk target/sdk) in coda-host's source")
-    })
+    found.ok_or(named.map_or(PluginNewError::NoSdk, PluginNewError::NotSdk))
 }
 
 /// `acme-qpu` as a name of a type.
@@ -209,10 +233,6 @@ fn foreign(name: &str, sdk: &Path, ending: &'static str) -> Vec<Content> {
         ("toy_device.h", example!("example-c/toy_device.h").into()),
     ]);
     files
-}
-
-fn unusable(message: String, hint: &str) -> Failure {
-    Failure { code: "plugin-new", message, causes: Vec::new(), hint: Some(hint.into()), exit: exit::CONFIG }
 }
 
 #[cfg(test)]
