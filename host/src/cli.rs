@@ -1,32 +1,32 @@
 //! The command line: one file per command, each an `Args` and a `run`.
 
-mod circuit_file;
+pub(crate) mod circuit_file;
 mod completions;
 mod config;
 mod coordinate;
 mod coordinator;
 pub mod daemonize;
-mod dev;
+pub(crate) mod dev;
 mod dev_session;
 mod device_view;
 mod doctor;
 mod follow_job;
 mod histogram;
-mod jobs;
+pub(crate) mod jobs;
 pub mod kit;
-mod logs;
-mod plugin;
+pub(crate) mod logs;
+pub(crate) mod plugin;
 mod reload;
 mod reservation;
 mod reset;
-mod results;
-mod run;
-mod running_host;
+pub(crate) mod results;
+pub(crate) mod run;
+pub(crate) mod running_host;
 mod start;
 mod status;
 mod stop;
 mod stop_vpn;
-mod submit;
+pub(crate) mod submit;
 mod terminal;
 
 use std::process::ExitCode;

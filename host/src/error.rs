@@ -90,3 +90,7 @@ impl Failure {
         out
     }
 }
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;

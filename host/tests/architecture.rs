@@ -311,3 +311,48 @@ fn a_command_uses_what_commands_share_and_no_other_command() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(imported("use super::{kit, run};", "super::"), ["kit", "run"], "this test can fail");
 }
+
+/// Names that several public types have, and why. Everywhere else a name stands for one type.
+const SHARED_TYPE_NAMES: &[(&str, &str)] = &[
+    ("Answer", "of an executor to a run; of the development cloud to a request, as a hook scripts it"),
+    ("Args", "the arguments of each command"),
+    ("Command", "the subcommands of a command; what is asked of a ledger"),
+    ("Decision", "of the admission of a job; of the event log's caller"),
+    ("Effect", "of the job table; of an operation on a quantum state"),
+    ("Known", "a peer; a gate"),
+    ("Names", "of Redis keys; of the parameters in an expression"),
+    ("Now", "of the job table; of the peers' protocol"),
+    ("Operation", "of a circuit; of a peer's document"),
+    ("Place", "of a log; in a circuit's text"),
+    ("State", "of a reservation; a quantum state on the wire"),
+];
+
+/// The name of a public type that this line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let declaration = line.trim_start().strip_prefix("pub ")?;
+    let kinds = ["struct ", "enum ", "trait ", "type "];
+    let name = kinds.iter().find_map(|kind| declaration.strip_prefix(kind))?;
+    name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()
+}
+
+#[test]
+fn a_public_type_name_stands_for_one_type() {
+    let mut declared: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, text) in files() {
+        for name in text.lines().filter_map(declared_type) {
+            declared.entry(name.to_string()).or_default().push(file.clone());
+        }
+    }
+    declared.retain(|_, files| files.len() > 1);
+    let listed = |name: &str| SHARED_TYPE_NAMES.iter().any(|(shared, _)| *shared == name);
+    let wrong: Vec<String> = declared
+        .iter()
+        .filter(|(name, _)| !listed(name))
+        .map(|(name, files)| format!("{name} is declared in {}", files.join(", ")))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for (name, _) in SHARED_TYPE_NAMES {
+        assert!(declared.contains_key(*name), "{name} stands for one type now: take it off the list");
+    }
+    assert_eq!(declared_type("    pub enum Kind {"), Some("Kind"), "this test can fail");
+}

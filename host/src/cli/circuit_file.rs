@@ -10,18 +10,18 @@ use crate::error::{Explain, exit};
 /// Why a circuit can't be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the circuit {} can't be used: {reason}", path.display())]
-pub struct CircuitError {
+pub struct CircuitFileError {
     pub path: PathBuf,
     pub reason: String,
 }
 
-impl CircuitError {
-    pub fn new(path: &Path, reason: impl ToString) -> CircuitError {
-        CircuitError { path: path.to_path_buf(), reason: reason.to_string() }
+impl CircuitFileError {
+    pub fn new(path: &Path, reason: impl ToString) -> CircuitFileError {
+        CircuitFileError { path: path.to_path_buf(), reason: reason.to_string() }
     }
 }
 
-impl Explain for CircuitError {
+impl Explain for CircuitFileError {
     fn code(&self) -> &'static str {
         "circuit"
     }
@@ -39,7 +39,7 @@ impl Explain for CircuitError {
 ///
 /// # Errors
 /// The file can't be read.
-pub fn read(path: &Path) -> Result<Vec<u8>, CircuitError> {
+pub fn read(path: &Path) -> Result<Vec<u8>, CircuitFileError> {
     let content = match path == Path::new("-") {
         true => {
             let mut content = Vec::new();
@@ -47,13 +47,13 @@ pub fn read(path: &Path) -> Result<Vec<u8>, CircuitError> {
         }
         false => std::fs::read(path),
     };
-    content.map_err(|e| CircuitError::new(path, e))
+    content.map_err(|e| CircuitFileError::new(path, e))
 }
 
 /// Parses a circuit of NativeGateIR.
 ///
 /// # Errors
 /// The content is not a valid NativeGateIR program.
-pub fn parse(path: &Path, json: &[u8]) -> Result<Program, CircuitError> {
-    Program::parse(json).map_err(|e| CircuitError::new(path, e))
+pub fn parse(path: &Path, json: &[u8]) -> Result<Program, CircuitFileError> {
+    Program::parse(json).map_err(|e| CircuitFileError::new(path, e))
 }

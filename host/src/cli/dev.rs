@@ -91,13 +91,18 @@ pub struct Args {
     once: bool,
 }
 
+/// The end of the host's log, as a cause.
+#[derive(Debug, thiserror::Error)]
+#[error("the last lines of its log:\n{0}")]
+pub struct LogLines(pub String);
+
 /// Why the sandbox can't be started or watched.
 #[derive(Debug, thiserror::Error)]
 pub enum DevError {
     #[error("what the plugin reports about its device can't be read")]
     Device(#[source] serde_json::Error),
-    #[error("the host was not ready within {} s; the last lines of its log:\n{log}", READY_LIMIT.as_secs())]
-    NotReady { log: String },
+    #[error("the host was not ready within {} s", READY_LIMIT.as_secs())]
+    NotReady { source: LogLines },
     #[error("the sandbox's Redis doesn't answer")]
     Redis(#[source] redis::RedisError),
     #[error("no temporary directory could be created")]
@@ -245,7 +250,7 @@ impl Dev {
             ended = self.host.ended() => Ok(Some(ended?)),
             asked = tokio::time::timeout(READY_LIMIT, asking) => match asked {
                 Ok(()) => Ok(None),
-                Err(_) => Err(DevError::NotReady { log: self.host.last_lines(LOG_LINES) }.into()),
+                Err(_) => Err(DevError::NotReady { source: LogLines(self.host.last_lines(LOG_LINES)) }.into()),
             },
         }
     }

@@ -1,7 +1,7 @@
 //! `coda-host plugin`: prints a plugin's metadata without running any of it, and the device behind it.
 
-mod check;
-mod new;
+pub(crate) mod check;
+pub(crate) mod new;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::circuit_file::{self, CircuitError};
+use super::circuit_file::{self, CircuitFileError};
 use super::dev_session::{self, DevSession};
 use super::follow_job::{CancelPlan, cancel_all, error_line, follow, show_outcome, since};
 use super::terminal::Terminal;
@@ -87,7 +87,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
         circuit_file::parse(&args.circuit, &json)?;
     }
     let circuit = String::from_utf8(json)
-        .map_err(|_| CircuitError::new(&args.circuit, "it isn't UTF-8, which a job's JSON must be"))?;
+        .map_err(|_| CircuitFileError::new(&args.circuit, "it isn't UTF-8, which a job's JSON must be"))?;
     let runtime = kit::runtime()?;
     let work = execute(&args, &circuit, &env);
     let result = runtime.block_on(kit::until_signal(work, "no longer waiting; jobs that were sent go on"));

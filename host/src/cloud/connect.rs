@@ -64,7 +64,7 @@ impl Explain for ConnectError {
             ConnectError::Failed { hint, shown, maybe_used, .. } => {
                 let lost = matches!(shown, PresentedCredential::Token { .. }) && *maybe_used;
                 let lost = lost.then(|| {
-                    "an attempt may have used the token up: if it is refused next time, get a new one"
+                    "get a new token if this one is refused next time, because an attempt may have used it up"
                         .to_owned()
                 });
                 let parts: Vec<String> = hint.iter().cloned().chain(lost).collect();
@@ -85,7 +85,7 @@ fn advice(status: u16, location: Option<&str>, shown: PresentedCredential, maybe
     match (status, shown) {
         (300..=399, _) => {
             let to = location.unwrap_or("another address");
-            return format!("the cloud's address has moved to {to}: set CODA_WEBAPP_URL accordingly");
+            return format!("set CODA_WEBAPP_URL to the cloud's new address, {to}");
         }
         (404 | 405, _) => return "check CODA_WEBAPP_URL and CODA_CONNECT_PATH".into(),
         (400 | 422, _) => {
@@ -95,33 +95,26 @@ fn advice(status: u16, location: Option<&str>, shown: PresentedCredential, maybe
         }
         _ => (),
     }
-    match shown {
+    let advice = match shown {
         PresentedCredential::Token { stored: true } => {
-            "stored credentials of an earlier provisioning exist: remove \
-             CODA_NODE_TOKEN (or --token) to reconnect with them; to provision anew, get a new node token"
-                .into()
+            "remove CODA_NODE_TOKEN (or --token) to reconnect, because stored credentials of an earlier provisioning \
+             exist; to provision again, get a new node token"
         }
         PresentedCredential::Token { stored: false } if maybe_used => {
-            "the token was probably used up by an attempt \
-             whose answer got lost: get a new node token in Coda"
-                .into()
+            "get a new node token in Coda: this one was probably used up by an attempt whose answer got lost"
         }
         PresentedCredential::Token { stored: false } => {
-            "the token was used before, revoked, or has expired: get a new \
-             node token in Coda"
-                .into()
+            "get a new node token in Coda: this one was used before, revoked, or has expired"
         }
         PresentedCredential::Key if status == 409 => {
-            "the cloud doesn't know this QPU any more: coda-host reset, then \
-             start with a new node token"
-                .into()
+            "run `coda-host reset` and start with a new node token, because the cloud no longer knows this QPU"
         }
         PresentedCredential::Key => {
-            "the cloud doesn't accept the key that is held: check this machine's clock, then \
-             coda-host reset and start with a new node token"
-                .into()
+            "check this machine's clock, then run `coda-host reset` and start with a new node token: the cloud does not \
+             accept the stored key"
         }
-    }
+    };
+    advice.into()
 }
 
 /// The request's body. `connectivity` is left out when the executor reports none, sent as `[]` when it is

@@ -42,7 +42,7 @@ pub enum HttpError {
 
 /// The innermost reason, as text, so that an error can be kept and shown later.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause(pub(super) String);
+pub struct Cause(pub String);
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,7 +95,7 @@ impl Explain for HttpError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             HttpError::Url { .. } => "give a URL such as https://host/path".into(),
-            HttpError::Header { .. } => "mend CODA_NODE_CONNECT_HEADERS or the token".into(),
+            HttpError::Header { .. } => "correct CODA_NODE_CONNECT_HEADERS or the token".into(),
             HttpError::ProxySetting { variable, .. } => {
                 format!("set {variable} to a URL such as http://proxy:3128, or unset it")
             }

@@ -117,8 +117,8 @@ impl<E: Explain> Explain for TokenSpent<E> {
 }
 
 fn with_token_notice(hint: Option<String>) -> String {
-    let used = "the node token is used up by this: get a new one for the next try";
-    hint.map_or_else(|| used.to_owned(), |hint| format!("{hint}; {used}"))
+    let renew = "get a new node token for the next try, because the node token is used up by this one";
+    hint.map_or_else(|| renew.to_owned(), |hint| format!("{hint}; {renew}"))
 }
 
 /// Whether a start with this token reconnects with the stored credentials. The settings take stored values

@@ -166,9 +166,7 @@ async fn another_token_provisions_anew_and_must_bring_its_own_key() {
     start(d.path(), Some("first")).run(&server).await.unwrap();
     let failure = start(d.path(), Some("second")).run(&server).await.unwrap_err();
     assert_eq!(failure.message, "Node response missing valid 'jwt_private_key'");
-    assert!(
-        failure.hint.unwrap().ends_with("the node token is used up by this: get a new one for the next try")
-    );
+    assert!(failure.hint.unwrap().ends_with("because the node token is used up by this one"));
     assert!(start(d.path(), Some("third")).run(&server).await.unwrap().provisioned);
     for token in ["first", "second", "third"] {
         assert_eq!(next(&mut server).await.0, token);

@@ -10,8 +10,8 @@ use super::{ConfigError, suggest};
 /// A device config's text and what we read of it.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceConfig {
-    /// Absolute; empty when there is no device config.
-    pub path: PathBuf,
+    /// Absolute path of the file; `None` when there is no device config.
+    pub path: Option<PathBuf>,
     pub text: String,
     pub executor_factory: Option<String>,
     /// A top-level key that was probably meant to be `executor_factory`.
@@ -37,7 +37,7 @@ impl DeviceConfig {
             .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
         let (executor_factory, misspelt) =
             ours(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;
-        Ok(DeviceConfig { path: path.to_path_buf(), text, executor_factory, misspelt })
+        Ok(DeviceConfig { path: Some(path.to_path_buf()), text, executor_factory, misspelt })
     }
 }
 

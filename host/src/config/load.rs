@@ -226,7 +226,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         user: s.optional("CODA_EXECUTOR_USER", None),
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
         restart_backoff_max: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", None, 30.0)?,
-        job_timeout: Some(s.seconds("CODA_JOB_TIMEOUT_SEC", None, 0.0)?).filter(|limit| !limit.is_zero()),
+        job_timeout: s.optional_seconds("CODA_JOB_TIMEOUT_SEC")?,
         cancel_grace: s.seconds("CODA_CANCEL_GRACE_SEC", None, 30.0)?,
         stuck_exit: s.boolean("CODA_EXECUTOR_STUCK_EXIT", None, false)?,
         sha256: sha256(s)?,
@@ -251,3 +251,7 @@ fn sha256(s: &mut Source) -> Result<Option<String>, ConfigError> {
         pin.clone().unwrap_or_default()
     })
 }
+
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod tests;

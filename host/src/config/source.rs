@@ -170,14 +170,23 @@ impl Source {
         stored: Option<u64>,
         default: f64,
     ) -> Result<Duration, ConfigError> {
-        let read = |text: &str| {
-            let seconds = text.parse::<f64>().ok()?;
-            (0.001..=31_536_000.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
-        };
-        let allowed = "a number of seconds from 0.001 to 31536000";
         let default = Duration::from_secs_f64(default);
         let stored = stored.map(|n| n.to_string());
-        self.parsed(name, stored, default, allowed, read, |d| d.as_secs_f64().to_string())
+        self.parsed(name, stored, default, ALLOWED_SECONDS, parse_seconds, seconds_text)
+    }
+
+    /// Seconds, or `none` for no limit, which is the default.
+    ///
+    /// # Errors
+    /// The value is neither.
+    pub fn optional_seconds(&mut self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
+        let allowed = format!("none or {ALLOWED_SECONDS}");
+        let read = |text: &str| match text.eq_ignore_ascii_case("none") {
+            true => Some(None),
+            false => parse_seconds(text).map(Some),
+        };
+        let write = |limit: &Option<Duration>| limit.as_ref().map_or("none".into(), seconds_text);
+        self.parsed(name, None, None, &allowed, read, write)
     }
 
     /// A list of things, with commas or blanks between them.
@@ -223,6 +232,17 @@ impl Source {
         let allowed = "a JSON object of texts, for instance {\"X-Key\": \"value\"}";
         self.parsed(name, None, Vec::new(), allowed, read, |_| "{}".into())
     }
+}
+
+const ALLOWED_SECONDS: &str = "a number of seconds from 0.001 to 31536000";
+
+fn parse_seconds(text: &str) -> Option<Duration> {
+    let seconds = text.parse::<f64>().ok()?;
+    (0.001..=31_536_000.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
+}
+
+fn seconds_text(duration: &Duration) -> String {
+    duration.as_secs_f64().to_string()
 }
 
 #[cfg(test)]

@@ -37,11 +37,14 @@ impl Explain for UnitError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             UnitError::Systemctl(_) | UnitError::Refused(_) => {
-                "--unit needs a running systemd; elsewhere set the CODA_ variables, or CODA_STATE_DIR, by hand".into()
+                "use --unit where systemd runs; elsewhere set the CODA_ variables, or CODA_STATE_DIR, by hand"
+                    .into()
             }
-            UnitError::Unknown(_) => "`systemctl list-units 'coda-host*'` names those that there are".into(),
+            UnitError::Unknown(_) => {
+                "run `systemctl list-units 'coda-host*'` to see those that there are".into()
+            }
             UnitError::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                "it may hold a token, so root alone reads it: run this as root".into()
+                "run this as root, because the file may hold a token".into()
             }
             UnitError::File { .. } => "create it, or put a '-' before it in EnvironmentFile=".into(),
         })

@@ -42,7 +42,7 @@ impl Explain for DevClientError {
             }
             DevClientError::Http(_) => "check that 'coda-host dev' is still running".into(),
             DevClientError::Refused { .. } => return None,
-            DevClientError::Answer(_) => "is that URL the one of a 'coda-host dev' of this version?".into(),
+            DevClientError::Answer(_) => "give the URL of a 'coda-host dev' of this version".into(),
         })
     }
 }

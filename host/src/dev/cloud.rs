@@ -32,8 +32,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 pub use record::{
-    Answer, BundleEdit, DevCloudState, Hook, JobRecord, ReceivedConnect, ReceivedHeartbeat, ReceivedWebhook,
-    SubmittedJob,
+    Answer, BundleEdit, DevCloudState, Hook, JobDeliveries, ReceivedConnect, ReceivedHeartbeat,
+    ReceivedWebhook, SubmittedJob,
 };
 pub use tokens::Keys;
 
@@ -70,9 +70,9 @@ impl Explain for DevCloudError {
     fn hint(&self) -> Option<String> {
         match self {
             DevCloudError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                Some("another program has that port: choose another, or port 0 for a free one".into())
+                Some("choose another port, or port 0 for a free one".into())
             }
-            DevCloudError::NotLoopback(_) => Some("listen on 127.0.0.1".into()),
+            DevCloudError::NotLoopback(_) => Some("use 127.0.0.1".into()),
             _ => None,
         }
     }

@@ -41,7 +41,9 @@ impl Explain for DevHostError {
         Some(match self {
             DevHostError::Binary(_) => "mount /proc".into(),
             DevHostError::Log { .. } => "check --dir, TMPDIR and the space there (df -h)".into(),
-            DevHostError::Spawn { .. } => "was the program replaced while it ran? Start it again".into(),
+            DevHostError::Spawn { .. } => {
+                "start it again; the program may have been replaced while it ran".into()
+            }
             DevHostError::Wait(_) | DevHostError::Stop(_) => return None,
         })
     }

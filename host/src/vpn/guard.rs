@@ -65,7 +65,7 @@ pub struct VpnStatus {
 #[derive(Debug, thiserror::Error)]
 #[error("VPN preflight failed: {reason}")]
 pub struct PreflightError {
-    reason: String,
+    pub reason: String,
 }
 
 impl Explain for PreflightError {

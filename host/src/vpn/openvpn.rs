@@ -58,8 +58,8 @@ pub enum OpenvpnError {
     Process { action: &'static str, source: io::Error },
     #[error("OpenVPN is still running after SIGKILL")]
     Unstoppable,
-    #[error("the start of the VPN was broken off")]
-    BrokenOff,
+    #[error("the start of the VPN was interrupted")]
+    Interrupted,
     #[error("the work on the VPN ended unexpectedly")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -75,7 +75,7 @@ impl Explain for OpenvpnError {
             OpenvpnError::File(e) => e.code(),
             OpenvpnError::Command(e) => e.code(),
             OpenvpnError::Process { .. } | OpenvpnError::Unstoppable => "openvpn-process",
-            OpenvpnError::BrokenOff => "vpn-broken-off",
+            OpenvpnError::Interrupted => "vpn-interrupted",
             OpenvpnError::Task(_) => "vpn-task",
         }
     }
@@ -86,24 +86,24 @@ impl Explain for OpenvpnError {
                 "install the package openvpn, or set CODA_NODE_AUTO_VPN=false and bring the tunnel up yourself"
                     .into()
             }
-            OpenvpnError::NotStarted(_) => "OpenVPN needs root (or CAP_NET_ADMIN) and /dev/net/tun".into(),
+            OpenvpnError::NotStarted(_) => "start the host as root (or with CAP_NET_ADMIN), and make sure that /dev/net/tun exists".into(),
             OpenvpnError::NoTunnel { .. } | OpenvpnError::Ended { .. } => {
                 "see the lines of its log above: mostly the server can't be reached, the certificate has \
                  expired, or /dev/net/tun may not be used; CODA_VPN_START_TIMEOUT_SEC gives it more time"
                     .into()
             }
             OpenvpnError::NoStoredProfile { path } => {
-                format!("it should be {}; a new token comes from the Coda admin panel", path.display())
+                format!("get a new token in the Coda admin panel; the profile is then stored as {}", path.display())
             }
             OpenvpnError::StoredProfile { .. } => {
-                "somebody changed it after it was stored: provision anew with a new node token".into()
+                "provision again with a new node token: the file was changed after it was stored".into()
             }
             OpenvpnError::File(e) => return e.hint(),
             OpenvpnError::Command(e) => return e.hint(),
             OpenvpnError::Process { .. } | OpenvpnError::Unstoppable => {
                 "look for it with ps -C openvpn, and stop it as the user it runs as".into()
             }
-            OpenvpnError::BrokenOff => return None,
+            OpenvpnError::Interrupted => return None,
             OpenvpnError::Task(_) => "report this as a bug of coda-host".into(),
         })
     }
@@ -122,8 +122,8 @@ impl Explain for OpenvpnError {
 /// The end of OpenVPN's log, as a cause.
 #[derive(Debug)]
 pub struct LogTail {
-    path: PathBuf,
-    lines: String,
+    pub(crate) path: PathBuf,
+    pub(crate) lines: String,
 }
 
 impl fmt::Display for LogTail {
@@ -428,7 +428,7 @@ impl Managed {
         let mut seen: Option<ProcessHandle> = None;
         loop {
             if cancel.is_cancelled() {
-                return Err(OpenvpnError::BrokenOff);
+                return Err(OpenvpnError::Interrupted);
             }
             if seen.is_none() {
                 seen = self.find()?.map(|(_, process)| process);

@@ -189,7 +189,7 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
     Ok(CheckOptions {
         library,
         entry: named.unwrap_or_else(usual),
-        config_path: prepared.device.path,
+        config_path: prepared.device.path.unwrap_or_default(),
         config_text: prepared.device.text,
         native_gate_set: prepared.settings.identity.native_gate_set,
         num_qubits: prepared.settings.identity.num_qubits,

@@ -51,7 +51,7 @@ pub struct ReceivedConnect {
 
 /// The deliveries of one job.
 #[derive(Debug, Clone, Default)]
-pub struct JobRecord {
+pub struct JobDeliveries {
     pub attempts: u32,
     /// Attempts that were answered 2xx.
     pub accepted: u32,
@@ -73,7 +73,7 @@ pub struct DevCloudState {
     pub webhooks: Vec<ReceivedWebhook>,
     pub heartbeats: Vec<ReceivedHeartbeat>,
     pub connects: Vec<ReceivedConnect>,
-    pub jobs: HashMap<Arc<str>, JobRecord>,
+    pub jobs: HashMap<Arc<str>, JobDeliveries>,
     pub submitted: HashMap<Arc<str>, SubmittedJob>,
     /// Webhook attempts in all.
     pub webhook_count: u64,
