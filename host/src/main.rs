@@ -1,4 +1,4 @@
-//! Parse, run, print the error and its hint, exit.
+//! The binary: parses the command line, runs the command, prints its error with the hint, and exits.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// For a person; where the log is for machines, as its last line.
+/// Prints a failure for a person, or as a JSON line where the log has that format.
 fn show(failure: &Failure, format: LogFormat) -> ExitCode {
     match format {
         LogFormat::Text => eprintln!("{}", failure.render()),
@@ -48,8 +48,8 @@ fn json_line(failure: &Failure) -> serde_json::Value {
     })
 }
 
-/// Takes note of environment and working directory, blocks the stop signals and forgets what no child may see:
-/// secrets, and what would make it speak to systemd in this process's name. While this is the only thread.
+/// Reads the environment and the working directory, blocks the stop signals, and removes the variables that no child
+/// process may inherit: secrets, and the sockets that lead to systemd. Must run while this is the only thread.
 fn process_env() -> Result<ProcessEnv, Failure> {
     sys::block_stop_signals().map_err(CliError::BlockSignals)?;
     let mut environment = std::env::vars_os()

@@ -1,4 +1,4 @@
-//! Every setting and metric is in the operator's document, and nothing else is.
+//! The operator's document names every setting and every metric, and no others.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// The names of variables that a text has between these marks.
+/// The names of `CODA_` variables between `before` and `after` in a text.
 fn variables(text: &str, before: &str, after: char) -> BTreeSet<String> {
     let mark = format!("{before}CODA_");
     let names = text.split(&mark).skip(1).filter_map(|rest| rest.split_once(after));

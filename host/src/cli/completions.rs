@@ -1,4 +1,4 @@
-//! `coda-host completions` and the manual page, both made from the command line's own description.
+//! `coda-host completions` and `coda-host man`: generated from the definition of the command line.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
-//! `coda-host start --daemon`: the host as a process of its own, started again from its binary.
+//! `coda-host start --daemon`: starts the host as a background process, from the same binary.
 //!
-//! Nothing is forked: the child is the same program with the same settings, in a new session, its output in the
-//! log. Secrets go to it through a pipe, so that neither its arguments nor its environment show them. This
-//! command returns when the child has said that it is up, or has ended, with the child's reason.
+//! Nothing is forked: the child is the same program with the same settings, in a new session, with its output in the
+//! log. Secrets go to it through a pipe, so that neither its arguments nor its environment show them. The command
+//! returns when the child reports that it is up, or when it has ended, with the child's reason.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,10 +27,10 @@ use crate::sys;
 
 /// Tells the child to read its secrets from standard input.
 pub const SECRETS_VARIABLE: &str = "CODA_SECRETS_FROM_STDIN";
-/// How often the child is looked at while it starts.
+/// Pause between two looks at the starting child.
 const LOOK: Duration = Duration::from_millis(50);
 const STILL_STARTING: Duration = Duration::from_secs(10);
-/// Most of the log shown when the start fails.
+/// How many bytes of the log are shown when the start fails.
 const TAIL_BYTES: u64 = 4000;
 
 /// Why no daemon could be started.
@@ -108,7 +108,7 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
     }
 }
 
-/// The log, made for this user alone; never somebody's link.
+/// Opens the log, readable for this user alone. A symbolic link is refused.
 fn open_log(path: &Path) -> io::Result<File> {
     if let Some(dir) = path.parent() {
         files::ensure_dir(dir).map_err(io::Error::other)?;
@@ -118,7 +118,7 @@ fn open_log(path: &Path) -> io::Result<File> {
         File::options().create(true).append(true).read(true).mode(0o600).custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::other("it is no regular file")),
+        false => Err(io::Error::other("it is not a regular file")),
     }
 }
 
@@ -167,7 +167,7 @@ fn received_ready(socket: &UnixDatagram) -> bool {
     }
 }
 
-/// What the log has gained since.
+/// The text that was added to the log since it was `before` bytes long.
 fn tail(path: &Path, before: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(path)?;

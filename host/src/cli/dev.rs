@@ -1,8 +1,8 @@
-//! `coda-host dev`: a private Coda on this machine, with this host connected to it.
+//! `coda-host dev`: a local Coda sandbox (Redis and a development cloud), with a host connected to it.
 //!
-//! The device is asked first, by a process of its own, because the cloud knows its QPUs' qubits and gate
-//! sets before they connect. Then come Redis, the cloud and the host, each ready before the next; they end
-//! in the opposite order, so that the host can deliver what it still has.
+//! A child process asks the device first, because the cloud knows the qubits and gate sets of its QPUs before they
+//! connect. Then Redis, the cloud and the host start, each ready before the next. They end in the opposite order, so
+//! that the host can deliver the results that it still has.
 
 mod demo;
 
@@ -33,16 +33,16 @@ const REDIS_LIMIT: Duration = Duration::from_secs(20);
 /// A plugin may take its time to reach its hardware.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// For a question to something on this machine.
+/// Limit of one request to a service on this machine.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-/// Pause after Redis failed a look at the jobs.
+/// Pause after Redis failed while the jobs were followed.
 const REDIS_PAUSE: Duration = Duration::from_millis(500);
-/// How long the cloud stays up behind the host.
+/// How long the cloud stays up after the host has ended, so that clients receive the last states.
 const LAST_NEWS: Duration = Duration::from_millis(250);
 const LOG_LINES: usize = 20;
-/// Records that the cloud keeps; a dev may stay up for weeks.
+/// Number of records that the cloud keeps, because a sandbox may stay up for weeks.
 const KEEP: usize = 10_000;
-/// Variables that belong to another connection than the private one.
+/// Variables that configure a connection to another cloud, so the sandbox's host must not inherit them.
 const REPLACED: [&str; 15] = [
     "CODA_CONNECT_PATH",
     "CODA_HEARTBEAT_PATH",
@@ -66,10 +66,10 @@ const REPLACED: [&str; 15] = [
 Examples:
   coda-host dev --device site/device.yaml        then, in another terminal:
   coda-host submit bell.json --wait              a job through Redis, plugin and webhook
-  coda-host dev --device site/device.yaml --demo three circuits first, each with its way and histogram
-  coda-host dev --dir /tmp/mine                  keeps state and log; the device from ./site/device.yaml
+  coda-host dev --device site/device.yaml --demo three circuits first, each with its states and histogram
+  coda-host dev --dir /tmp/mine                  keeps state and log; uses ./site/device.yaml
 
-Jobs may also be written to Redis directly; every one on the stream is shown. Ctrl-C ends everything.")]
+Jobs may also be written to Redis directly; every job on the stream is shown. Ctrl-C ends everything.")]
 pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -80,7 +80,7 @@ pub struct Args {
     /// Port of the cloud, on 127.0.0.1 [default: a free one]
     #[arg(long, value_name = "PORT")]
     cloud_port: Option<u16>,
-    /// Where state and log are kept [default: a temporary directory that goes at the end]
+    /// Directory of state and log [default: a temporary directory, removed at the end]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// First send three circuits and check their results
@@ -153,16 +153,16 @@ async fn execute(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     tokio::select! {
-        // Asked to stop before everything is up: what is there goes with its handle.
+        // Stopped before everything is up: the parts that run end when their handles are dropped.
         () = stop.cancelled() => Ok(ExitCode::SUCCESS),
         started = start(args, env) => match started? {
-            Ok(dev) => dev.live(args, env, &stop).await,
-            Err(code) => Ok(code),
+            Started::Running(dev) => dev.live(args, env, &stop).await,
+            Started::Ended(code) => Ok(code),
         },
     }
 }
 
-/// Everything that runs. Fields are dropped in this order.
+/// The running sandbox. Its fields are dropped in this order.
 struct Dev {
     host: DevHost,
     cloud: DevCloud,
@@ -173,50 +173,50 @@ struct Dev {
     _dir: Option<TempDir>,
 }
 
-/// Starts everything; or the exit status of a part that could not be.
-async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, Failure> {
+/// How a start ended.
+enum Started {
+    Running(Box<Dev>),
+    /// A child process failed and has printed why; its exit status is this command's.
+    Ended(ExitCode),
+}
+
+/// Starts every part of the sandbox, each ready before the next.
+async fn start(args: &Args, env: &ProcessEnv) -> Result<Started, Failure> {
     let (dir, temporary) = work_directory(args, env)?;
-    let mut orders = HostCommand {
+    files::ensure_dir(&dir.join("state"))?;
+    let device_flag: Vec<String> =
+        args.device.iter().flat_map(|d| ["--device".to_string(), d.display().to_string()]).collect();
+    let mut command = HostCommand {
         arguments: vec!["plugin".into(), "device".into(), "--json".into()],
         without: env.environment.keys().filter(|name| replaced(name)).cloned().collect(),
         with: vec![("CODA_STATE_DIR", dir.join("state").display().to_string())],
     };
-    files::ensure_dir(&dir.join("state"))?;
-    let device_flag: Vec<String> =
-        args.device.iter().flat_map(|d| ["--device".to_string(), d.display().to_string()]).collect();
-    orders.arguments.extend(device_flag.clone());
-    let (status, text) = orders.output(&dir.join("device.json")).await?;
+    command.arguments.extend(device_flag.clone());
+    let (status, text) = command.output(&dir.join("device.json")).await?;
     if !status.success() {
-        // It has said why.
-        return Ok(Err(exit_code(status)));
+        return Ok(Started::Ended(exit_code(status)));
     }
     let device: DeviceView = serde_json::from_slice(&text).map_err(DevError::Device)?;
 
     let redis = DevRedis::start(&[], REDIS_LIMIT).await?;
     let token = format!("dev-{:032x}", rand::random::<u128>());
-    let mut options = Options::new(QPU, &redis.url());
-    options.num_qubits = device.num_qubits;
-    options.native_gate_set = gate_set(&device, env);
-    options.tokens = vec![token.clone()];
-    options.listen.set_port(args.cloud_port.unwrap_or(0));
-    options.keep = KEEP;
-    let cloud = DevCloud::start(options).await?;
+    let cloud = DevCloud::start(cloud_options(args, env, &device, &redis, &token)).await?;
 
     let log = dir.join("host.log");
     let port = match args.port {
         Some(port) if port != 0 => port,
         _ => free_port().await?,
     };
-    orders.arguments = vec!["start".into()];
-    orders.arguments.extend(device_flag);
-    orders.with.extend([
+    command.arguments = vec!["start".into()];
+    command.arguments.extend(device_flag);
+    command.with.extend([
         ("CODA_WEBAPP_URL", cloud.url().to_string()),
         ("CODA_NODE_TOKEN", token),
         ("CODA_VPN_REQUIRED", "false".into()),
         ("CODA_HOST", "127.0.0.1".into()),
         ("CODA_PORT", port.to_string()),
     ]);
-    let host = orders.start(&log)?;
+    let host = command.start(&log)?;
     let session = DevSession {
         pid: std::process::id(),
         url: cloud.url().to_string(),
@@ -225,19 +225,36 @@ async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, F
         qpu_id: QPU.into(),
         log,
     };
-    let mut dev =
-        Dev { host, cloud, _redis: redis, device, session, out: Terminal::new(env), _dir: temporary };
+    let out = Terminal::new(env);
+    let mut dev = Box::new(Dev { host, cloud, _redis: redis, device, session, out, _dir: temporary });
     match dev.ready().await? {
         Some(status) => {
             show_end(&dev.host, status);
-            Ok(Err(exit_code(status)))
+            Ok(Started::Ended(exit_code(status)))
         }
-        None => Ok(Ok(dev)),
+        None => Ok(Started::Running(dev)),
     }
 }
 
+/// The options of the development cloud for this device.
+fn cloud_options(
+    args: &Args,
+    env: &ProcessEnv,
+    device: &DeviceView,
+    redis: &DevRedis,
+    token: &str,
+) -> Options {
+    let mut options = Options::new(QPU, &redis.url());
+    options.num_qubits = device.num_qubits;
+    options.native_gate_set = gate_set(device, env);
+    options.tokens = vec![token.to_string()];
+    options.listen.set_port(args.cloud_port.unwrap_or(0));
+    options.keep = KEEP;
+    options
+}
+
 impl Dev {
-    /// Waits until the host is ready; its exit status if it ends before.
+    /// Waits until the host is ready. Returns its exit status if it ends first.
     async fn ready(&mut self) -> Result<Option<ExitStatus>, Failure> {
         let http = HttpClient::local()?;
         let target = Target::parse(&format!("{}/ready", self.session.host_url))?;
@@ -255,9 +272,9 @@ impl Dev {
         }
     }
 
-    /// Shows what runs, then the jobs, until it is time to end.
+    /// Shows the addresses, then the jobs, until the demo or the host ends or a signal comes.
     async fn live(
-        mut self,
+        mut self: Box<Self>,
         args: &Args,
         env: &ProcessEnv,
         stop: &CancellationToken,
@@ -266,7 +283,7 @@ impl Dev {
         let ours = self.save_session(&path).await?;
         self.banner(ours)?;
         // Dropped from the last to the first, as the fields are.
-        let Dev { _dir, mut out, session, _redis, cloud, mut host, .. } = self;
+        let Dev { _dir, mut out, session, _redis, cloud, mut host, .. } = *self;
         let work = show_jobs(args, &cloud, &session, &mut out);
         tokio::pin!(work);
         let ended = tokio::select! {
@@ -287,7 +304,7 @@ impl Dev {
                 eprintln!("\nending: the host finishes its jobs (Ctrl-C again ends at once)");
                 let stopping = async {
                     let status = host.stop().await;
-                    // Whoever waits for a job is still told of its end.
+                    // Clients that wait for a job still receive its last state.
                     tokio::time::sleep(LAST_NEWS).await;
                     status
                 };
@@ -307,7 +324,7 @@ impl Dev {
         result
     }
 
-    /// Leaves the session, unless that of another living dev is there. Says whether it did.
+    /// Writes the session file, unless that of another running sandbox exists. Returns whether it did.
     async fn save_session(&self, path: &Path) -> Result<bool, Failure> {
         let other = DevSession::read(path)?.filter(|n| n.process_lives() && n.pid != self.session.pid);
         if let Some(other) = other
@@ -333,7 +350,7 @@ impl Dev {
              \x20 log     {log}\n\n\
              Send a job from another terminal:\n\
              \x20 {program} submit CIRCUIT.json --shots 1000 --wait{url}\n",
-            title = self.out.bold("A private Coda on this machine"),
+            title = self.out.bold("A local Coda sandbox"),
             name = d.name,
             qubits = d.num_qubits,
             targets = d.targets.join(" "),
@@ -352,19 +369,19 @@ impl Dev {
     }
 }
 
-/// Why the host is no longer there.
+/// Prints why the host ended, with the last lines of its log.
 fn show_end(host: &DevHost, status: ExitStatus) {
     eprintln!("the host ended ({status}); the last lines of its log:\n{}", host.last_lines(LOG_LINES));
 }
 
-/// Why a dev ends.
+/// Why the sandbox ends.
 enum End {
     Done(Result<ExitCode, Failure>),
     Host(ExitStatus),
     Stopped,
 }
 
-/// The demo if it is wanted, then every job as it moves.
+/// Runs the demo if it is asked for, then shows every change of a job's state.
 async fn show_jobs(
     args: &Args,
     cloud: &DevCloud,
@@ -377,7 +394,7 @@ async fn show_jobs(
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) });
         }
     }
-    out.line("Jobs as they move, with the time since they were queued (Ctrl-C ends):")?;
+    out.line("Jobs, with the time since each was queued (Ctrl-C ends):")?;
     let mut follower = Follower::new(&session.redis_url, &session.qpu_id).await.map_err(DevError::Redis)?;
     loop {
         match follower.next(cloud).await {
@@ -388,7 +405,7 @@ async fn show_jobs(
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the private Redis doesn't answer; no jobs are shown");
+                tracing::warn!(%error, "the sandbox's Redis doesn't answer; no jobs are shown");
                 tokio::time::sleep(REDIS_PAUSE).await;
             }
         }
@@ -423,12 +440,12 @@ async fn free_port() -> Result<u16, Failure> {
     Ok(bound.await.map_err(DevError::Port)?.port())
 }
 
-/// How this program was called, so that the line shown can be copied.
+/// The name by which this program was called, so that the printed command can be copied.
 fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "coda-host".into())
 }
 
-/// A child's exit status as ours; killed by a signal counts as failed.
+/// A child's exit status as this process's; a child that a signal killed has failed.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     ExitCode::from(code.unwrap_or(exit::FAILURE))

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::load::ProcessEnv;
 use crate::state::files::{self, FileError};
 
-/// Far more than a session file holds.
+/// Largest session file that is read, far above the size of any.
 const SIZE_LIMIT: u64 = 64 << 10;
 
 /// The addresses of a running dev.

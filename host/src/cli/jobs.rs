@@ -1,4 +1,4 @@
-//! `coda-host jobs`: who holds messages of this QPU's stream, and taking over what a dead host left.
+//! `coda-host jobs`: the consumers of this QPU's stream, and taking over the messages of a dead host.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,31 +14,31 @@ use crate::error::{Explain, Failure};
 use crate::jobs::adopt::Consumer;
 use crate::jobs::redis::{Names, Redis};
 
-/// A consumer that read so short a time ago has a live host.
+/// A consumer that was idle for less than this has a live host.
 const ALIVE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
-Each host reads under its own consumer name (CODA_CONSUMER_NAME). What it had not acknowledged when it died
-waits for its next start. If there will be none, another host adopts it:
+Each host reads under its own consumer name (CODA_CONSUMER_NAME). Messages that it had not acknowledged when it died
+wait for its next start. If the host will not start again, another host can adopt them:
 
-  coda-host jobs consumers                      who holds how many messages
-  coda-host jobs adopt --consumer worker-1      they are run here now
+  coda-host jobs consumers                      each consumer and its messages
+  coda-host jobs adopt --consumer worker-1      run them here
 
 Only adopt from a host that is gone for good: while one runs a long job it looks idle, and the job would run twice.")]
 pub enum JobsCommand {
-    /// The consumers of the stream, with what each holds
+    /// List the consumers of the stream and their pending messages
     Consumers {
         /// JSON for machines
         #[arg(long)]
         json: bool,
     },
-    /// Take over the messages that a dead consumer holds
+    /// Take over the pending messages of a dead consumer
     Adopt {
-        /// Its name, as its CODA_CONSUMER_NAME was
+        /// Name of the dead consumer (its CODA_CONSUMER_NAME)
         #[arg(long, value_name = "NAME")]
         consumer: String,
-        /// Also from one that was active a moment ago
+        /// Adopt even from a consumer that was active a moment ago
         #[arg(long)]
         force: bool,
     },

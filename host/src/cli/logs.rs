@@ -24,10 +24,10 @@ Examples:
   coda-host logs -n 100
   coda-host logs --follow")]
 pub struct Args {
-    /// How many lines
+    /// Number of lines
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
     lines: usize,
-    /// Go on with what is added, until Ctrl-C
+    /// Print new lines as they are added, until Ctrl-C
     #[arg(short, long)]
     follow: bool,
 }
@@ -89,7 +89,7 @@ fn show(path: &Path, args: &Args) -> io::Result<()> {
     while !stop.is_cancelled() {
         let length = file.metadata()?.len();
         if length < at {
-            // Cut when it had grown too large.
+            // The log was rotated.
             at = file.seek(SeekFrom::Start(0))?;
         }
         if length > at {

@@ -23,7 +23,7 @@ use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
-    /// Show a plugin's descriptor; nothing of the plugin is run
+    /// Print a plugin's descriptor without running the plugin
     #[command(after_help = "Example:\n  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json")]
     Inspect {
         /// The library
@@ -32,17 +32,17 @@ pub enum PluginCommand {
         /// JSON for machines
         #[arg(long)]
         json: bool,
-        /// The JSON schema of the device config, if the plugin exports one; loads the library
+        /// Print the JSON schema of the device config, if the plugin exports one; this loads the library
         #[arg(long, conflicts_with = "json")]
         schema: bool,
     },
-    /// Make a plugin's project that builds and passes its checks
+    /// Create the project of a plugin, which builds and passes its checks
     New(new::Args),
-    /// Check a plugin: every case in a process of its own
+    /// Check a plugin: every case in a separate process
     Check(check::Args),
     #[command(hide = true)]
     CheckCase(check::CaseArgs),
-    /// Start the plugin as a device config says and show what it tells of its device
+    /// Start the plugin of a device config and print what it reports about its device
     #[command(after_help = "\
 Examples:
   coda-host plugin device --device site/device.yaml
@@ -121,7 +121,7 @@ async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView
     Ok(view)
 }
 
-/// The schema that the library exports for its usual entry, laid out for reading.
+/// The schema that the library exports for its default entry, indented.
 fn schema(file: &std::path::Path) -> Result<String, Failure> {
     let found = elf::inspect(file)?;
     let scratch = tempfile::tempdir().map_err(CliError::TemporaryDirectory)?;

@@ -1,4 +1,4 @@
-//! `coda-host reload`: has the running host take a new library or device config, and tells what came of it.
+//! `coda-host reload`: loads a new library or device config into the running host, and prints the outcome.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -12,17 +12,18 @@ use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
 
-/// Beyond what runs may take to end: for the plugin's end and new start.
+/// Time for the end and the new start of the plugin, beyond the drain timeout of its runs.
 const GRACE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The device config is read again, and the plugin that it names is checked in a process of its own. Then, between two
-runs, the former executor is shut down and the new one created; jobs, Redis and the cloud notice nothing. If the new
-one can't be created the former one is created again. Needs CODA_EXECUTOR_ISOLATION=process. SIGHUP does the same.
+The device config is read again, and the plugin that it names is checked in a separate process. Then, between two
+runs, the former executor is shut down and the new one is created. Jobs, Redis and the cloud are not affected. If the
+new executor can't be created, the former one is created again. Needs CODA_EXECUTOR_ISOLATION=process. SIGHUP does
+the same.
 
-Exit status: 0 reloaded, 1 not reloaded (the former executor stays) or nothing running.
+Exit status: 0 reloaded, 1 not reloaded (the former executor stays in use) or no host is running.
 
 Example:
   mv libacme.so.new /usr/lib/coda-host/libacme.so && coda-host reload")]

@@ -1,4 +1,4 @@
-//! `coda-host reset`: back to before the first start, but for undelivered results.
+//! `coda-host reset`: removes everything that the first start created, except kept results.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::state::files;
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
 
-/// Shared with the Python node, in the credentials directory.
+/// Files of OpenVPN in the credentials directory, which the Python node shares.
 const OPENVPN_FILES: [&str; 3] = ["coda-node-openvpn.pid", "coda-node-openvpn.log", "coda-node.ovpn"];
 
 #[derive(Debug, Default, clap::Args)]
@@ -29,7 +29,7 @@ Examples:
   coda-host reset
   coda-host reset --discard-results")]
 pub struct Args {
-    /// Also drop undelivered, refused and unanswerable ones, after showing how many there are
+    /// Also drop undelivered and refused results and dead letters; their number is printed
     #[arg(long)]
     discard_results: bool,
 }
@@ -40,7 +40,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         let drain = app::prepare(env, HashMap::new())?.settings.shutdown.drain;
         running_host::stop(&dirs.state, drain)?;
     }
-    // Settings may be what is broken; the directories are known without them.
+    // The settings may be what is broken; the directories are known without them.
     let prepared = app::prepare(env, HashMap::new()).ok();
     let mut gone: BTreeSet<PathBuf> =
         [CONFIG_FILE, KEY_FILE, TOKEN_FILE, fingerprint::FILE, PID_FILE, LOG_FILE]
@@ -55,7 +55,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         gone.extend(stored.config.node_vpn_profile_path);
     }
     if let Some(prepared) = prepared {
-        // Before the pid file goes: afterwards nobody would know its daemon.
+        // Before the pid file is removed, because the daemon can't be found without it.
         let path = env.plain("PATH").unwrap_or_default();
         let vpn = &prepared.settings.vpn;
         if Openvpn::new(vpn, &dirs.credentials, Programs::of_path(path)).stop_now()? {

@@ -1,4 +1,4 @@
-//! `coda-host results`: undelivered and refused results, and messages that could not be answered.
+//! `coda-host results`: undelivered and refused results, and dead letters.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ use crate::state::db::{Database, KeptEntry, KeptKind};
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
-A running host sends undelivered results by itself; refused ones and dead letters wait for you.
+A running host sends undelivered results by itself. Refused results and dead letters wait for you.
 
 Examples:
   coda-host results list
@@ -26,13 +26,13 @@ Examples:
   coda-host results retry job-42        one attempt now, with its answer
   coda-host results drop job-42")]
 pub enum ResultsCommand {
-    /// What is kept
+    /// List what is kept
     List {
         /// JSON for machines
         #[arg(long)]
         json: bool,
     },
-    /// One of them, with its body
+    /// Show an entry with its body
     Show {
         /// Job id or message id
         id: String,
@@ -42,7 +42,7 @@ pub enum ResultsCommand {
         /// Job id or message id
         id: String,
     },
-    /// Remove one for good
+    /// Remove an entry for good
     Drop {
         /// Job id or message id
         id: String,
@@ -136,7 +136,7 @@ fn find<'a>(kept: &'a [KeptEntry], id: &str) -> Result<&'a KeptEntry, ResultsErr
     }
 }
 
-/// One attempt, by the same sender as the host's own.
+/// Makes one attempt, with the sender that the host uses.
 fn retry(prepared: &Prepared, database: &Database, found: &KeptEntry) -> Result<ExitCode, Failure> {
     let settings = &prepared.settings;
     let (Some(key), Some(row)) = (&settings.credentials.jwt_private_key, database.result(found)?) else {

@@ -1,4 +1,4 @@
-//! `coda-host run`: one circuit straight through the plugin, by the same conversion as a job's.
+//! `coda-host run`: runs one circuit directly in the plugin and converts its answer as that of a job.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -37,7 +37,7 @@ pub struct Args {
     /// How often to run the circuit
     #[arg(short, long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     shots: u32,
-    /// The result as JSON, in the form of a webhook's body
+    /// Print the result as JSON, in the form of a webhook's body
     #[arg(long)]
     json: bool,
 }
@@ -150,7 +150,7 @@ async fn one_run(
     }
 }
 
-/// Shown on a terminal only, and only when the run takes long enough to be seen.
+/// The progress of the run; hidden where stderr is not a terminal.
 fn progress_bar() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! `coda-host status`: what the running host says of itself.
+//! `coda-host status`: prints the status of the running host.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ Examples:
   coda-host --unit coda-host status                  a host under systemd
   coda-host status --json | jq .plugin")]
 pub struct Args {
-    /// JSON for machines: the body of /ready, with the process
+    /// Print JSON: the body of /ready, with the process
     #[arg(long)]
     json: bool,
 }

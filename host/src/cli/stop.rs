@@ -10,8 +10,8 @@ use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The job in the plugin is finished and its result sent, for up to CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC (30); 5 s later
-the process is killed, which loses nothing: what ran runs again. Exit status 1 when nothing was running.
+The host finishes the job in the plugin and sends its result, for up to CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC (30). 5 s later
+the process is killed. Nothing is lost then: an interrupted job runs again. Exit status 1 when no host was running.
 
 Example:
   coda-host stop && coda-host start --daemon")]

@@ -1,4 +1,4 @@
-//! `coda-host submit`: sends a circuit to a running `coda-host dev`, and follows its way.
+//! `coda-host submit`: sends a circuit to a running `coda-host dev` and follows the job.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ const ASK_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  coda-host submit bell.json --wait                       one job, its way and its histogram
+  coda-host submit bell.json --wait                       one job, its states and its histogram
   coda-host submit bell.json --shots 5000 --count 100 --wait
   coda-host submit long.json --wait --cancel-after 500    cancelled after half a second
   coda-host submit broken.json --no-check --wait          how the host refuses a bad circuit
@@ -38,19 +38,19 @@ pub struct Args {
     /// Follow the job until its result has been delivered
     #[arg(short, long)]
     wait: bool,
-    /// JSON for machines, a line for each job
+    /// Print JSON, one line for each job
     #[arg(long)]
     json: bool,
-    /// Send the circuit so many times
+    /// Number of jobs to send
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Cancel after so many milliseconds whatever isn't over by then
+    /// Cancel jobs that have not ended after this many milliseconds
     #[arg(long, value_name = "MS")]
     cancel_after: Option<u64>,
     /// Send the circuit as it is, without checking it first
     #[arg(long)]
     no_check: bool,
-    /// The cloud URL that coda-host dev printed, when it isn't the one found by itself
+    /// Cloud URL of the sandbox, as coda-host dev prints it [default: that of this user's sandbox]
     #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
     dev_url: Option<String>,
 }
@@ -170,7 +170,7 @@ fn job_line(out: &Terminal, view: &DevJob) -> String {
     line + &error_line(view).map_or(String::new(), |e| format!("  {e}"))
 }
 
-/// Several jobs summed up.
+/// The sum of several jobs.
 #[derive(Default)]
 struct Total {
     completed: usize,
@@ -181,7 +181,7 @@ struct Total {
 
 impl Total {
     fn add(&mut self, view: DevJob) {
-        // What was delivered counts; the status may be late.
+        // The delivered result decides, because the status may be late.
         match view.counts() {
             Some(counts) => {
                 self.completed += 1;

@@ -1,4 +1,4 @@
-//! Lines about jobs on standard output, in colour on a terminal.
+//! Standard output for lines about jobs, in colour where it is a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -7,10 +7,10 @@ use crate::config::load::ProcessEnv;
 use crate::error::Failure;
 use crate::model::cut;
 
-/// Most of an error that fits on a line.
+/// How many characters of an error are shown in a line.
 const ERROR_CHARACTERS: usize = 300;
 
-/// Standard output.
+/// Standard output, until its reader closes it.
 pub struct Terminal {
     colour: bool,
     closed: bool,
@@ -23,10 +23,10 @@ impl Terminal {
         Terminal { colour: !plain && io::stdout().is_terminal(), closed: false }
     }
 
-    /// Writes a text as it is and sees that it is there.
+    /// Writes a text as it is and flushes it. A reader that has seen enough (`| head`) is not an error.
     ///
     /// # Errors
-    /// When it can't be written; a reader that has seen enough (`| head`) is no error.
+    /// Standard output can't be written.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         if self.closed {
             return Ok(());
@@ -48,7 +48,7 @@ impl Terminal {
         self.paint("1", text)
     }
 
-    /// A state's name, as wide as the longest, and the time since the job was queued.
+    /// The name of a state, padded to the longest name, and the time since the job was queued.
     pub fn step(&self, state: &str, after: Option<time::Duration>) -> String {
         let colour = match state {
             "queued" => "2",
@@ -66,7 +66,7 @@ impl Terminal {
     }
 }
 
-/// An error in one line of bearable length.
+/// An error in one line, cut to [`ERROR_CHARACTERS`].
 pub fn one_line(error: &str) -> String {
     let line = error.split_whitespace().collect::<Vec<_>>().join(" ");
     match cut(&line, ERROR_CHARACTERS) {

@@ -49,7 +49,7 @@ impl Explain for BundleError {
     }
 }
 
-/// What is held before the answer is applied.
+/// The values before the answer is applied.
 #[derive(Debug, Clone, Copy)]
 pub struct CurrentValues<'a> {
     pub identity: &'a Identity,
@@ -59,7 +59,7 @@ pub struct CurrentValues<'a> {
     pub key_id: Option<&'a str>,
 }
 
-/// What holds from now on.
+/// The values after the answer was applied.
 #[derive(Debug, Clone)]
 pub struct AppliedBundle {
     pub identity: Identity,
@@ -74,7 +74,10 @@ pub struct AppliedBundle {
     pub warnings: Vec<String>,
 }
 
-/// Lays the answer's body over what is held.
+/// Applies the body of the answer to the current values.
+///
+/// # Errors
+/// A required field is missing or not valid.
 pub fn apply(body: &[u8], held: CurrentValues<'_>) -> Result<AppliedBundle, BundleError> {
     let Ok(Value::Object(bundle)) = serde_json::from_slice(body) else {
         return Err(BundleError::NotAnObject);

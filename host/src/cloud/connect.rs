@@ -15,17 +15,17 @@ use crate::backoff::Backoff;
 use crate::config::settings::CloudSettings;
 use crate::error::{Explain, exit};
 
-/// No pause between attempts is longer.
+/// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
-/// How much of a refusal is shown.
+/// How many characters of a refusal are shown.
 const EXCERPT: usize = 400;
 
-/// What a connect shows, as far as an error's advice depends on it.
+/// The credential that a connect presents, as far as the hint of an error depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresentedCredential {
     /// `stored`: usable credentials of an earlier provisioning exist.
     Token { stored: bool },
-    /// A token signed with a key that is held.
+    /// A token that was signed with the stored key.
     Key,
 }
 
@@ -127,7 +127,7 @@ pub fn body(fingerprint: &str, connectivity: Option<&[(u16, u16)]>) -> Bytes {
     body.to_string().into()
 }
 
-/// Asks until the cloud answers or the attempts are used up.
+/// Sends the connect request until the cloud answers or no attempt is left.
 pub async fn request(
     client: &HttpClient,
     cloud: &CloudSettings,

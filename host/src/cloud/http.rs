@@ -1,9 +1,9 @@
-//! THE HTTP client: every request of the host to the outside goes through it.
+//! The HTTP client: every request of the host to other machines goes through it.
 //!
 //! HTTP/1.1 over TCP or TLS (system roots, plus a CA file from the settings), pooled, through the proxy that
 //! the environment names (see [`super::proxy`]). One deadline covers a whole request, connecting and reading
-//! the answer included. Redirects are never followed. An answer's status counts from the moment its head has
-//! come; a body that breaks off afterwards is an error of the body alone. Errors tell in plain words how far
+//! the answer included. Redirects are never followed. The status of an answer is valid as soon as its head has
+//! arrived; a body that breaks off afterwards is an error of the body alone. Errors tell in plain words how far
 //! the request got, because a one-time token may have been used up by one that got far enough.
 
 use std::error::Error as StdError;
@@ -33,9 +33,9 @@ use crate::model::{Secret, cut};
 pub use super::error::HttpError;
 pub use super::proxy::is_loopback;
 
-/// Largest answer that is read; the cloud's are some kilobytes long.
+/// Largest answer that is read; the answers of the cloud have a few kilobytes.
 const BODY_LIMIT: usize = 1 << 20;
-/// Of services of this machine, which send whole results back.
+/// Largest answer that is read from a service on this machine, which may send whole results.
 const LOCAL_BODY_LIMIT: usize = 256 << 20;
 /// Idle connections to services of this machine are kept this long.
 const LOCAL_IDLE: Duration = Duration::from_secs(4);
@@ -157,7 +157,7 @@ pub fn header_map(headers: &[(String, Secret)]) -> Result<HeaderMap, HttpError> 
 
 /// A refusal's body without the values of our own headers, which some servers echo.
 fn without(body: Bytes, sent: &HeaderMap) -> Bytes {
-    // Shorter ones are no secrets, and would blot out half of the text.
+    // Shorter values are not secrets, and would hide half of the text.
     let secret = |v: &&str| v.len() >= 8 && memchr::memmem::find(&body, v.as_bytes()).is_some();
     let found: Vec<&str> = sent.values().filter_map(|v| v.to_str().ok()).filter(secret).collect();
     if found.is_empty() {
@@ -221,7 +221,7 @@ impl HttpClient {
         HttpClient { inner, proxies, body_limit }
     }
 
-    /// Posts JSON. `extra` is laid over the headers set here.
+    /// Posts JSON. The headers in `extra` replace those that are set here.
     pub async fn post_json(
         &self,
         target: &Target,

@@ -31,7 +31,7 @@ pub struct Registration {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProvisionError {
-    #[error("there is nothing to show the cloud: neither a node token nor {0}")]
+    #[error("there are no credentials for the cloud: neither a node token nor {0}")]
     NoCredentials(&'static str),
     #[error(transparent)]
     Fingerprint(#[from] FingerprintError),
@@ -47,7 +47,7 @@ pub enum ProvisionError {
     NewKey(#[source] KeyError),
     #[error("the new credentials could not be stored")]
     Store(#[source] CredentialsError),
-    /// What went wrong after a one-time token had been accepted.
+    /// An error after a one-time token had been accepted.
     #[error(transparent)]
     TokenSpent(Box<ProvisionError>),
 }
@@ -97,7 +97,7 @@ impl Explain for ProvisionError {
     }
 }
 
-/// What went wrong after a one-time token had been accepted, anywhere.
+/// An error of any stage after a one-time token had been accepted. Its hint says that the token is used up.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct TokenSpent<E: Explain>(pub E);
@@ -137,7 +137,7 @@ pub fn redeems(settings: &Settings, stored: Option<&StoredCredentials>) -> bool 
     token.is_some() && !reconnects(token, stored)
 }
 
-/// What the cloud answered, checked and not stored yet.
+/// The cloud's answer, checked and not stored yet.
 pub struct AcceptedConnect {
     applied: AppliedBundle,
     key: PrivateKey,
@@ -145,11 +145,11 @@ pub struct AcceptedConnect {
     token: Option<Secret>,
 }
 
-/// Shows the cloud our credentials. `settings` hold the stored values when [`reconnects`] says so;
+/// Presents the credentials to the cloud. `settings` hold the stored values when [`reconnects`] says so;
 /// `connectivity` is the executor's, `None` when it reports no topology.
 ///
 /// # Errors
-/// When there is nothing to show, the cloud refuses, or its answer can't be used.
+/// There are no credentials, the cloud refuses them or can't be reached, or its answer is not valid.
 pub async fn request_credentials(
     client: &HttpClient,
     settings: &Settings,
@@ -233,7 +233,7 @@ impl AcceptedConnect {
     /// Stores it, key first.
     ///
     /// # Errors
-    /// When a file can't be written.
+    /// A file of the credentials can't be written.
     pub fn store(self) -> Result<Registration, ProvisionError> {
         let AcceptedConnect { applied, key, dir, token } = self;
         credentials::save(&dir, &to_store(&applied), key.pem(), token.as_ref()).map_err(|e| {

@@ -1,8 +1,8 @@
-//! The way to a host: directly, or through the proxy that the environment names.
+//! Connects to a host: directly, or through the proxy that the environment names.
 //!
-//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` count, in upper or lower case, upper first, an
-//! empty one as unset. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
-//! is never proxied, whatever the variables say: a proxy's loopback is another machine. SOCKS isn't spoken.
+//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are read, in upper or lower case, upper case first; an
+//! empty variable is treated as unset. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
+//! is never proxied, whatever the variables say: a proxy's loopback is another machine. SOCKS is not supported.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Proxies {
         };
         let proxy = |name: &'static str| -> Result<String, HttpError> {
             let Some(value) = get(name) else { return Ok(String::new()) };
-            // A matcher drops a value that it can't read without a word.
+            // A matcher silently drops a value that it can't read.
             let probe = Matcher::builder().all(value.as_str()).build();
             let why = match probe.intercept(&Uri::from_static("http://probe.invalid/")) {
                 Some(proxy) if matches!(proxy.uri().scheme_str(), Some("http" | "https")) => {
@@ -65,7 +65,7 @@ impl Proxies {
         if target.host().is_some_and(is_loopback) { None } else { rules.intercept(target) }
     }
 
-    /// What a plain request must carry for the proxy that forwards it.
+    /// Returns the `Proxy-Authorization` header of a plain request that a proxy forwards.
     pub(super) fn authorization(&self, target: &Uri) -> Option<HeaderValue> {
         if target.scheme_str() != Some("http") {
             return None;
@@ -73,7 +73,7 @@ impl Proxies {
         self.find(target)?.basic_auth().cloned()
     }
 
-    /// `host:port` of the proxy on the way to the target.
+    /// Returns `host:port` of the proxy that leads to the target.
     pub(super) fn name(&self, target: &Uri) -> Option<String> {
         Some(self.find(target)?.uri().authority()?.to_string())
     }
@@ -94,7 +94,7 @@ pub fn is_loopback(host: &str) -> bool {
 pub(super) struct ProxyConnector {
     proxies: Arc<Proxies>,
     tcp: HttpConnector<Resolver>,
-    /// To a proxy, which may itself want TLS.
+    /// Connects to a proxy, which may itself require TLS.
     to_proxy: HttpsConnector<HttpConnector<Resolver>>,
 }
 
@@ -142,7 +142,7 @@ impl Service<Uri> for ProxyConnector {
     }
 }
 
-/// A tunnel that the proxy didn't grant.
+/// The proxy refused to open a tunnel.
 #[derive(Debug, thiserror::Error)]
 #[error("the proxy {} opened no tunnel", .at.as_ref().map_or("", |a| a.as_str()))]
 pub(super) struct ProxyRefusal {
@@ -150,7 +150,7 @@ pub(super) struct ProxyRefusal {
     source: BoxError,
 }
 
-/// A name that has no address, told apart from other failures to connect.
+/// A host name without an address, as a type of its own so that it differs from other connection failures.
 #[derive(Debug, thiserror::Error)]
 #[error("the name could not be resolved")]
 pub(super) struct Unresolved(#[source] std::io::Error);
@@ -174,7 +174,8 @@ impl Service<Name> for Resolver {
     }
 }
 
-/// The connection to the target or its proxy. `forwarded`: requests name the whole URL.
+/// A connection to the target or its proxy. With `forwarded`, requests name the whole URL. `Read` and `Write` are
+/// delegated by hand, because only this type reports [`Connected::proxy`].
 pub(super) struct Stream {
     io: MaybeHttpsStream<TokioIo<TcpStream>>,
     forwarded: bool,
@@ -240,7 +241,7 @@ mod tests {
         assert_eq!(proxy_of(&[("HTTP_PROXY", "p:2")], "http://coda.example/"), some("p:2"));
         assert_eq!(proxy_of(&[("ALL_PROXY", "http://p:3")], "https://coda.example/"), some("p:3"));
         let both = [("HTTPS_PROXY", ""), ("https_proxy", "http://p:4")];
-        assert_eq!(proxy_of(&both, "https://coda.example/"), some("p:4"), "an empty one counts as unset");
+        assert_eq!(proxy_of(&both, "https://coda.example/"), some("p:4"), "an empty variable is unset");
         let exempt = [("ALL_PROXY", "http://p:5"), ("no_proxy", "example, 10.0.0.0/8")];
         assert_eq!(proxy_of(&exempt, "https://coda.example/"), None);
         assert_eq!(proxy_of(&exempt, "https://10.1.2.3/"), None);

@@ -1,4 +1,4 @@
-//! The one key of device.yaml that is ours: `executor_factory`. The rest belongs to the vendor.
+//! The device config: the host reads the key `executor_factory` of it. Every other key belongs to the vendor.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_yaml::Value;
 
 use super::{ConfigError, suggest};
 
-/// A device config's text and what we read of it.
+/// The text of a device config, and the values that the host reads.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceConfig {
     /// Absolute path of the file; `None` when there is no device config.
@@ -27,10 +27,10 @@ struct Ours {
 }
 
 impl DeviceConfig {
-    /// Reads the file; no path means an empty config.
+    /// Reads the file. Without a path the config is empty.
     ///
     /// # Errors
-    /// When the file can't be read, isn't YAML, or our key isn't text.
+    /// The file can't be read, is not YAML, or its `executor_factory` is not text.
     pub fn load(path: Option<&Path>) -> Result<DeviceConfig, ConfigError> {
         let Some(path) = path else { return Ok(DeviceConfig::default()) };
         let text = std::fs::read_to_string(path)
@@ -41,7 +41,7 @@ impl DeviceConfig {
     }
 }
 
-/// Our key, and a key that looks like it where ours is missing.
+/// Returns the value of `executor_factory` or, where it is missing, a key that resembles it.
 fn ours(text: &str) -> Result<(Option<String>, Option<String>), String> {
     if text.trim().is_empty() {
         return Ok((None, None));

@@ -1,11 +1,11 @@
-//! Names that are almost ours: a misspelt setting would otherwise be silently without effect.
+//! Did-you-mean: finds names that resemble a setting, because a misspelt one would have no effect and no message.
 
-/// Most edits between a name and the one that was meant.
+/// Largest edit distance between a misspelt name and the name that was meant.
 const EDITS: usize = 2;
-/// Variables that are read elsewhere than among the settings.
+/// Variables that are read outside [`super::load`].
 const ELSEWHERE: &[&str] = &["CODA_STATE_DIR", "CODA_LOG", "CODA_LOG_FORMAT"];
 
-/// Variables that are no settings, each with the setting that it resembles most.
+/// Returns the variables that are not settings but resemble one, each with that setting.
 pub fn misspelt_variables<'a>(
     given: impl Iterator<Item = &'a str>,
     known: &[&'static str],
@@ -20,13 +20,13 @@ pub fn misspelt_variables<'a>(
     found
 }
 
-/// A top-level key that is almost `executor_factory`.
+/// Returns a top-level key that resembles `executor_factory`.
 pub fn misspelt_factory_key(keys: impl Iterator<Item = String>) -> Option<String> {
     keys.into_iter()
         .find(|key| closest_name(&key.to_lowercase().replace('-', "_"), &["executor_factory"]).is_some())
 }
 
-/// The closest known name, unless `name` is known itself.
+/// Returns the closest known name, unless `name` is known itself or nothing is close.
 fn closest_name(name: &str, known: &[&'static str]) -> Option<&'static str> {
     if known.contains(&name) {
         return None;

@@ -1,7 +1,7 @@
-//! The settings that systemd gives to a unit, for commands that an operator runs by hand: `--unit NAME`.
+//! Reads the settings that systemd gives to a unit, for commands that an operator runs by hand with `--unit NAME`.
 //!
-//! `systemctl show` tells what the unit and its drop-ins say; the environment files are read here, by the rules of
-//! systemd.exec(5): assignments by line, comments behind `#` and `;`, quotes, a backslash joins lines, no expansion.
+//! `systemctl show` prints the settings of the unit and its drop-ins; the environment files are read here, by the rules of
+//! systemd.exec(5): assignments by line, comments after `#` and `;`, quotes, a backslash joins lines, no expansion.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,14 +10,14 @@ use crate::error::{Explain, exit};
 
 const SYSTEMCTL: &str = "systemctl";
 const PROPERTIES: &str = "--property=LoadState,Environment,EnvironmentFiles,StateDirectory,WorkingDirectory";
-/// Where `StateDirectory=` lies for the system's manager.
+/// Parent directory of `StateDirectory=` for the system's manager.
 const STATE: &str = "/var/lib";
 
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
     #[error("systemctl can't be run")]
     Systemctl(#[source] std::io::Error),
-    #[error("systemctl says: {0}")]
+    #[error("systemctl failed: {0}")]
     Refused(String),
     #[error("there is no unit {0}")]
     Unknown(String),
@@ -55,10 +55,10 @@ impl Explain for UnitError {
     }
 }
 
-/// What a unit gives to its host.
+/// The settings that a unit gives to its host.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct UnitSettings {
-    /// In the order of their reading; the last value of a name counts.
+    /// The variables in the order in which they are read; the last value of a name applies.
     pub environment: Vec<(String, String)>,
     pub cwd: Option<PathBuf>,
 }
@@ -66,7 +66,7 @@ pub struct UnitSettings {
 /// Asks systemd about a unit; `.service` may be left out.
 ///
 /// # Errors
-/// When systemd can't be asked, doesn't know the unit, or one of its files can't be read.
+/// systemd can't be asked or doesn't know the unit, or one of its environment files can't be read.
 pub fn unit_settings(unit: &str) -> Result<UnitSettings, UnitError> {
     // It gives up by itself when the manager doesn't answer (sd-bus: 25 s).
     let output = Command::new(SYSTEMCTL)

@@ -47,12 +47,12 @@ pub const HEARTBEAT: &str = "/api/internal/qpu/heartbeat";
 pub const WEBHOOK: &str = "/api/internal/qpu/webhook";
 pub const HEALTH: &str = "/api/internal/qpu/health";
 
-/// Larger than any circuit or result that is legal.
+/// Largest body that is read, above the size of every legal circuit or result.
 const BODY_LIMIT: usize = 32 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DevCloudError {
-    #[error("an RSA key could not be made")]
+    #[error("an RSA key could not be generated")]
     Keys,
     #[error("the development cloud can't listen on {address}")]
     Listen { address: SocketAddr, source: io::Error },
@@ -78,7 +78,7 @@ impl Explain for DevCloudError {
     }
 }
 
-/// What the cloud says of its one QPU, and how it serves.
+/// The QPU of the development cloud, and how the cloud serves.
 #[derive(Clone)]
 pub struct Options {
     pub qpu_id: String,
@@ -89,11 +89,11 @@ pub struct Options {
     pub listen: SocketAddr,
     /// One-time tokens that may be redeemed.
     pub tokens: Vec<String>,
-    /// Made at start when there are none.
+    /// The signing keys; generated at the start when there are none.
     pub keys: Option<Arc<Keys>>,
     /// Serves https, as `https://localhost:<port>`.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// Records kept, at least.
+    /// Smallest number of records that are kept.
     pub keep: usize,
     /// How often a waiting `/dev/jobs` request looks at Redis.
     pub poll: Duration,
@@ -193,7 +193,7 @@ impl DevCloud {
         self.state().tokens.insert(token.into(), false);
     }
 
-    /// From now on this key counts; nodes get it with their next connect.
+    /// Replaces the key; nodes receive the new one with their next connect.
     pub fn rotate_keys(&self, keys: Arc<Keys>) {
         *self.shared.keys.write() = keys;
     }
@@ -215,12 +215,12 @@ impl DevCloud {
         self.shared.change_hooks(|h| h.bundle = Some(Arc::new(edit)));
     }
 
-    /// Behaves as usual again.
+    /// Removes every hook.
     pub fn clear_hooks(&self) {
         self.shared.change_hooks(|h| *h = Hooks::default());
     }
 
-    /// Waits until `done` holds, looking again after every recorded request; false when `limit` is over.
+    /// Waits until `done` returns true, checked after every recorded request. Returns false when `limit` is over.
     pub async fn wait_until(&self, limit: Duration, mut done: impl FnMut(&DevCloudState) -> bool) -> bool {
         let mut ticks = self.shared.tick.subscribe();
         let waiting = async {
@@ -237,7 +237,7 @@ impl DevCloud {
         tokio::time::timeout(limit, waiting).await.unwrap_or(false)
     }
 
-    /// Closes the port and every connection, as a cloud that is down. What was seen stays.
+    /// Closes the port and every connection, like a cloud that is down. The records stay.
     pub async fn go_down(&self) {
         let task = self.listening.lock().take();
         if let Some(task) = task {
@@ -267,7 +267,7 @@ impl Drop for DevCloud {
     }
 }
 
-/// Its connections live in a set of its own, so that aborting it closes them.
+/// Accepts connections. They are in a `JoinSet` of this task, so that aborting the task closes them.
 async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {
@@ -511,7 +511,7 @@ impl Shared {
         (200, bundle)
     }
 
-    /// What the cloud finds wrong with reported edges.
+    /// Returns what is wrong with the reported edges.
     fn bad_topology(&self, edges: Option<&Value>) -> Option<&'static str> {
         let edges = edges.filter(|e| !e.is_null())?;
         let Some(edges) = edges.as_array() else { return Some("connectivity is not a list") };

@@ -98,8 +98,8 @@ impl Explain for LoadError {
 fn loader_hint(text: &str) -> String {
     // "version `GLIBC_2.99' not found", likewise for the C++ library.
     if text.contains("version `") && text.contains("' not found") {
-        "ask the vendor for a build for this system, or upgrade the system: the library was built on a \
-         newer one"
+        "ask the vendor for a build for this system, or upgrade the system: the library was built on a newer system \
+         than this one"
             .into()
     } else if text.contains("undefined symbol") {
         "tell the vendor: a library it uses is missing from its dependencies, or has another version".into()

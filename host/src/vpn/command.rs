@@ -1,4 +1,4 @@
-//! Programs of this machine: found through PATH, run to their end within a limit, their output kept.
+//! Runs programs of this machine: finds them in PATH, waits for their end within a limit, and returns their output.
 //!
 //! Blocking. Output goes through files instead of pipes, because a daemon that a program leaves behind would
 //! hold a pipe open for ever.
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::Explain;
 
-/// Most of an output that is kept.
+/// How many bytes of an output are kept.
 const KEPT: u64 = 64 << 10;
-/// Where system programs are, which not every user's PATH says.
+/// Directories of system programs, which are missing in the PATH of some users.
 const SYSTEM: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ impl Explain for CommandError {
     }
 }
 
-/// What a program left.
+/// The exit status and the output of a program.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub success: bool,
@@ -62,18 +62,18 @@ pub struct CommandOutput {
 pub struct Programs(Vec<PathBuf>);
 
 impl Programs {
-    /// Those of a PATH, and where system programs are.
+    /// Searches the directories of a PATH and those of system programs.
     pub fn of_path(path: &str) -> Programs {
         let named = path.split(':').filter(|d| d.starts_with('/'));
         Programs(named.chain(SYSTEM).map(PathBuf::from).collect())
     }
 
-    /// Only these.
+    /// Searches only these directories.
     pub fn within(dirs: Vec<PathBuf>) -> Programs {
         Programs(dirs)
     }
 
-    /// Where the program is.
+    /// Returns the path of a program.
     pub fn find(&self, name: &str) -> Option<PathBuf> {
         let runnable = |path: &Path| {
             path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
@@ -81,10 +81,10 @@ impl Programs {
         self.0.iter().map(|dir| dir.join(name)).find(|path| runnable(path))
     }
 
-    /// Runs a program to its end.
+    /// Runs a program to its end. A program that fails is not an error; its status is returned.
     ///
     /// # Errors
-    /// When it isn't there, can't be started or takes too long. That it fails is no error.
+    /// The program is not installed, can't be started, or takes longer than `limit`.
     pub fn run(
         &self,
         name: &str,
@@ -98,7 +98,7 @@ impl Programs {
     }
 }
 
-/// `None` when it took too long.
+/// Runs a program; returns `None` when it took longer than `limit`.
 fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<CommandOutput>> {
     let until = Instant::now() + limit;
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);

@@ -1,10 +1,10 @@
 //! The OpenVPN daemon that the host manages: its files, its start, its end.
 //!
-//! One thing at a time: whoever starts or stops it holds the turn until it is done, also when the one who
-//! asked has gone; then a start is broken off and leaves nothing. The daemon is known by its pid file, which
-//! is believed only when that process is an OpenVPN with our profile, and it is signalled through a
-//! descriptor, so never another process. A tunnel that is up already is used as it is: ours is managed
-//! again, anybody else's is left alone. The files have the names of the Python node's, which can take over.
+//! Starts and stops are serialized: each holds the start-stop lock until it has finished, even when the caller has gone.
+//! A start whose caller has gone is interrupted and leaves nothing behind. The daemon is found by its pid file, which is
+//! believed only when that process is an OpenVPN with this host's profile. It is signalled through a process descriptor,
+//! so never another process. A tunnel that is already up is used: this host's own is managed again, any other is left
+//! alone. The files have the names that the Python node uses, so that either can take over from the other.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -30,10 +30,10 @@ use crate::sys::ProcessHandle;
 pub const PID_FILE: &str = "coda-node-openvpn.pid";
 pub const LOG_FILE: &str = "coda-node-openvpn.log";
 
-/// Lines of the log that an error shows, and the most that is read for them.
+/// Number of log lines that an error shows, and the bytes that are read for them.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: u64 = 16 << 10;
-/// How often a starting daemon is looked at.
+/// Pause between two looks at a starting daemon.
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub enum OpenvpnError {
     Unstoppable,
     #[error("the start of the VPN was interrupted")]
     Interrupted,
-    #[error("the work on the VPN ended unexpectedly")]
+    #[error("the VPN task ended unexpectedly")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -88,8 +88,8 @@ impl Explain for OpenvpnError {
             }
             OpenvpnError::NotStarted(_) => "start the host as root (or with CAP_NET_ADMIN), and make sure that /dev/net/tun exists".into(),
             OpenvpnError::NoTunnel { .. } | OpenvpnError::Ended { .. } => {
-                "see the lines of its log above: mostly the server can't be reached, the certificate has \
-                 expired, or /dev/net/tun may not be used; CODA_VPN_START_TIMEOUT_SEC gives it more time"
+                "see the lines of its log above; common reasons: the server can't be reached, the certificate has \
+                 expired, or /dev/net/tun may not be used; CODA_VPN_START_TIMEOUT_SEC allows more time"
                     .into()
             }
             OpenvpnError::NoStoredProfile { path } => {
@@ -186,7 +186,7 @@ impl Openvpn {
     /// Whether a profile is stored.
     ///
     /// # Errors
-    /// When the file is not one that may be used.
+    /// The stored file is not a regular file of this user.
     pub fn has_profile(&self) -> Result<bool, OpenvpnError> {
         Ok(files::read(&self.0.profile, MAX_PROFILE as u64)?.is_some())
     }
@@ -194,7 +194,7 @@ impl Openvpn {
     /// Brings the stored profile's tunnel up, unless one is up already.
     ///
     /// # Errors
-    /// When there is no profile, or the tunnel doesn't come up; then no daemon is left.
+    /// There is no stored profile, or the tunnel doesn't come up. No daemon is left then.
     pub async fn up_stored(&self, hint: Option<String>) -> Result<Tunnel, OpenvpnError> {
         self.with_start_stop_lock(move |managed, cancel| managed.up_stored(hint.as_deref(), cancel)).await
     }
@@ -203,7 +203,7 @@ impl Openvpn {
     /// of ours that another profile made.
     ///
     /// # Errors
-    /// When the tunnel doesn't come up; then the files are as they were, and no daemon is left.
+    /// The tunnel doesn't come up. The files are then as before, and no daemon is left.
     pub async fn up_with(
         &self,
         profile: CheckedProfile,
@@ -219,7 +219,7 @@ impl Openvpn {
     /// Takes back what brought this tunnel up.
     ///
     /// # Errors
-    /// When the daemon can't be stopped or a file can't be put back.
+    /// The daemon can't be stopped, or a file can't be restored.
     pub async fn undo(&self, tunnel: Tunnel) -> Result<(), OpenvpnError> {
         self.with_start_stop_lock(move |managed, _| match tunnel.undo {
             Some(undo) => managed.take_back(undo, tunnel.started),
@@ -232,7 +232,7 @@ impl Openvpn {
     /// Stops the daemon if it is ours; says whether there was one.
     ///
     /// # Errors
-    /// When it can't be stopped.
+    /// The daemon can't be stopped.
     pub async fn down(&self) -> Result<bool, OpenvpnError> {
         self.with_start_stop_lock(|managed, _| managed.down()).await
     }
@@ -257,12 +257,12 @@ impl Openvpn {
     /// Stops the daemon if it is ours, for a process that does nothing else with it; blocks.
     ///
     /// # Errors
-    /// When it can't be stopped.
+    /// The daemon can't be stopped.
     pub fn stop_now(&self) -> Result<bool, OpenvpnError> {
         self.0.down()
     }
 
-    /// Does blocking work while it holds the turn. When the caller goes away the work is told to break off.
+    /// Does blocking work while it holds the start-stop lock. When the caller goes away, the work is cancelled.
     async fn with_start_stop_lock<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Managed, &CancellationToken) -> Result<T, OpenvpnError> + Send + 'static,
@@ -308,7 +308,7 @@ impl Managed {
         anew: bool,
         cancel: &CancellationToken,
     ) -> Result<Tunnel, OpenvpnError> {
-        // A file that can't be read because of its mode or owner is no profile to go back to.
+        // A file that can't be read because of its mode or owner can't be restored later.
         let before = files::read(&self.profile, MAX_PROFILE as u64).unwrap_or_default();
         let same = before.as_deref() == Some(profile.text().expose().as_bytes());
         self.store(profile)?;
@@ -504,7 +504,7 @@ fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
-/// A number above 1 and nothing else; whatever else the file holds, or is, counts as none.
+/// Reads a pid: a number above 1 and nothing else. Any other content is treated as no pid.
 fn read_pid(path: &Path) -> Option<u32> {
     let content = read_end(path, 32).ok()?;
     let text = std::str::from_utf8(&content).ok()?.trim();

@@ -26,7 +26,7 @@ const BOM: &str = "\u{feff}";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedProfile {
     text: Secret,
-    /// Whether `reneg-sec 0` was appended, because the profile doesn't say when keys are made anew.
+    /// Whether `reneg-sec 0` was appended, because the profile does not set the renegotiation of keys.
     pub reneg_appended: bool,
 }
 
@@ -48,7 +48,7 @@ pub enum ProfileError {
     Missing(&'static str),
 }
 
-/// What is wrong with a line.
+/// Why a line is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProfileProblem {
     NotText,
@@ -118,7 +118,7 @@ impl Explain for ProfileError {
 /// Checks a profile as it came or as it lies on the disk.
 ///
 /// # Errors
-/// The first line that can't be let through.
+/// A line of the profile is not allowed, or a required directive is missing. The error names the first such line.
 pub fn check(profile: &[u8]) -> Result<CheckedProfile, ProfileError> {
     if profile.len() > MAX_PROFILE {
         return Err(ProfileError::TooLarge);
@@ -205,7 +205,7 @@ impl<'a, L: Iterator<Item = (usize, &'a str)>> Reader<'a, L> {
         let end = format!("</{name}>");
         while let Some((line, text)) = self.next()? {
             match text.trim_start_matches([' ', '\t']).strip_prefix(&end) {
-                // OpenVPN ignores it; whoever wrote it may have meant something by it.
+                // OpenVPN ignores it, but the author may have meant something by it.
                 Some(rest) if !rest.trim_matches([' ', '\t']).is_empty() => {
                     return Err(at(line, ProfileProblem::BehindEnd(name.to_owned())));
                 }
@@ -309,7 +309,7 @@ fn split(line: &str) -> Result<Vec<String>, ProfileProblem> {
         }
         let taken = match inside {
             Inside::Nothing if blank(c) => false,
-            // Behind a backslash too.
+            // After a backslash too.
             Inside::Nothing if matches!(c, '#' | ';') => return Ok(words),
             Inside::Nothing if matches!(c, '"' | '\'') && !escaped => {
                 inside = Inside::Quotes(c);

@@ -1,5 +1,5 @@
-//! `coda-host dev --demo`: three circuits through everything, each one's way and histogram, and a check of
-//! what must be true of them.
+//! `coda-host dev --demo`: runs three circuits end to end, shows the states and the histogram of each, and checks the
+//! results.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ const CIRCUITS: [Circuit; 3] = [
     },
 ];
 
-/// Runs them one after the other; whether everything was as it must be.
+/// Runs the circuits one after the other. Returns whether every check passed.
 pub async fn run(cloud: &DevCloud, session: &DevSession, out: &mut Terminal) -> Result<bool, Failure> {
     let client = DevClient::new(&session.url)?;
     let mut wrong = Vec::new();
@@ -68,7 +68,7 @@ pub async fn run(cloud: &DevCloud, session: &DevSession, out: &mut Terminal) -> 
         wrong.push(format!("{pending} messages are not acknowledged"));
     }
     if wrong.is_empty() {
-        let text = "all three delivered: counts as they must be, tokens verified, messages acknowledged";
+        let text = "all three delivered: counts are possible, tokens verified, messages acknowledged";
         out.line(&format!("{}\n", out.bold(text)))?;
     }
     for what in &wrong {
@@ -89,12 +89,12 @@ fn check(circuit: &Circuit, view: &DevJob) -> Result<(), String> {
         return Err(format!("the counts make {shots} shots, not {SHOTS}"));
     }
     match circuit.only.and_then(|only| counts.iter().find(|(key, _)| !only.contains(&key.as_str()))) {
-        Some((key, n)) => Err(format!("{key} was counted {n} times, which can't be")),
+        Some((key, n)) => Err(format!("{key} was counted {n} times, which is impossible")),
         None => Ok(()),
     }
 }
 
-/// Messages of the group that are not acknowledged, once the last results have had time to be.
+/// Counts the messages that are still not acknowledged after [`ACK_LIMIT`].
 async fn pending(session: &DevSession) -> Result<u64, Failure> {
     let client = redis::Client::open(session.redis_url.as_str()).map_err(DevError::Redis)?;
     let mut connection = client.get_multiplexed_async_connection().await.map_err(DevError::Redis)?;

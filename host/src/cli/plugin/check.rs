@@ -1,4 +1,4 @@
-//! `coda-host plugin check`: every case in a child of its own, as lines, JSON or JUnit.
+//! `coda-host plugin check`: runs every case in a child process, and reports as lines, JSON or JUnit.
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal as _};
@@ -40,11 +40,11 @@ pub struct Args {
     /// Run only the cases whose name begins so (may be given several times)
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Fewer circuits and shots, for devices where a run is dear
+    /// Use fewer circuits and shots, for devices on which a run is expensive
     #[arg(long)]
     quick: bool,
-    /// Distance in total variation between counts and exact probabilities that is forgiven, beside what chance
-    /// allows: 0 for exact simulators, what its error rates explain for a real device
+    /// Tolerated distance in total variation between counts and exact probabilities, in addition to the statistical
+    /// error: 0 for exact simulators, the effect of the error rates for a real device
     #[arg(long, value_name = "DISTANCE", default_value_t = 0.0)]
     tolerance: f64,
     /// Seed of the random circuits; drawn and printed when not given
@@ -53,15 +53,15 @@ pub struct Args {
     /// How long one case may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     time_limit: u64,
-    /// The results as JSON
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
-    /// Write the results to this file in the form that CI systems read
+    /// Write the results to this file in JUnit format, for CI systems
     #[arg(long, value_name = "FILE.xml", value_hint = clap::ValueHint::FilePath)]
     junit: Option<PathBuf>,
 }
 
-/// For the children.
+/// The arguments of a child process.
 #[derive(Debug, clap::Args)]
 pub struct CaseArgs {
     case: String,
@@ -180,7 +180,7 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
         .as_deref()
         .and_then(|f| f.rsplit_once(':'))
         .map(|(_, entry)| entry.to_string());
-    // A file that is no plugin has none; the case about the descriptor says why.
+    // A file that is not a plugin has no entries; the case about the descriptor reports why.
     let entries = elf::inspect(&library).map(|found| found.descriptor.entries).unwrap_or_default();
     let usual = || match entries.iter().any(|e| e == DEFAULT_ENTRY) {
         true => DEFAULT_ENTRY.to_string(),

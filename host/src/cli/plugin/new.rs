@@ -1,6 +1,6 @@
-//! `coda-host plugin new`: a plugin's project that builds offline against the SDK, and passes its tests as it is.
+//! `coda-host plugin new`: creates the project of a plugin that builds offline against the SDK and passes its tests.
 //!
-//! The sources are those of the examples, under the new name: what is generated here is what is tested there.
+//! The sources are those of the examples under the new name, so the tests of the examples cover the generated code.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ pub struct Args {
     /// The language
     #[arg(long, value_enum)]
     lang: Language,
-    /// The SDK (CODA_SDK; share/coda-host/sdk beside this program when it is there)
+    /// The SDK (CODA_SDK; share/coda-host/sdk next to this program, if it exists)
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     sdk: Option<PathBuf>,
 }
@@ -115,7 +115,7 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         ),
         _ => ("make", format!("lib{}.so", args.name)),
     };
-    out.line(&format!("{} is there; next:", dir.display()))?;
+    out.line(&format!("created {}; next:", args.name))?;
     out.line(&format!("  cd {} && {build}", args.name))?;
     out.line(&format!("  coda-host plugin check {library} --device device.yaml"))?;
     Ok(ExitCode::SUCCESS)
@@ -136,7 +136,7 @@ fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, PluginNewError> {
     found.ok_or(named.map_or(PluginNewError::NoSdk, PluginNewError::NotSdk))
 }
 
-/// `acme-qpu` as a name of a type.
+/// A plugin's name in the form of a type: `AcmeQpu` for `acme-qpu`.
 fn pascal(name: &str) -> String {
     let part = |p: &str| p[..1].to_ascii_uppercase() + &p[1..];
     name.split('-').filter(|p| !p.is_empty()).map(part).collect()
@@ -152,7 +152,7 @@ fn common(name: &str, lang: &str, library: &str, build: &str) -> Vec<Content> {
          what stands for the hardware\nby your control stack, and set the kind to hardware.\n\n\
          ```\n{build}\ncoda-host plugin check {library} --device device.yaml          # every case, each in its own process\n\
          coda-host run circuit.json --device device.yaml --shots 1000   # one circuit\n\
-         coda-host dev --device device.yaml --demo                      # a private cloud on this machine\n```\n\n\
+         coda-host dev --device device.yaml --demo                      # a local Coda sandbox\n```\n\n\
          The interface's reference, and a tutorial: docs/plugins.md of coda-host.\n"
     );
     let ci = format!(
