@@ -59,7 +59,7 @@ pub mod worker;
 pub(crate) use active::check_device;
 pub use active::{ActivePlugin, PluginInfo};
 pub use ffi::JobContext;
-pub use job::{Answer, EvolveJob, EvolveOutcome, RunJob, SlotReport};
+pub use job::{Answer, EvolveJob, EvolveOutcome, Generation, RunJob, SlotReport};
 pub use lease::{LeaseRefusal, SlotLease, SlotLoad};
 pub use lender::SlotLender;
 pub use pool::Executor;

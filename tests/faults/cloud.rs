@@ -19,12 +19,12 @@ fn plan(load: &Load) -> Plan {
 /// Every webhook is answered so for as long as the fault lasts.
 async fn says(scale: Scale, answer: fn() -> Answer) -> Row {
     let mut load = Load::new();
-    let bed = plan(&load).start().await;
+    let host = plan(&load).start().await;
     let time = scale.seconds(FULL);
-    bed.cloud.on_webhook(move |_| Some(answer()));
-    load.send_for(&bed, JOBS / time.as_secs_f64(), time).await;
-    bed.cloud.clear_hooks();
-    Ok(load.settle(&bed, LIMIT).await)
+    host.cloud.on_webhook(move |_| Some(answer()));
+    load.send_for(&host, JOBS / time.as_secs_f64(), time).await;
+    host.cloud.clear_hooks();
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 pub async fn says_503(scale: Scale) -> Row {
@@ -50,39 +50,39 @@ pub async fn takes_and_closes(scale: Scale) -> Row {
 
 pub async fn refuses(scale: Scale) -> Row {
     let mut load = Load::new();
-    let mut bed = plan(&load).lay().await;
-    let port = bed.cloud.url().rsplit(':').next().and_then(|p| p.parse().ok()).expect("a port");
+    let mut host = plan(&load).prepare().await;
+    let port = host.cloud.url().rsplit(':').next().and_then(|p| p.parse().ok()).expect("a port");
     let proxy = Proxy::start(port, Duration::ZERO).await.expect("a port");
-    let direct = bed.cloud.webhook_url();
-    let path = direct.strip_prefix(bed.cloud.url()).expect("the cloud's path");
+    let direct = host.cloud.webhook_url();
+    let path = direct.strip_prefix(host.cloud.url()).expect("the cloud's path");
     let url = format!("http://127.0.0.1:{}", proxy.port());
     load.call_back_at(format!("{url}{path}"));
-    bed.set("CODA_WEBAPP_URL", url);
-    bed.start().await;
+    host.set("CODA_WEBAPP_URL", url);
+    host.start().await;
     let time = scale.seconds(FULL);
     proxy.set(Link::Refuse);
-    load.send_for(&bed, JOBS / time.as_secs_f64(), time).await;
+    load.send_for(&host, JOBS / time.as_secs_f64(), time).await;
     proxy.set(Link::Pass);
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 /// Refused for good: kept, until an operator sends them again.
 pub async fn says_422(scale: Scale) -> Row {
     let mut load = Load::new();
-    let bed = plan(&load).start().await;
+    let host = plan(&load).start().await;
     let time = scale.seconds(FULL);
-    bed.cloud.on_webhook(|_| Some(Answer::status(422)));
-    load.send_for(&bed, JOBS / time.as_secs_f64(), time).await;
-    let kept = load.settle(&bed, LIMIT).await;
+    host.cloud.on_webhook(|_| Some(Answer::status(422)));
+    load.send_for(&host, JOBS / time.as_secs_f64(), time).await;
+    let kept = load.settle(&host, LIMIT).await;
     if kept.kept != kept.submitted {
         return Ok(kept);
     }
-    bed.cloud.clear_hooks();
+    host.cloud.clear_hooks();
     for n in 0..load.sent() {
-        let said = bed.cli(&["results", "retry", &format!("J{n}")]).await;
+        let said = host.cli(&["results", "retry", &format!("J{n}")]).await;
         if said.code != 0 {
             eprintln!("results retry J{n}: {}", said.text());
         }
     }
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }

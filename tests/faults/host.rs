@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coda_host_tests::load::Load;
-use coda_host_tests::{Exit, LIMIT, Plan, example, holds};
+use coda_host_tests::{Exit, LIMIT, Plan, eventually, example};
 
 use crate::{Row, Scale};
 
@@ -20,67 +20,69 @@ fn moment(below: u64) -> Duration {
 
 pub async fn killed(scale: Scale) -> Row {
     let mut load = Load::new();
-    let mut bed = plan(&load, 5).start().await;
+    let mut host = plan(&load, 5).start().await;
     for _ in 0..scale.times(20, 5) {
-        load.send_for(&bed, 50.0, Duration::from_millis(300)).await;
+        load.send_for(&host, 50.0, Duration::from_millis(300)).await;
         tokio::time::sleep(moment(60)).await;
-        bed.kill();
-        bed.start().await;
+        host.kill();
+        host.start().await;
     }
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 pub async fn stopped(scale: Scale) -> Row {
     let mut load = Load::new();
-    let mut bed = plan(&load, 20).start().await;
+    let mut host = plan(&load, 20).start().await;
     for _ in 0..scale.times(20, 5) {
-        load.send_all(&bed, 10).await;
+        load.send_all(&host, 10).await;
         tokio::time::sleep(moment(60)).await;
-        assert_eq!(bed.stop().await, Exit::Code(0));
-        bed.start().await;
+        assert_eq!(host.stop().await, Exit::Code(0));
+        host.start().await;
     }
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 /// Each job's message is on the stream three times.
 pub async fn duplicates(scale: Scale) -> Row {
     let mut load = Load::new();
-    let bed = plan(&load, 5).start().await;
+    let host = plan(&load, 5).start().await;
     for _ in 0..scale.times(100, 20) {
-        let id = load.send(&bed).await;
+        let id = load.send(&host).await;
         for _ in 0..2 {
-            bed.submit(&id, &example(), 10).await;
+            host.submit(&id, &example(), 10).await;
         }
     }
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 pub async fn cancels(scale: Scale) -> Row {
     let mut load = Load::new();
-    let bed = plan(&load, 100).start().await;
+    let host = plan(&load, 100).start().await;
     for _ in 0..scale.times(25, 3) {
         // Waiting behind another one.
-        let first = load.send(&bed).await;
-        let waiting = load.send(&bed).await;
-        bed.wait_state(&first, "executing").await;
-        bed.request_cancel(&waiting).await;
+        let first = load.send(&host).await;
+        let waiting = load.send(&host).await;
+        host.wait_state(&first, "executing").await;
+        host.request_cancel(&waiting).await;
         // In the plugin.
-        bed.request_cancel(&first).await;
-        bed.wait_state(&first, "cancelled").await;
-        bed.wait_state(&waiting, "cancelled").await;
+        host.request_cancel(&first).await;
+        host.wait_state(&first, "cancelled").await;
+        host.wait_state(&waiting, "cancelled").await;
         // Somewhere about the end: one outcome, whichever.
-        let ending = load.send(&bed).await;
-        bed.wait_state(&ending, "executing").await;
+        let ending = load.send(&host).await;
+        host.wait_state(&ending, "executing").await;
         tokio::time::sleep(Duration::from_millis(90) + moment(20)).await;
-        bed.request_cancel(&ending).await;
-        holds("it has one end", async || matches!(&*bed.state(&ending).await, "completed" | "cancelled"))
-            .await;
+        host.request_cancel(&ending).await;
+        eventually("it has one end", async || {
+            matches!(&*host.state(&ending).await, "completed" | "cancelled")
+        })
+        .await;
         // Too late.
-        let after = load.send(&bed).await;
-        bed.delivered(&after).await;
-        bed.request_cancel(&after).await;
+        let after = load.send(&host).await;
+        host.delivered(&after).await;
+        host.request_cancel(&after).await;
     }
-    let tally = load.settle(&bed, LIMIT).await;
+    let tally = load.settle(&host, LIMIT).await;
     assert_eq!(tally.delivered + tally.cancelled, tally.submitted, "each has one end: {tally:?}");
     Ok(tally)
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coda_host_tests::load::Load;
-use coda_host_tests::{LIMIT, Plan, holds};
+use coda_host_tests::{LIMIT, Plan, eventually};
 
 use crate::{Row, Scale};
 
@@ -30,19 +30,19 @@ pub async fn disk_full(_: Scale) -> Row {
     words.extend(["sh", "-c", TMPFS]);
     let mut load = Load::new();
     let device = format!("run_ms: 5\n{}", load.device());
-    let mut bed = Plan::faulty(&device).env("CODA_MIN_FREE_MIB", "1").within(&words).start().await;
-    load.send_all(&bed, JOBS).await;
-    let inside = PathBuf::from(format!("/proc/{}/root", bed.host().pid()));
-    let filler = inside.join(bed.state_dir().strip_prefix("/").expect("an absolute path")).join("filler");
+    let mut host = Plan::faulty(&device).env("CODA_MIN_FREE_MIB", "1").within(&words).start().await;
+    load.send_all(&host, JOBS).await;
+    let inside = PathBuf::from(format!("/proc/{}/root", host.process().pid()));
+    let filler = inside.join(host.state_dir().strip_prefix("/").expect("an absolute path")).join("filler");
     fill(&filler);
-    load.send_all(&bed, JOBS).await;
-    holds("it says that the disk is full", async || {
-        let (status, ready) = bed.ready().await;
+    load.send_all(&host, JOBS).await;
+    eventually("it says that the disk is full", async || {
+        let (status, ready) = host.ready().await;
         status == 503 && ready["reasons"].to_string().contains("disk")
     })
     .await;
     std::fs::remove_file(&filler).expect("the filler goes");
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 /// Writes until nothing fits any more.
@@ -71,7 +71,7 @@ async fn clock(scale: Scale, offset: &str) -> Row {
         std::fs::rename(dir.path().join("new"), &told).expect("the clock's file");
     };
     set("+0");
-    let mut bed = Plan::faulty(&format!("run_ms: 5\n{}", load.device()))
+    let mut host = Plan::faulty(&format!("run_ms: 5\n{}", load.device()))
         .env("LD_PRELOAD", library.display().to_string())
         .env("FAKETIME_TIMESTAMP_FILE", told.display().to_string())
         .env("FAKETIME_NO_CACHE", "1")
@@ -79,16 +79,16 @@ async fn clock(scale: Scale, offset: &str) -> Row {
         .env("CODA_JWT_REUSE_SEC", "0.2")
         .start()
         .await;
-    load.send_all(&bed, JOBS).await;
+    load.send_all(&host, JOBS).await;
     set(offset);
     let time = scale.seconds(10.0);
     // The cloud's clock stands still: it refuses what is signed an hour off.
-    load.send_for(&bed, JOBS as f64 / time.as_secs_f64(), time).await;
-    assert!(bed.host().ended().is_none(), "the host lives on");
-    assert!(bed.cloud.state().bad_tokens > 0, "the clock was off");
+    load.send_for(&host, JOBS as f64 / time.as_secs_f64(), time).await;
+    assert!(host.process().ended().is_none(), "the host lives on");
+    assert!(host.cloud.state().bad_tokens > 0, "the clock was off");
     set("+0");
-    load.send_all(&bed, JOBS).await;
-    Ok(load.settle(&bed, LIMIT).await)
+    load.send_all(&host, JOBS).await;
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 pub async fn clock_ahead(scale: Scale) -> Row {

@@ -11,37 +11,37 @@ const BEHIND: usize = 10;
 pub async fn hangs_until_cancelled(_: Scale) -> Row {
     let mut load = Load::new();
     let device = format!("fault: result_after_cancel\nafter: {BEFORE}\n{}", load.device());
-    let bed = Plan::faulty(&device).start().await;
-    load.send_all(&bed, BEFORE).await;
+    let host = Plan::faulty(&device).start().await;
+    load.send_all(&host, BEFORE).await;
     for _ in 0..BEHIND {
-        let id = load.send(&bed).await;
-        bed.wait_state(&id, "executing").await;
-        bed.request_cancel(&id).await;
-        bed.wait_state(&id, "cancelled").await;
+        let id = load.send(&host).await;
+        host.wait_state(&id, "executing").await;
+        host.request_cancel(&id).await;
+        host.wait_state(&id, "cancelled").await;
     }
-    Ok(load.settle(&bed, LIMIT).await)
+    Ok(load.settle(&host, LIMIT).await)
 }
 
 /// The operator restarts it: what the plugin had is the one job that was cut off.
 pub async fn hangs_for_good(_: Scale) -> Row {
     let mut load = Load::new();
     let device = format!("fault: hang\nafter: {BEFORE}\n{}", load.device());
-    let mut bed = Plan::faulty(&device)
+    let mut host = Plan::faulty(&device)
         .env("CODA_CONTROL_TIMEOUT_SEC", "0.3")
         .env("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", "0.3")
         .start()
         .await;
-    load.send_all(&bed, BEFORE).await;
-    let stuck = load.send(&bed).await;
-    bed.wait_state(&stuck, "executing").await;
-    bed.request_cancel(&stuck).await;
-    bed.wait_state(&stuck, "cancelled").await;
-    let again = load.send(&bed).await;
-    load.send_all(&bed, BEHIND).await;
+    load.send_all(&host, BEFORE).await;
+    let stuck = load.send(&host).await;
+    host.wait_state(&stuck, "executing").await;
+    host.request_cancel(&stuck).await;
+    host.wait_state(&stuck, "cancelled").await;
+    let again = load.send(&host).await;
+    load.send_all(&host, BEHIND).await;
     // Nothing is left unfinished: the one job in the plugin is cancelled, the others wait in Redis.
-    assert_eq!(bed.stop().await, Exit::Code(0));
-    bed.write_device(&format!("executor_factory: coda_faulty\n{}", load.device()));
-    bed.start().await;
-    bed.delivered(&again).await;
-    Ok(load.settle(&bed, LIMIT).await)
+    assert_eq!(host.stop().await, Exit::Code(0));
+    host.write_device(&format!("executor_factory: coda_faulty\n{}", load.device()));
+    host.start().await;
+    host.delivered(&again).await;
+    Ok(load.settle(&host, LIMIT).await)
 }

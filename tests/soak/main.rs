@@ -14,7 +14,7 @@ use coda_host_tests::load::Load;
 use coda_host_tests::process::{open_files, rss_mib};
 use coda_host_tests::proxy::{Link, Proxy};
 use coda_host_tests::random::SplitMix;
-use coda_host_tests::{Bed, Exit, LIMIT, Plan};
+use coda_host_tests::{Exit, LIMIT, Plan, TestHost};
 use tokio::time::sleep;
 
 const PER_SECOND: f64 = 20.0;
@@ -50,7 +50,7 @@ const FAULTS: [Fault; 7] = [
 ];
 
 struct Soak {
-    bed: Bed,
+    host: TestHost,
     link: Proxy,
     load: Load,
     random: SplitMix,
@@ -79,7 +79,7 @@ async fn main() -> ExitCode {
     let before = soak.sample("one process from here on");
     soak.until(time.saturating_sub(CALM), &FAULTS[..5]).await;
     soak.calm(CALM).await;
-    let tally = soak.load.settle(&soak.bed, LIMIT).await;
+    let tally = soak.load.settle(&soak.host, LIMIT).await;
     let after = soak.sample("at the end");
     println!("{tally:?}");
     let mut bad = Vec::new();
@@ -100,7 +100,7 @@ async fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {}; the host's log ends so:", bad.join("; "));
-    let log = soak.bed.log();
+    let log = soak.host.log();
     log.lines().rev().take(40).for_each(|line| eprintln!("{line}"));
     ExitCode::FAILURE
 }
@@ -108,18 +108,18 @@ async fn main() -> ExitCode {
 impl Soak {
     async fn start(random: SplitMix) -> Soak {
         let load = Load::new();
-        let mut bed = Plan::faulty(&format!("run_ms: 5\n{}", load.device()))
+        let mut host = Plan::faulty(&format!("run_ms: 5\n{}", load.device()))
             .env("CODA_LOG", "warn")
             .env("CODA_MAX_DEATHS", "1000")
             .env("CODA_WEBHOOK_TIMEOUT_SEC", "1")
             .env("CODA_REDIS_TIMEOUT_SEC", "1")
-            .lay()
+            .prepare()
             .await;
-        let link = Proxy::start(bed.redis.port(), Duration::ZERO).await.expect("a port");
+        let link = Proxy::start(host.redis.port(), Duration::ZERO).await.expect("a port");
         let url = format!("redis://127.0.0.1:{}/0", link.port());
-        bed.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
-        bed.start().await;
-        Soak { bed, link, load, random, start: Instant::now() }
+        host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+        host.start().await;
+        Soak { host, link, load, random, start: Instant::now() }
     }
 
     /// Faults with calm between them until so long after the start.
@@ -135,33 +135,33 @@ impl Soak {
 
     /// Jobs go on for so long.
     async fn calm(&mut self, time: Duration) {
-        self.load.send_for(&self.bed, PER_SECOND, time).await;
+        self.load.send_for(&self.host, PER_SECOND, time).await;
     }
 
     async fn commit(&mut self, fault: Fault, time: Duration) {
         match fault {
-            Fault::Answers503 => self.bed.cloud.on_webhook(|_| Some(Answer::status(503))),
-            Fault::Hangs => self.bed.cloud.on_webhook(|_| Some(Answer::hang())),
-            Fault::Closes => self.bed.cloud.on_webhook(|_| Some(Answer::drop_connection())),
+            Fault::Answers503 => self.host.cloud.on_webhook(|_| Some(Answer::status(503))),
+            Fault::Hangs => self.host.cloud.on_webhook(|_| Some(Answer::hang())),
+            Fault::Closes => self.host.cloud.on_webhook(|_| Some(Answer::drop_connection())),
             Fault::RedisRefused => self.link.set(Link::Refuse),
             Fault::RedisFrozen => self.link.set(Link::Freeze),
             Fault::Killed => {
                 sleep(Duration::from_micros(self.random.below(50_000))).await;
-                self.bed.kill();
-                self.bed.start().await;
+                self.host.kill();
+                self.host.start().await;
             }
             Fault::Stopped => {
-                assert_eq!(self.bed.stop().await, Exit::Code(0));
-                self.bed.start().await;
+                assert_eq!(self.host.stop().await, Exit::Code(0));
+                self.host.start().await;
             }
         }
         self.calm(time).await;
-        self.bed.cloud.on_webhook(|_| None);
+        self.host.cloud.on_webhook(|_| None);
         self.link.set(Link::Pass);
     }
 
     fn sample(&mut self, when: &str) -> Sample {
-        let pid = self.bed.host().pid();
+        let pid = self.host.process().pid();
         let sample = Sample { rss: rss_mib(pid), files: open_files(pid) };
         self.say(&format!("{when}: RSS {:.1} MiB, {} open files", sample.rss, sample.files));
         sample

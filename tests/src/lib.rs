@@ -1,17 +1,16 @@
 //! The harness of the scenarios: real processes, a real Redis, real plugins.
 //!
-//! A [`Bed`] has a redis-server, a development cloud and directories of its own, and starts the release binary
+//! A [`TestHost`] has a redis-server, a development cloud and directories of its own, and starts the release binary
 //! of coda-host as a child. Scenarios wait for conditions and never for a time; what must NOT happen is shown by
-//! a later job that went through. Everything listens on loopback and ends with its `Bed`.
+//! a later job that went through. Everything listens on loopback and ends with its `TestHost`.
 
 #![forbid(unsafe_code)]
 
 pub mod artifacts;
-mod bed;
 mod circuits;
-pub mod crooked;
-mod host;
+mod host_process;
 pub mod load;
+pub mod misbehaving_peers;
 pub mod net;
 pub mod postgres;
 pub mod process;
@@ -21,11 +20,12 @@ pub mod raw;
 mod state;
 pub mod swaps;
 pub mod systemd;
+mod test_host;
 pub mod tunnel;
 mod wait;
 
-pub use bed::{Bed, Plan};
 pub use circuits::{Circuit, Job, bell, bytes_of, example, flips, ghz};
-pub use host::{Exit, Host, Said, command, output, said};
+pub use host_process::{Exit, HostProcess, Said, command, output, said};
 pub use state::{DeadLetter, Kept, StateFile};
-pub use wait::{LIMIT, eventually, holds};
+pub use test_host::{Plan, TestHost};
+pub use wait::{LIMIT, eventually, eventually_some};

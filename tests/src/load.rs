@@ -1,4 +1,4 @@
-//! A load of jobs on a bed with the faulty executor, and what became of each.
+//! A load of jobs on a host with the faulty executor, and what became of each.
 //!
 //! The executor's own record tells how often a job ran and whether a run was cut off by the process's end; the cloud
 //! tells what was delivered. Lost is what neither was delivered nor is kept for the operator nor was cancelled.
@@ -10,8 +10,8 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::bed::Bed;
 use crate::circuits::{Job, example};
+use crate::test_host::TestHost;
 use crate::wait::LIMIT;
 
 /// The jobs sent so far.
@@ -59,35 +59,35 @@ impl Load {
     }
 
     /// Sends the next job and returns its id. Redis may be away for a while.
-    pub async fn send(&mut self, bed: &Bed) -> String {
+    pub async fn send(&mut self, host: &TestHost) -> String {
         let id = format!("J{}", self.sent.len());
-        let callback = self.callback.clone().unwrap_or_else(|| bed.cloud.webhook_url());
-        bed.send(&Job::new(&id, &callback, &example(), 10)).await;
+        let callback = self.callback.clone().unwrap_or_else(|| host.cloud.webhook_url());
+        host.send(&Job::new(&id, &callback, &example(), 10)).await;
         self.sent.push(id.clone());
         id
     }
 
-    pub async fn send_all(&mut self, bed: &Bed, count: usize) {
+    pub async fn send_all(&mut self, host: &TestHost, count: usize) {
         for _ in 0..count {
-            self.send(bed).await;
+            self.send(host).await;
         }
     }
 
     /// Sends jobs evenly for so long.
-    pub async fn send_for(&mut self, bed: &Bed, per_second: f64, time: Duration) {
+    pub async fn send_for(&mut self, host: &TestHost, per_second: f64, time: Duration) {
         let mut tick = interval(Duration::from_secs_f64(1.0 / per_second));
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
         for _ in 0..(per_second * time.as_secs_f64()).ceil() as usize {
             tick.tick().await;
-            self.send(bed).await;
+            self.send(host).await;
         }
     }
 
     /// Waits until every job has ended and nothing is pending, or `limit` has passed, and counts.
-    pub async fn settle(&self, bed: &Bed, limit: Duration) -> Tally {
+    pub async fn settle(&self, host: &TestHost, limit: Duration) -> Tally {
         let start = tokio::time::Instant::now();
         loop {
-            let tally = self.count(bed).await;
+            let tally = self.count(host).await;
             if tally.lost == 0 && tally.pending == 0 || start.elapsed() > limit.max(LIMIT) {
                 return tally;
             }
@@ -95,11 +95,11 @@ impl Load {
         }
     }
 
-    async fn count(&self, bed: &Bed) -> Tally {
+    async fn count(&self, host: &TestHost) -> Tally {
         let mut tally = Tally { submitted: self.sent.len(), ..Tally::default() };
         let ran = self.ran();
-        let kept: Vec<String> = match bed.state_dir().join("coda-host.db").exists() {
-            true => bed.state_file().kept(),
+        let kept: Vec<String> = match host.state_dir().join("coda-host.db").exists() {
+            true => host.state_file().kept(),
             false => Vec::new(),
         }
         .into_iter()
@@ -107,13 +107,13 @@ impl Load {
         .map(|k| k.job_id)
         .collect();
         for id in &self.sent {
-            let (_, accepted) = bed.attempts(id);
+            let (_, accepted) = host.attempts(id);
             tally.accepted_twice += usize::from(accepted > 1);
             if accepted > 0 {
                 tally.delivered += 1;
             } else if kept.contains(id) {
                 tally.kept += 1;
-            } else if bed.state(id).await == "cancelled" {
+            } else if host.state(id).await == "cancelled" {
                 tally.cancelled += 1;
             } else {
                 tally.lost += 1;
@@ -123,7 +123,7 @@ impl Load {
                 tally.cut_off += (starts - ends).min(starts - 1) as usize;
             }
         }
-        tally.pending = bed.pending().await.len();
+        tally.pending = host.pending().await.len();
         tally
     }
 

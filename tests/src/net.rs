@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::host::{Exit, Host, Said, said};
-use crate::wait::eventually;
+use crate::host_process::{Exit, HostProcess, Said, said};
+use crate::wait::eventually_some;
 
 /// Four slots of the exact simulator.
 pub const SIMULATOR: &str = "executor_factory: coda_simulator\nnum_qubits: 12\nslots: 4\n";
@@ -19,7 +19,7 @@ const LOG_TAIL: usize = 10_000;
 
 /// One process of a network.
 pub struct Node {
-    pub host: Host,
+    pub host: HostProcess,
     pub env: BTreeMap<String, String>,
     dir: PathBuf,
     arguments: Vec<&'static str>,
@@ -42,7 +42,7 @@ impl Node {
     /// Starts it anew with the same state; its addresses may be others.
     pub async fn restart(&mut self) {
         let from = self.log().len();
-        self.host = Host::spawn(&self.arguments, &self.env, &self.dir, &self.dir.join("node.log"));
+        self.host = HostProcess::spawn(&self.arguments, &self.env, &self.dir, &self.dir.join("node.log"));
         self.find(from).await;
     }
 
@@ -58,7 +58,7 @@ impl Node {
 
     /// Waits until it is up and reads from its log where it listens.
     async fn find(&mut self, from: usize) {
-        let log = eventually("the node is up", async || {
+        let log = eventually_some("the node is up", async || {
             let log = self.log().split_off(from);
             if let Some(exit) = self.host.ended() {
                 panic!("the node ended at once: {exit:?}\n{log}");
@@ -114,7 +114,7 @@ impl Node {
 
     /// Waits for a job's end.
     pub async fn ended(&self, id: &str) -> Value {
-        eventually("the job ends", async || {
+        eventually_some("the job ends", async || {
             let job = self.job(id).await;
             matches!(job["status"].as_str(), Some("completed" | "failed")).then_some(job)
         })
@@ -170,7 +170,7 @@ impl Net {
 
     /// Waits until the coordinator may plan on a peer.
     pub async fn known(&self, peer_id: &str) {
-        eventually("the coordinator knows the peer", async || {
+        eventually_some("the coordinator knows the peer", async || {
             let (_, body) = self.coordinator.get("/api/v1/peers").await;
             let peers = body["peers"].as_array()?.clone();
             let peer = peers.into_iter().find(|p| p["peer_id"] == peer_id)?;
@@ -183,7 +183,7 @@ impl Net {
     /// Every slot of every peer is free, and every reservation of the coordinator's log terminal.
     pub async fn all_free(&self) {
         for peer in &self.peers {
-            eventually("every slot is free", async || {
+            eventually_some("every slot is free", async || {
                 let (_, ready) = peer.get("/ready").await;
                 let peer = &ready["peer"];
                 (peer["reservations"] == 0 && peer["executions"] == 0).then_some(())
@@ -239,7 +239,7 @@ async fn node(dir: &Path, name: &str, arguments: &[&'static str], env: &[(&str, 
         ("CODA_COORDINATOR_DISPATCH_TIMEOUT_SEC", "1"),
     ];
     let env = common.iter().chain(env).map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    let host = Host::spawn(arguments, &env, &dir, &dir.join("node.log"));
+    let host = HostProcess::spawn(arguments, &env, &dir, &dir.join("node.log"));
     let (address, peer_id, http) = (String::new(), String::new(), String::new());
     let mut node = Node { host, env, dir, arguments: arguments.to_vec(), address, peer_id, http };
     node.find(0).await;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use crate::process::is_root;
-use crate::wait::eventually;
+use crate::wait::eventually_some;
 
 pub struct Postgres {
     child: Child,
@@ -65,7 +65,7 @@ impl Postgres {
             .spawn()
             .expect("postgres runs");
         let server = Postgres { child, _dir: dir, port };
-        eventually("the server answers", async || {
+        eventually_some("the server answers", async || {
             coda_host::reservation::log::Log::open(&server.url(), std::path::Path::new("/")).await.ok()
         })
         .await;

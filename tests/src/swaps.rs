@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 use crate::artifacts::library;
-use crate::bed::{Bed, Plan};
 use crate::circuits::example;
+use crate::test_host::{Plan, TestHost};
 
 /// How long a job runs: as many as come, one after the other, so that a pause is the swap's own.
 pub const RUN: Duration = Duration::from_millis(50);
@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_millis(50);
 
 /// A load with swaps in it.
 pub struct Swaps {
-    pub bed: Bed,
+    pub host: TestHost,
     /// Sent, by the names `J0`, `J1` and so on.
     pub jobs: u64,
     record: NamedTempFile,
@@ -36,24 +36,24 @@ impl Swaps {
         let record = NamedTempFile::new().expect("a file");
         let keys = format!("run_ms: {}\nclock: true\nlife: true", RUN.as_millis());
         let device = format!("executor_factory: ./own.so\nrecord: {}\n{keys}", record.path().display());
-        let mut bed = Plan::device(device).env("CODA_EXECUTOR_ISOLATION", "process").lay().await;
-        let own = bed.dir().join("own.so");
+        let mut host = Plan::device(device).env("CODA_EXECUTOR_ISOLATION", "process").prepare().await;
+        let own = host.dir().join("own.so");
         put_version(&own, 0);
-        bed.start().await;
+        host.start().await;
         let (mut jobs, mut swapped) = (0, 0);
         let (start, mut next_swap) = (Instant::now(), every);
         while swapped < swaps || start.elapsed() < next_swap {
-            bed.submit(&format!("J{jobs}"), &example(), 10).await;
+            host.submit(&format!("J{jobs}"), &example(), 10).await;
             jobs += 1;
             if start.elapsed() >= next_swap && swapped < swaps {
                 swapped += 1;
                 put_version(&own, swapped);
-                bed.host().signal(libc::SIGHUP);
+                host.process().signal(libc::SIGHUP);
                 next_swap += every;
             }
             tokio::time::sleep_until((start + EVERY * jobs as u32).into()).await;
         }
-        Swaps { bed, jobs, record }
+        Swaps { host, jobs, record }
     }
 
     fn lines(&self) -> Vec<(String, String, u64)> {

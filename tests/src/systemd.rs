@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use crate::artifacts::{binary, library, project_file};
-use crate::bed::Bed;
-use crate::host::Said;
+use crate::host_process::Said;
 use crate::process::is_root;
+use crate::test_host::TestHost;
 use crate::wait::{LIMIT, in_time};
 
 const PROGRAM: &str = "/usr/lib/systemd/systemd";
@@ -106,12 +106,13 @@ impl Systemd {
         self.systemctl(&["daemon-reload"]).await;
     }
 
-    /// The bed's settings as the unit reads them; the state directory is the unit's own.
-    pub fn configure(&self, bed: &Bed, name: &str) {
-        let device = fs::read_to_string(bed.dir().join("device.yaml")).expect("the bed has a device config");
+    /// The host's settings as the unit reads them; the state directory is the unit's own.
+    pub fn configure(&self, host: &TestHost, name: &str) {
+        let device =
+            fs::read_to_string(host.dir().join("device.yaml")).expect("the host has a device config");
         fs::write(self.site().join(format!("{name}.yaml")), device).expect("the device config");
-        let mut text = format!("CODA_NODE_TOKEN={}\n", crate::bed::TOKEN);
-        for (key, value) in &bed.env {
+        let mut text = format!("CODA_NODE_TOKEN={}\n", crate::test_host::TOKEN);
+        for (key, value) in &host.env {
             match key.as_str() {
                 "CODA_STATE_DIR" | "PATH" => {}
                 "CODA_DEVICE_CONFIG" => text.push_str(&format!("{key}=/etc/coda-host/{name}.yaml\n")),

@@ -12,7 +12,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-use crate::wait::holds;
+use crate::wait::eventually;
 
 /// Set in a process that has a network of its own.
 const INSIDE: &str = "CODA_TEST_OWN_NETWORK";
@@ -75,7 +75,7 @@ impl Tunnel {
         let mut tunnel = Tunnel { profile: certify(dir.path()), dir, holder, server: None };
         let pid = tunnel.holder.id().to_string();
         let name = format!("/proc/{pid}/comm");
-        holds("the namespace is there", async || {
+        eventually("the namespace is there", async || {
             assert!(tunnel.holder.try_wait().expect("the child can be waited for").is_none());
             fs::read_to_string(&name).is_ok_and(|name| name.trim() == "sleep")
         })

@@ -24,7 +24,7 @@ pub async fn in_time<T>(mut probe: impl AsyncFnMut() -> Option<T>) -> Option<T> 
 ///
 /// # Panics
 /// When there is none within [`LIMIT`].
-pub async fn eventually<T>(what: &str, probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn eventually_some<T>(what: &str, probe: impl AsyncFnMut() -> Option<T>) -> T {
     in_time(probe).await.unwrap_or_else(|| panic!("not within {LIMIT:?}: {what}"))
 }
 
@@ -32,6 +32,6 @@ pub async fn eventually<T>(what: &str, probe: impl AsyncFnMut() -> Option<T>) ->
 ///
 /// # Panics
 /// When it isn't within [`LIMIT`].
-pub async fn holds(what: &str, mut probe: impl AsyncFnMut() -> bool) {
-    eventually(what, async || probe().await.then_some(())).await;
+pub async fn eventually(what: &str, mut probe: impl AsyncFnMut() -> bool) {
+    eventually_some(what, async || probe().await.then_some(())).await;
 }

@@ -26,8 +26,8 @@ use coda_host::peers::scan::Scanner;
 use coda_host::peers::{amplitude, executing, operation, wire};
 use coda_host::reservation::export;
 use coda_host_tests::artifacts::project_file;
+use coda_plugin_abi::Program;
 use coda_plugin_abi::descriptor::Descriptor;
-use coda_plugin_abi::{Device, Program, Target};
 
 /// SplitMix64, as published by Steele, Lea and Flood (2014).
 struct Random(u64);

@@ -1,37 +1,93 @@
-//! Every scenario, one module per concern.
+//! Every scenario: real processes, a real Redis, real plugins, real signals. One folder per subject.
 
 #![forbid(unsafe_code)]
 
-mod batches;
-mod cancels;
-mod coordinator;
-mod crashes;
-mod credentials;
-mod daemon;
-mod device_configs;
-mod isolation;
-mod kill_storm;
-mod loading;
-mod main_job;
-mod messages;
-mod misbehaving;
-mod neighbours;
-mod operator;
-mod peer_admission;
-mod peer_network;
-mod plugin_check;
-mod plugin_docs;
-mod plugins_together;
-mod python_peers;
-mod redis_faults;
-mod redis_tls;
-mod rights;
-mod secrets;
-mod shared_log;
-mod startup;
-mod stopping;
-mod stored_plugins;
-mod units;
-mod vpn;
-mod walk;
-mod webhooks;
+/// The path of a job, when everything works and when the job, the receiver or the operator does not cooperate.
+mod jobs {
+    /// Several jobs in one `batch_run`: each has its own answer.
+    mod batches;
+    /// A cancel at every stage of a job.
+    mod cancellation;
+    /// From the stream through a plugin to a signed webhook.
+    mod end_to_end;
+    /// Malformed messages: the sender is told, or a dead letter is kept.
+    mod messages;
+    /// SIGTERM and SIGKILL around a job in flight.
+    mod shutdown;
+    /// Delivery of results: retries, final answers, limits per receiver.
+    mod webhooks;
+}
+
+/// Vendor plugins: finding, loading, running, replacing and checking them.
+mod plugins {
+    /// `coda-host plugin check` finds the plugin that is wrong in each case.
+    mod check;
+    /// The device configs of this repository, and `coda-host run`.
+    mod device_configs;
+    /// Plugins in processes of their own: deaths, time limits, reloads.
+    mod isolation;
+    /// Plugins that can't be loaded: one message, status 3, no connect.
+    mod loading;
+    /// Plugins that panic, hang, lie or change the process.
+    mod misbehaving;
+    /// The rights of a plugin's process.
+    mod process_privileges;
+    /// Several plugins in one process.
+    mod several_plugins;
+    /// Stored binaries of every interface version.
+    mod stored_binaries;
+    /// The tutorial of docs/plugins.md, typed.
+    mod tutorial;
+}
+
+/// The host as a peer that lends its slots.
+mod peers {
+    /// Cloud jobs and reservations share the slots, without over-admission.
+    mod admission;
+    /// Connections that come and go, malformed gossip.
+    mod network;
+    /// Interoperability with py-libp2p.
+    mod python_interop;
+}
+
+/// The coordinator of distributed circuits.
+mod coordinator {
+    /// Blocks that fall back to another peer when one fails at any step.
+    mod coordinator_fallback;
+    /// API, command line, event log, recovery after a kill.
+    mod service;
+    /// Two coordinators on one event log in PostgreSQL.
+    mod shared_log;
+}
+
+/// What an operator does and sees.
+mod operator {
+    /// config, doctor, results, reset, and the log.
+    mod commands;
+    /// Stored credentials and one-time tokens.
+    mod credentials;
+    /// start --daemon, status, logs, stop.
+    mod daemon;
+    /// Other hosts, or a Python node, for the same QPU.
+    mod multiple_hosts;
+    /// No secret in any output.
+    mod secrets;
+    /// Starts that fail after the executor was created: it is shut down and dropped.
+    mod startup;
+    /// The units of `packaging/systemd` under a real systemd.
+    mod systemd_units;
+    /// A managed VPN, with stand-ins for OpenVPN and `ip`.
+    mod vpn;
+}
+
+/// What goes away, comes back or dies.
+mod faults {
+    /// A kill at each step of a job.
+    mod crashes;
+    /// Kills at random moments under load.
+    mod kill_storm;
+    /// Redis that goes away, hangs, forgets or comes back empty.
+    mod redis;
+    /// `rediss://` with a private CA.
+    mod redis_tls;
+}

@@ -49,9 +49,14 @@ impl Work {
         match self {
             Work::Jobs(driver) => driver.run().await,
             Work::Lending { executor, mut reports } => {
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    _ = reports.recv() => tracing::error!("a slot reported a job that nobody submitted"),
+                loop {
+                    tokio::select! {
+                        () = stop.cancelled() => break,
+                        Some(report) = reports.recv() => match report {
+                            SlotReport::DeviceChanged { .. } => {}
+                            other => tracing::error!(?other, "a slot reported a job that was not submitted"),
+                        },
+                    }
                 }
                 Ended { executor, left: Leftover::default() }
             }

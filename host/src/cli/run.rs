@@ -16,7 +16,7 @@ use super::{circuit_file, histogram, kit};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
-use crate::executor::{Executor, RunJob, SlotReport};
+use crate::executor::{Executor, Generation, RunJob, SlotReport};
 use crate::jobs::message::fits;
 use crate::results::outcome::{Counts, judge};
 use crate::sys::Dispositions;
@@ -124,7 +124,7 @@ async fn one_run(
         shots: args.shots,
         context: context.clone(),
     };
-    executor.submit(vec![job]);
+    executor.submit(Generation::default(), vec![job]);
     let bar = progress_bar();
     let mut tick = tokio::time::interval(Duration::from_millis(100));
     loop {
@@ -134,7 +134,7 @@ async fn one_run(
                     bar.finish_and_clear();
                     return judge(answer, measured, args.shots);
                 }
-                Some(SlotReport::Started { .. }) => {}
+                Some(SlotReport::Started { .. } | SlotReport::DeviceChanged { .. }) => {}
                 None => return Err("the executor's thread ended".into()),
             },
             _ = tick.tick() => {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Outcome, Program, Stage};
 
 use super::JobContext;
+use super::active::ActivePlugin;
 use super::lease::SlotLease;
 use crate::model::{JobId, MessageId};
 
@@ -34,7 +35,14 @@ pub enum SlotReport {
     Started { slot: usize, tickets: Vec<u64> },
     /// The answer to one job. Each job gets one: a missing answer of the plugin is reported as an error.
     Answered { slot: usize, ticket: u64, answer: Answer, run_time: Duration },
+    /// Another executor is in use. Every job that waited for a slot was dropped from the queue: it must be judged by
+    /// the new device and submitted again with this generation.
+    DeviceChanged { active: Arc<ActivePlugin>, generation: Generation },
 }
+
+/// Which executor a job was judged for; a reload begins a new one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Generation(pub(super) u64);
 
 /// A state, what is to be done with it, and where the answer goes.
 pub struct EvolveJob {

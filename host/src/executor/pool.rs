@@ -24,7 +24,7 @@ use super::active::{ActivePlugin, PluginInfo, check_device};
 use super::control::{CallInProgress, Canceller, ControlRequest, ControlThread, StuckCall};
 use super::ffi::{Common, DeviceReply};
 use super::in_flight::InFlightCalls;
-use super::job::{RunJob, SlotReport};
+use super::job::{Generation, RunJob, SlotReport};
 use super::lender::SlotLender;
 use super::plugin::Plugin;
 use super::reload::ExecutorReloader;
@@ -119,6 +119,7 @@ impl Executor {
             common: common.clone(),
             active,
             batch_max,
+            reports: shared.reports.clone(),
         };
         Ok(Executor { threads, common, status, canceller, reloader })
     }
@@ -161,18 +162,14 @@ impl Executor {
     }
 
     /// Lets jobs wait for a slot. Slots take them in the order of their tickets: one is run, several are a batch.
-    pub fn submit(&self, jobs: Vec<RunJob>) {
-        self.threads.shared.queue.add(jobs);
+    /// Jobs of an earlier generation than that of the executor in use are dropped; see [`SlotReport::DeviceChanged`].
+    pub fn submit(&self, generation: Generation, jobs: Vec<RunJob>) {
+        self.threads.shared.queue.add(generation, jobs);
     }
 
     /// Takes back a job that waits; false when a slot has taken it, and then its start is already reported.
     pub fn withdraw(&self, ticket: u64) -> bool {
         self.threads.shared.queue.withdraw(ticket)
-    }
-
-    /// Takes back every job that waits.
-    pub fn withdraw_all(&self) {
-        self.threads.shared.queue.withdraw_all();
     }
 
     /// The context of a job that a slot has taken and not finished.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::job::{EvolveJob, EvolveOutcome, RunJob, stopped};
+use super::job::{EvolveJob, EvolveOutcome, Generation, RunJob, stopped};
 use super::lease::{LeaseOwner, LeasePurpose, LeaseRefusal, SlotLease, SlotLoad};
 
 /// What a slot thread does next, with the lease of the slot in which it does so.
@@ -31,6 +31,7 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, RunJob>,
+    generation: Generation,
     /// Evolutions with the lease of their slot: they need no further one.
     leased_calls: VecDeque<(SlotLease, Box<EvolveJob>)>,
     slots: usize,
@@ -117,17 +118,27 @@ impl Queue {
         SlotThread(self.clone())
     }
 
-    pub fn add(&self, jobs: Vec<RunJob>) {
-        self.change(|state| state.waiting.extend(jobs.into_iter().map(|job| (job.ticket, job))));
+    /// Lets jobs wait that were judged for this generation. Jobs of an earlier one are dropped: their owner has not
+    /// heard of the reload yet, and submits them again when it does.
+    pub fn add(&self, generation: Generation, jobs: Vec<RunJob>) {
+        self.change(|state| {
+            if generation == state.generation {
+                state.waiting.extend(jobs.into_iter().map(|job| (job.ticket, job)));
+            }
+        });
+    }
+
+    /// Begins a new generation and drops the jobs that wait.
+    pub fn begin_generation(&self) -> Generation {
+        let mut state = self.state.lock();
+        state.waiting.clear();
+        state.generation = Generation(state.generation.0 + 1);
+        state.generation
     }
 
     /// Takes a job back; false when a slot has it or it never was here.
     pub fn withdraw(&self, ticket: u64) -> bool {
         self.state.lock().waiting.remove(&ticket).is_some()
-    }
-
-    pub fn withdraw_all(&self) {
-        self.state.lock().waiting.clear();
     }
 
     pub fn load(&self) -> SlotLoad {

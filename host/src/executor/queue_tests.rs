@@ -53,8 +53,8 @@ fn open(slots: usize, batch_max: usize) -> Arc<Queue> {
 fn jobs_are_taken_in_order_so_many_at_once_and_withdrawn_ones_never() {
     let queue = open(1, 2);
     // In the order in which the checks came back.
-    queue.add(jobs([4, 2]));
-    queue.add(jobs([1, 3]));
+    queue.add(Generation::default(), jobs([4, 2]));
+    queue.add(Generation::default(), jobs([1, 3]));
     assert!(queue.withdraw(2));
     assert!(!queue.withdraw(2), "only once");
     let take = || tickets(&queue.take(|_| {}).unwrap().0);
@@ -77,7 +77,7 @@ fn what_can_not_be_withdrawn_has_been_announced() {
     let mut taken = Vec::new();
     let mut withdrawn = Vec::new();
     for ticket in 0..2000 {
-        queue.add(jobs([ticket]));
+        queue.add(Generation::default(), jobs([ticket]));
         if ticket % 3 == 0 {
             std::thread::yield_now();
         }
@@ -106,7 +106,7 @@ fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
             std::thread::spawn(move || taken.send(queue.take(|_| {})).unwrap())
         })
         .collect();
-    queue.add(jobs([1, 2, 3]));
+    queue.add(Generation::default(), jobs([1, 2, 3]));
     let calls: Vec<_> = (0..3).map(|_| seen.recv().unwrap().unwrap()).collect();
     assert_eq!(queue.load(), SlotLoad { slots: 3, busy: 3, ..SlotLoad::default() });
     let mut got: Vec<_> = calls.iter().map(|(call, _)| tickets(call)).collect();
@@ -119,7 +119,7 @@ fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
 fn a_lease_takes_a_slot_until_it_is_dropped_and_none_is_given_while_jobs_wait() {
     let queue = open(2, 1);
     let lease = queue.try_lease().unwrap();
-    queue.add(jobs([1, 2]));
+    queue.add(Generation::default(), jobs([1, 2]));
     assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::JobsWait);
     let call = queue.take(|_| {}).unwrap();
     assert_eq!(queue.load(), SlotLoad { slots: 2, busy: 1, reserved: 1, waiting: 1 });
@@ -226,7 +226,7 @@ fn busy_and_reserved_together_never_exceed_the_slots() {
             })
             .collect();
         for ticket in 0..JOBS {
-            queue.add(jobs([ticket]));
+            queue.add(Generation::default(), jobs([ticket]));
             if ticket % 7 == 0 {
                 std::thread::yield_now();
             }
@@ -241,4 +241,17 @@ fn busy_and_reserved_together_never_exceed_the_slots() {
     );
     let load = queue.load();
     assert_eq!((load.busy, load.reserved), (0, 0), "every lease was given back");
+}
+
+#[test]
+fn jobs_that_were_judged_for_a_former_executor_are_dropped() {
+    let queue = Arc::new(Queue::default());
+    queue.open(1, 10);
+    queue.add(Generation::default(), jobs([1, 2]));
+    let generation = queue.begin_generation();
+    assert_eq!(queue.load().waiting, 0, "what waited goes back to its owner");
+    queue.add(Generation::default(), jobs([3]));
+    assert_eq!(queue.load().waiting, 0, "its owner has not heard of the reload");
+    queue.add(generation, jobs([1, 3]));
+    assert_eq!(queue.load().waiting, 2);
 }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::active::{ActivePlugin, PluginInfo, check_device};
 use super::ffi::{Common, DeviceReply};
+use super::job::SlotReport;
 use super::loader::{self, PreparedLibrary};
 use super::plugin::Plugin;
 use super::queue::Queue;
@@ -81,11 +83,12 @@ pub struct ExecutorReloader {
     pub(super) common: Arc<Common>,
     pub(super) active: Arc<RwLock<Arc<ActivePlugin>>>,
     pub(super) batch_max: usize,
+    pub(super) reports: UnboundedSender<SlotReport>,
 }
 
 impl ExecutorReloader {
     /// Replaces the executor by that of the request, between two runs. Waits at most `limit` for the runs in the
-    /// plugin; jobs that wait go on waiting. Blocks. The request's limits are ignored: those of the start stay.
+    /// plugin; jobs that wait for a slot go back to their owner, to be judged by the new device. Blocks. The request's limits are ignored: those of the start stay.
     ///
     /// # Errors
     /// When the plugin runs in this process, the new library, config or device can't be used, the number of slots is
@@ -141,6 +144,12 @@ impl ExecutorReloader {
         self.queue.open(usize::from(device.slots), if hooks.batch_run { self.batch_max } else { 1 });
         let next = Arc::new(ActivePlugin { device, hooks, info: PluginInfo::from_library(prepared) });
         *self.active.write() = next.clone();
+        // Reported while no run begins, so that none begins that was judged by the former device.
+        let generation = self.queue.begin_generation();
+        let changed = SlotReport::DeviceChanged { active: next.clone(), generation };
+        if self.reports.send(changed).is_err() {
+            tracing::debug!("the host stopped listening while the executor was replaced");
+        }
         Ok(next)
     }
 }

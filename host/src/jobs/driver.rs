@@ -25,7 +25,7 @@ use super::table::{
     Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
 };
 use crate::config::settings::JobSettings;
-use crate::executor::{Executor, JobContext, SlotReport};
+use crate::executor::{Executor, Generation, JobContext, SlotReport};
 use crate::model::{JobId, MessageId, iso_time};
 use crate::results::dispatcher::{FinishedDelivery, Outbox};
 use crate::state::answer_journal::KeptAnswers;
@@ -115,6 +115,8 @@ pub struct Driver {
     table: JobTable,
     checker: Checker,
     started: Instant,
+    /// Which executor the table's device belongs to.
+    generation: Generation,
     /// Events of effects that are performed at once.
     immediate: VecDeque<Event>,
     reports: mpsc::UnboundedSender<Event>,
@@ -148,6 +150,7 @@ impl Driver {
             table,
             checker,
             started: Instant::now(),
+            generation: Generation::default(),
             immediate,
             reports,
             inbox,
@@ -220,6 +223,11 @@ impl Driver {
     fn slot_report(&mut self, report: SlotReport) {
         match report {
             SlotReport::Started { slot, tickets } => self.apply(Event::Started { slot, tickets }),
+            SlotReport::DeviceChanged { active, generation } => {
+                self.generation = generation;
+                tracing::debug!(device = active.device.name, "waiting jobs are judged by the new device");
+                self.apply(Event::DeviceChanged { device: Arc::new(active.device.clone()) });
+            }
             SlotReport::Answered { slot, ticket, answer, run_time } => {
                 self.parts.metrics.run_seconds.observe(run_time.as_secs_f64());
                 self.apply(Event::Answered { slot, ticket, answer });

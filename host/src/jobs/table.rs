@@ -37,9 +37,9 @@ mod run;
 mod state;
 
 #[cfg(test)]
-mod model;
+mod table_model;
 #[cfg(test)]
-mod tests;
+mod table_tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -205,10 +205,7 @@ impl JobTable {
             Event::Buried { ticket, buried } => self.buried(now, ticket, buried),
             Event::Delivered { message_id, outcome } => self.delivered(now, message_id, outcome),
             Event::Acknowledged { ticket } => self.acknowledged(ticket),
-            Event::DeviceChanged { device, returned } => {
-                self.device = device;
-                returned.into_iter().for_each(|ticket| self.withdrawn(now, ticket));
-            }
+            Event::DeviceChanged { device } => self.device_changed(now, device),
             Event::DrainRequested => self.begin_drain(),
             Event::AllTried => self.drain = Drain::Tried,
             Event::Tick => self.retry_due(now),

@@ -3,14 +3,15 @@
 //! Plugins that measure zeros at once, so that the time of a run is the way to the plugin and back. The executor is
 //! driven as the host drives it; what is measured is the time that it reports for a run.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coda_host::executor::account::RunsAs;
 use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
 use coda_host::executor::worker::Restart;
-use coda_host::executor::{Executor, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck};
+use coda_host::executor::{
+    Executor, Generation, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck,
+};
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
 use coda_plugin_abi::{Gate, GateKind, Program, Target};
@@ -49,7 +50,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
             pinned: None,
         },
         state_dir: dir.path().to_path_buf(),
-        config_path: PathBuf::new(),
+        config_path: None,
         config_text: config.into(),
         native_gate_set: "cz".into(),
         num_qubits: 50,
@@ -66,14 +67,17 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
     let program = Arc::new(program.expect("a legal circuit"));
     let mut micros = Vec::with_capacity(runs);
     for ticket in 0..(runs + runs / 10) as u64 {
-        executor.submit(vec![RunJob {
-            ticket,
-            message_id: None,
-            job_id: "J".into(),
-            program: program.clone(),
-            shots: 100,
-            context: Arc::new(JobContext::new("bench".into(), "J".into())),
-        }]);
+        executor.submit(
+            Generation::default(),
+            vec![RunJob {
+                ticket,
+                message_id: None,
+                job_id: "J".into(),
+                program: program.clone(),
+                shots: 100,
+                context: Arc::new(JobContext::new("bench".into(), "J".into())),
+            }],
+        );
         loop {
             match answers.recv().await.expect("the slot thread lives") {
                 SlotReport::Answered { answer, run_time, .. } => {
@@ -84,7 +88,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
                     }
                     break;
                 }
-                SlotReport::Started { .. } => {}
+                SlotReport::Started { .. } | SlotReport::DeviceChanged { .. } => {}
             }
         }
     }

@@ -13,7 +13,7 @@ use coda_host::reservation::event::{EventBatch, Fact, Request};
 use coda_host::reservation::ledger::Command;
 use coda_host::reservation::log::Log;
 use coda_host_tests::artifacts::project_file;
-use coda_host_tests::crooked::{Behave, join};
+use coda_host_tests::misbehaving_peers::{Behave, join};
 use coda_host_tests::net::peer;
 use coda_host_tests::postgres::Postgres;
 use serde_json::{Value, json};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coda_host::peers::registry::Topic;
 use coda_host::peers::swarm::{Announcement, Caller, Channel, Document, Network, Ready, Role};
 use coda_host::peers::wire::Step;
-use coda_host_tests::crooked;
+use coda_host_tests::misbehaving_peers;
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, StreamExt as _};
 use libp2p::identity::Keypair;
 use libp2p::request_response::{self, Message, ProtocolSupport};
@@ -130,7 +130,7 @@ pub fn serve(how: &str) {
             }
         }),
         _ => runtime.block_on(async {
-            let mut settings = crooked::settings("/ip4/127.0.0.1/tcp/1");
+            let mut settings = misbehaving_peers::settings("/ip4/127.0.0.1/tcp/1");
             settings.bootstrap.clear();
             let network = Network::start(Keypair::generate_ed25519(), settings, || Echo).await;
             let network = network.expect("it can listen");
@@ -224,7 +224,7 @@ fn bare(address: &str, limit: Duration) -> f64 {
 }
 
 async fn through_network(address: &str, limit: Duration) -> f64 {
-    let client = crooked::join(address, crooked::Behave::Idle, &[]).await.network;
+    let client = misbehaving_peers::join(address, misbehaving_peers::Behave::Idle, &[]).await.network;
     client.view().wait_for(|v| v.connected > 0).await.expect("the network lives");
     let peer = address.rsplit(P2P).next().expect("a peer id").to_string();
     let caller = client.clone();

@@ -8,7 +8,7 @@ use coda_host_tests::swaps::{RUN, Swaps};
 pub async fn pauses(swaps: u64) {
     let load = Swaps::run(swaps, Duration::from_secs(2)).await;
     for n in 0..load.jobs {
-        load.bed.delivered(&format!("J{n}")).await;
+        load.host.delivered(&format!("J{n}")).await;
     }
     let mut ms: Vec<f64> = load.gaps().iter().map(|g| g.time.as_secs_f64() * 1e3).collect();
     ms.sort_by(f64::total_cmp);

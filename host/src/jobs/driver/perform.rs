@@ -33,7 +33,7 @@ impl Driver {
             }
             Effect::Submit(submissions) => {
                 let jobs = submissions.into_iter().map(|submission| self.run_job(submission)).collect();
-                self.parts.executor.submit(jobs);
+                self.parts.executor.submit(self.generation, jobs);
             }
             Effect::Withdraw(ticket) => {
                 let withdrawn = self.parts.executor.withdraw(ticket);

@@ -192,10 +192,9 @@ pub enum Event {
     Acknowledged {
         ticket: Ticket,
     },
-    /// Another device answers now. `returned` are the jobs that the executor gave back for it.
+    /// Another device is in use. The executor gave back every job that was in no slot.
     DeviceChanged {
         device: Arc<Device>,
-        returned: Vec<Ticket>,
     },
     /// Finish what runs, claim nothing more.
     DrainRequested,

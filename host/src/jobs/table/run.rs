@@ -1,6 +1,8 @@
 //! With the executor: starts, answers, cancels, and jobs that it gives back.
 
-use coda_plugin_abi::{Error, Outcome};
+use std::sync::Arc;
+
+use coda_plugin_abi::{Device, Error, Outcome};
 
 use super::event::{Effect, Notice, Now, TerminalStatus, Unstored};
 use super::state::{CancelProgress, Claim, Job, JobState, Withdrawal};
@@ -85,6 +87,15 @@ impl JobTable {
             Some(Job { claim, state }) => self.impossible(ticket, claim, state, "withdrawn"),
             None => {}
         }
+    }
+
+    /// Another device is in use: the jobs that waited for the former one are judged again.
+    pub(super) fn device_changed(&mut self, now: Now, device: Arc<Device>) {
+        self.device = device;
+        let is_waiting = |job: &Job| matches!(job.state, JobState::Waiting { .. });
+        let waiting: Vec<Ticket> =
+            self.jobs.iter().filter(|(_, job)| is_waiting(job)).map(|(ticket, _)| *ticket).collect();
+        waiting.into_iter().for_each(|ticket| self.withdrawn(now, ticket));
     }
 
     /// Takes back every job that is in no slot: nothing may start now.

@@ -1,0 +1,256 @@
+//! Redis going away, coming back, forgetting things, and bringing old ones back.
+
+use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, eventually, example};
+use redis::{Value, cmd};
+use serde_json::json;
+
+/// Messages that the host holds at that moment may be left pending in the new group until its next look.
+async fn destroy_group(host: &TestHost) {
+    host.redis::<u64>(cmd("XGROUP").arg("DESTROY").arg(host.stream()).arg(host.group())).await;
+}
+
+/// Claims what is in the stream for the host's consumer, as a host that died would have.
+async fn claim_for_worker(host: &TestHost, count: usize) {
+    let (stream, group) = (host.stream(), host.group());
+    host.redis::<()>(cmd("XGROUP").arg(&["CREATE", &stream, &group, "0"])).await;
+    let mut read = cmd("XREADGROUP");
+    read.arg(&["GROUP", &group, "worker-0", "COUNT"]).arg(count).arg(&["STREAMS", &stream, ">"]);
+    let _: Value = host.redis(&read).await;
+    assert_eq!(host.pending().await.len(), count);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_in_flight_is_delivered_while_redis_is_away() {
+    let mut host = Plan::simulator("execution_time_ms: 200").durable_redis().start().await;
+    host.submit("J1", &example(), 100).await;
+    host.wait_state("J1", "executing").await;
+    host.redis.kill().unwrap();
+    eventually("not ready", async || host.ready().await.0 == 503).await;
+    assert_eq!(host.ready().await.1["redis_healthy"], false);
+    assert_eq!(host.delivered("J1").await["counts"], json!({ "10": 100 }));
+    host.redis.restart(LIMIT).await.unwrap();
+    host.wait_ready().await;
+    host.wait_state("J1", "completed").await;
+    host.wait_nothing_pending().await;
+    host.good_job_goes_through("J2").await;
+    assert_eq!((host.attempts("J1"), host.runs().await), ((1, 1), 2));
+    assert!(host.metric("coda_host_redis_reconnects_total").await >= 1);
+    let unhealthy =
+        host.cloud.wait_until(LIMIT, |s| s.heartbeats.iter().any(|h| h.body["redis_healthy"] == false));
+    assert!(unhealthy.await, "a heartbeat told it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_that_was_not_there_at_the_start_is_waited_for() {
+    let mut host = Plan::simulator("").prepare().await;
+    host.redis.kill().unwrap();
+    host.launch();
+    eventually("it lives", async || host.try_get("/health").await.is_some_and(|(status, _)| status == 200))
+        .await;
+    host.wait_log("no connection to Redis").await;
+    assert_eq!(host.ready().await.0, 503);
+    host.redis.restart(LIMIT).await.unwrap();
+    host.wait_ready().await;
+    host.good_job_goes_through("J1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_that_comes_back_empty_is_used_again() {
+    let mut host = Plan::simulator("").start().await;
+    host.good_job_goes_through("J1").await;
+    host.redis.restart(LIMIT).await.unwrap();
+    host.wait_ready().await;
+    host.good_job_goes_through("J2").await;
+    host.wait_nothing_pending().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_that_hangs_is_noticed_and_used_again() {
+    let host = Plan::simulator("").env("CODA_REDIS_TIMEOUT_SEC", "0.3").start().await;
+    let signal = |signal| coda_host::sys::signal(host.redis.pid(), signal).unwrap();
+    signal(libc::SIGSTOP);
+    eventually("not ready", async || host.ready().await.0 == 503).await;
+    assert_eq!(host.get("/health").await.0, 200);
+    signal(libc::SIGCONT);
+    host.good_job_goes_through("J1").await;
+    eventually("ready again", async || host.ready().await.0 == 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_is_survived() {
+    let host = Plan::simulator("").start().await;
+    host.good_job_goes_through("J1").await;
+    for (n, forget) in ["FLUSHALL", "DEL"].into_iter().enumerate() {
+        let mut command = cmd(forget);
+        if forget == "DEL" {
+            command.arg(host.stream());
+        }
+        host.redis::<Value>(&command).await;
+        host.good_job_goes_through(&format!("after{n}")).await;
+        host.wait_nothing_pending().await;
+    }
+    assert_eq!(host.runs().await, 3);
+    let said = host.log().matches("making it anew").count();
+    assert!((1..=6).contains(&said), "{said} log lines");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_destroyed_during_a_run_brings_nothing_back_to_the_plugin() {
+    let host =
+        Plan::simulator("execution_time_ms: 100").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
+    for id in ["A", "B"] {
+        host.submit(id, &example(), 100).await;
+        host.delivered(id).await;
+    }
+    host.send(&host.job("C", &example(), 1).field("shots", "x")).await;
+    host.failure("C").await;
+    host.submit("J1", &example(), 100).await;
+    host.wait_state("J1", "executing").await;
+    destroy_group(&host).await;
+    assert_eq!(host.delivered("J1").await["counts"], json!({ "10": 100 }));
+    host.good_job_goes_through("J2").await;
+    host.wait_nothing_pending().await;
+    for id in ["A", "B", "C", "J1", "J2"] {
+        assert_eq!(host.attempts(id), (1, 1), "{id}");
+    }
+    assert_eq!(host.runs().await, 4);
+    assert!(!host.log().contains("refused to write"), "an acknowledgement that finds nothing is no error");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn local_history_keeps_old_jobs_from_running_when_redis_forgot_them() {
+    let mut host = Plan::simulator("").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
+    let ids = ["A", "B", "C"];
+    for id in ids {
+        host.submit(id, &example(), 100).await;
+        host.delivered(id).await;
+    }
+    host.send(&host.job("D", &example(), 1).field("shots", "x")).await;
+    let error = host.failure("D").await;
+    host.wait_nothing_pending().await;
+    for restarted in [false, true] {
+        for id in ["A", "B", "C", "D"] {
+            host.redis::<u64>(cmd("DEL").arg(format!("qpu:job:{id}:status"))).await;
+        }
+        if restarted {
+            assert_eq!(host.stop().await, Exit::Code(0));
+        }
+        destroy_group(&host).await;
+        if restarted {
+            host.start().await;
+        }
+        for id in ids {
+            host.wait_state(id, "completed").await;
+        }
+        host.wait_state("D", "failed").await;
+        assert_eq!(host.status("D").await["error"], error);
+        host.wait_nothing_pending().await;
+        assert_eq!(host.runs().await, if restarted { 0 } else { 3 });
+    }
+    for id in ["A", "B", "C", "D"] {
+        assert_eq!(host.attempts(id), (1, 1), "{id}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pending_message_whose_entry_is_gone_is_acknowledged() {
+    let mut host = Plan::simulator("").prepare().await;
+    let gone = host.submit("J1", &example(), 100).await;
+    host.submit("J2", &example(), 100).await;
+    claim_for_worker(&host, 2).await;
+    host.redis::<u64>(cmd("XDEL").arg(host.stream()).arg(&gone)).await;
+    host.start().await;
+    assert_eq!(host.delivered("J2").await["counts"], json!({ "10": 100 }));
+    host.wait_nothing_pending().await;
+    assert_eq!((host.metric("coda_host_trimmed_messages_total").await, host.attempts("J1")), (1, (0, 0)));
+    assert!(host.log().contains(&gone));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_pending_message_is_taken_up_once() {
+    let mut host = Plan::simulator("batch: true").env("CODA_RECOVER_INTERVAL_SEC", "0.05").prepare().await;
+    for n in 1..=25 {
+        host.submit(&format!("J{n}"), &example(), n).await;
+    }
+    claim_for_worker(&host, 25).await;
+    host.cloud.on_webhook(|w| (&*w.job_id == "J3").then(|| coda_host::dev::cloud::Answer::status(503)));
+    host.start().await;
+    for n in (1..=25).filter(|n| *n != 3) {
+        assert_eq!(host.delivered(&format!("J{n}")).await["counts"], json!({ "10": n }));
+    }
+    eventually("J3 alone is pending", async || host.pending().await.len() == 1).await;
+    // Looks through the pending list go on meanwhile, and J3 with its retries is not taken again.
+    eventually("J3 is tried on", async || host.attempts("J3").0 >= 5).await;
+    host.good_job_goes_through("behind").await;
+    assert_eq!(host.runs().await, 26);
+    host.cloud.clear_hooks();
+    host.delivered("J3").await;
+    host.wait_nothing_pending().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_pending_messages_than_one_page_are_all_taken_up() {
+    const MANY: usize = 620;
+    let mut host = Plan::simulator("mode: noop").prepare().await;
+    for n in 0..MANY {
+        host.submit(&format!("J{n}"), &Circuit::new(1), 1).await;
+    }
+    claim_for_worker(&host, MANY).await;
+    host.start().await;
+    let all = host.cloud.wait_until(LIMIT, |s| s.accepted_jobs == MANY as u64).await;
+    assert!(all, "{} of {MANY}", host.cloud.state().accepted_jobs);
+    host.wait_nothing_pending().await;
+    assert_eq!(host.runs().await, MANY as u64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_account_with_the_python_nodes_commands_is_enough() {
+    let mut host = Plan::simulator("batch: true\nexecution_time_ms: 50")
+        .env("CODA_RECOVER_INTERVAL_SEC", "0.1")
+        .prepare()
+        .await;
+    let allowed = "+xgroup +xreadgroup +xpending +xrange +xack +hget +hset +get +select +auth";
+    let mut user = cmd("ACL");
+    user.arg(&["SETUSER", "node", "on", ">p@ss#w", "~*"]).arg(allowed.split(' ').collect::<Vec<_>>());
+    host.redis::<()>(&user).await;
+    let url = format!("redis://node:p%40ss%23w@127.0.0.1:{}/0", host.redis.port());
+    host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = json!(url));
+    host.submit("J1", &example(), 100).await;
+    host.submit("J2", &example(), 100).await;
+    claim_for_worker(&host, 2).await;
+    host.start().await;
+    for id in ["J1", "J2"] {
+        host.delivered(id).await;
+    }
+    host.request_cancel("J3").await;
+    host.submit("J3", &example(), 100).await;
+    host.wait_state("J3", "cancelled").await;
+    destroy_group(&host).await;
+    host.good_job_goes_through("J4").await;
+    host.wait_nothing_pending().await;
+    assert!(!host.log().contains("NOPERM"));
+    assert!(!host.log().contains("p@ss#w") && !host.log().contains("p%40ss"), "the password is not shown");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_open_connection_is_noticed_within_the_block_time_and_a_margin() {
+    use coda_host_tests::proxy::{Link, Proxy};
+    let mut host = Plan::simulator("")
+        .env("CODA_REDIS_BLOCK_SEC", "0.2")
+        .env("CODA_REDIS_TIMEOUT_SEC", "0.3")
+        .prepare()
+        .await;
+    let link = Proxy::start(host.redis.port(), std::time::Duration::ZERO).await.unwrap();
+    let url = format!("redis://127.0.0.1:{}/0", link.port());
+    host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+    host.start().await;
+    host.good_job_goes_through("J1").await;
+    // Neither a FIN nor an answer, as when a NAT forgets: only a deadline can tell.
+    link.set(Link::Freeze);
+    eventually("it is noticed", async || host.ready().await.1["redis_healthy"] == false).await;
+    host.wait_log("no connection to Redis").await;
+    link.set(Link::Pass);
+    host.wait_ready().await;
+    host.good_job_goes_through("J2").await;
+    host.wait_nothing_pending().await;
+}
