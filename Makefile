@@ -25,7 +25,7 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 # Empty where the venv could not be made: those tests are then skipped, and say so.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
-.PHONY: cxx sdk help run test fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: cxx sdk help run test test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## This list
@@ -40,6 +40,11 @@ run: deps build plugins ## A private Coda with a simulator: three circuits, then
 test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps failpoints build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi -p futures-timer $(addprefix -p ,$(PLUGINS))
+
+# The model of the job table checks fewer events than in `make test`, so that this stays short.
+test-unit: ## Unit tests and rules of the source tree: cargo alone, no root, no installed packages (about a minute when built)
+	CODA_MODEL_EVENTS=500000 $(CARGO) test --release -p coda-host
+	$(CARGO) test --release -p coda-plugin-abi
 
 fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
 	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture

@@ -43,9 +43,9 @@ use crate::vpn::guard::{VpnState, VpnStatus};
 #[derive(Debug, thiserror::Error)]
 #[error("the local service can't listen on {host}:{port}")]
 pub struct BindError {
-    host: String,
-    port: u16,
-    source: std::io::Error,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) source: std::io::Error,
 }
 
 impl Explain for BindError {

@@ -1,28 +1,33 @@
 //! The command line: one file per command, each an `Args` and a `run`.
 
+pub(crate) mod circuit_file;
 mod completions;
 mod config;
 mod coordinate;
 mod coordinator;
 pub mod daemonize;
-mod dev;
+pub(crate) mod dev;
+mod dev_session;
+mod device_view;
 mod doctor;
+mod follow_job;
 mod histogram;
-mod jobs;
-mod logs;
-mod note;
-mod plugin;
+pub(crate) mod jobs;
+pub mod kit;
+pub(crate) mod logs;
+pub(crate) mod plugin;
 mod reload;
 mod reservation;
 mod reset;
-mod results;
-mod run;
+pub(crate) mod results;
+pub(crate) mod run;
+pub(crate) mod running_host;
 mod start;
 mod status;
 mod stop;
 mod stop_vpn;
-mod submit;
-mod way;
+pub(crate) mod submit;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -31,21 +36,25 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use crate::config::load::ProcessEnv;
 use crate::daemon::unit;
 use crate::error::Failure;
+use crate::executor::worker;
 use crate::telemetry::{self, LogFormat};
 
-const ABOUT: &str = "The daemon beside a QPU: runs a vendor's plugin, and speaks to the Coda cloud for it";
+use kit::CliError;
+
+const ABOUT: &str =
+    "Connects a QPU to the Coda cloud: takes jobs, runs them in the vendor's plugin, delivers signed results";
 
 const EXAMPLES: &str = "\
 Examples:
   coda-host run circuit.json --device site/device.yaml --shots 1000   try a device, no cloud
-  coda-host dev --device site/device.yaml --demo                     a private Coda on this machine
+  coda-host dev --device site/device.yaml --demo                     a local Coda sandbox
   coda-host --device site/device.yaml --token TOKEN                  the first start
   coda-host --device site/device.yaml                                every later one
 
 Exit status:
-  0 fine   1 failed   2 wrong flag, variable or file   3 plugin   4 cloud   5 stopped with a job unfinished";
+  0 success   1 failure   2 wrong flag, variable or file   3 plugin   4 cloud   5 stopped with an unfinished job";
 
-/// Everything on the command line.
+/// The arguments of the command line.
 #[derive(Debug, Parser)]
 #[command(name = "coda-host", version, about = ABOUT, after_help = EXAMPLES)]
 pub struct Cli {
@@ -53,13 +62,13 @@ pub struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     start: start::Args,
-    /// As the subcommand of that name, as the Python node has it
+    /// Same as the subcommand `reset`; the flag of the Python node
     #[arg(long, hide = true, exclusive = true)]
     reset: bool,
-    /// How log lines are written to stderr
+    /// Format of the log lines on stderr
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
     log_format: LogFormat,
-    /// With the settings that systemd gives to this unit (such as coda-host or coda-host@NAME)
+    /// Use the settings that systemd gives to this unit (such as coda-host or coda-host@NAME)
     #[arg(long, global = true, value_name = "NAME")]
     unit: Option<String>,
 }
@@ -76,29 +85,29 @@ enum Command {
     Start(start::Args),
     /// Run one circuit straight through the plugin, without a cloud
     Run(run::Args),
-    /// A private Coda on this machine, with the host connected to it
+    /// Start a local Coda sandbox and connect the host to it
     Dev(dev::Args),
-    /// Send a circuit to a running dev
+    /// Send a circuit to a running sandbox
     Submit(submit::Args),
     /// Stop the running host
     Stop(stop::Args),
     /// Stop the VPN that a host left running
     StopVpn(stop_vpn::Args),
-    /// Show what the running host says of itself
+    /// Show the status of the running host
     Status(status::Args),
     /// Show the daemon's log
     Logs(logs::Args),
-    /// Check what a host needs, and say what to do
+    /// Check what a host needs, and print how to fix it
     Doctor(doctor::Args),
-    /// Results and messages that wait for you
+    /// List, send or drop kept results and unanswerable messages
     #[command(subcommand)]
-    Results(results::Command),
-    /// Who holds messages of the stream; take over what a dead host left
+    Results(results::ResultsCommand),
+    /// List the consumers of the stream, or take over the messages of a dead host
     #[command(subcommand)]
-    Jobs(jobs::Command),
+    Jobs(jobs::JobsCommand),
     /// Stop the host and forget its credentials
     Reset(reset::Args),
-    /// Show every setting and where it comes from
+    /// Show every setting and its origin
     Config(config::Args),
     /// Plan circuits onto the peers of a network
     Coordinator(coordinator::Args),
@@ -107,12 +116,12 @@ enum Command {
     /// Look into an event log of reservations
     #[command(subcommand)]
     Reservation(reservation::ReservationSubcommand),
-    /// Look at plugins
+    /// Inspect, check and create plugins
     #[command(subcommand)]
-    Plugin(plugin::Command),
-    /// Have the running host take a new plugin or device config without a stop
+    Plugin(plugin::PluginCommand),
+    /// Load a new plugin or device config into the running host without a stop
     Reload(reload::Args),
-    /// The process of an isolated plugin
+    /// Run as the worker process of an isolated plugin
     #[command(hide = true)]
     ExecutorWorker {
         plugin: String,
@@ -121,29 +130,29 @@ enum Command {
     },
     /// Print tab completions for a shell
     Completions(completions::Args),
-    /// Print the manual page, or write those of all commands
+    /// Print the manual page, or write the pages of all commands
     Man(completions::ManArgs),
 }
 
-/// Runs what the command line asks for.
+/// Runs the command of the command line.
 ///
 /// # Errors
-/// The command's failure, ready to be shown.
+/// The command failed.
 pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
     if let Some(unit) = &cli.unit {
-        let given = unit::given(unit)?;
-        env.environment.extend(given.environment);
-        env.cwd = given.cwd.unwrap_or(env.cwd);
+        let settings = unit::unit_settings(unit)?;
+        env.environment.extend(settings.environment);
+        env.cwd = settings.cwd.unwrap_or(env.cwd);
     }
     let level = match &cli.command {
-        // libp2p says its peer id at each start, as the host does.
+        // libp2p logs its peer id at each start, as the host does itself.
         None | Some(Command::Start(_) | Command::Coordinator(_)) => "info,libp2p_swarm=warn",
-        // The others have an output of their own; only trouble is logged.
+        // The other commands print their own output, so only warnings are logged.
         _ => "warn",
     };
     if cli.command.is_some() && cli.start != start::Args::default() {
-        // Not clap's own rule, which would also forbid --log-format there.
-        let wrong = "flags of a command come behind its name: coda-host start --device FILE";
+        // Checked here, because clap's own rule would also forbid --log-format there.
+        let wrong = "put the flags of a command after its name: coda-host start --device FILE";
         Cli::command().error(clap::error::ErrorKind::ArgumentConflict, wrong).exit();
     }
     telemetry::start_log(env.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
@@ -169,47 +178,9 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Reservation(command)) => reservation::run(command, &env),
         Some(Command::Plugin(command)) => plugin::run(command, env),
         Some(Command::ExecutorWorker { account, .. }) => {
-            crate::executor::worker::child::run(account.as_deref())
-                .map_err(|e| failed("executor-worker", "the plugin's process could not go on", &e))
+            Ok(worker::child::run(account.as_deref()).map_err(CliError::Worker)?)
         }
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),
-    }
-}
-
-/// Writes a command's output.
-fn put(text: &[u8]) -> Result<ExitCode, Failure> {
-    use std::io::{self, Write as _};
-    match io::stdout().write_all(text) {
-        // `| head` has seen enough.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|e| failed("output", "the output could not be written", &e)),
-    }
-}
-
-/// More workers than this only wake each other up: the host's own work is small.
-const MAX_WORKERS: usize = 4;
-
-/// A runtime for a command that needs one.
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(cores.min(MAX_WORKERS));
-    let runtime = builder.enable_all().build();
-    runtime.map_err(|e| failed("runtime", "the async runtime could not be started", &e))
-}
-
-/// A failure of the surroundings that no stage has an error for.
-fn failed(code: &'static str, message: &str, cause: &dyn std::error::Error) -> Failure {
-    Failure {
-        code,
-        message: message.into(),
-        causes: vec![cause.to_string()],
-        hint: Some(
-            "check the limits on processes and open files (ulimit -a); else report it as a bug".into(),
-        ),
-        exit: crate::error::exit::FAILURE,
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod bundle;
 pub mod connect;
+pub mod error;
 pub mod fingerprint;
 pub mod heartbeat;
 pub mod http;

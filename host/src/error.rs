@@ -1,4 +1,4 @@
-//! What every stage's error enum implements, and how an error reaches a person.
+//! The trait that every stage's error implements, and the form in which an error is shown.
 //!
 //! A stage's error says what happened and to which file, job or peer (`Display`, never repeating its
 //! `source`); [`Explain`] adds a stable code, what to do next and the exit status. [`Failure`] is the form
@@ -14,23 +14,23 @@ pub mod exit {
     pub const CONFIG: u8 = 2;
     /// The plugin can't be found, loaded or started.
     pub const PLUGIN: u8 = 3;
-    /// The cloud refused us or can't be reached.
+    /// The cloud refused the host or can't be reached.
     pub const CLOUD: u8 = 4;
     /// Stopped with a job left unfinished; it runs again on the next start.
     pub const JOB_LEFT: u8 = 5;
 }
 
-/// The facts about an error that its text doesn't carry.
+/// Facts about an error that its text doesn't contain.
 pub trait Explain: std::error::Error + Send + Sync + 'static {
-    /// Stable, kebab-case, for logs and scripts.
+    /// A stable code in kebab-case, for logs and scripts.
     fn code(&self) -> &'static str;
 
-    /// What the person should do next.
+    /// What the operator should do next, in the imperative.
     fn hint(&self) -> Option<String> {
         None
     }
 
-    /// Exit status when it ends the process.
+    /// Exit status of the process when this error ends it.
     fn exit(&self) -> u8 {
         exit::FAILURE
     }
@@ -68,7 +68,7 @@ impl<E: Explain> From<E> for Failure {
 }
 
 impl Failure {
-    /// Several lines for a terminal: heading, causes, hint.
+    /// Renders several lines for a terminal: message, causes, hint.
     pub fn render(&self) -> String {
         let mut out = format!("error: {}", self.message);
         for cause in &self.causes {
@@ -81,7 +81,7 @@ impl Failure {
         out
     }
 
-    /// One line for a log.
+    /// Renders one line for a log.
     pub fn line(&self) -> String {
         let mut out = self.message.clone();
         for cause in &self.causes {
@@ -90,3 +90,7 @@ impl Failure {
         out
     }
 }
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;

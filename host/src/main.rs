@@ -1,4 +1,4 @@
-//! Parse, run, print the error and its hint, exit.
+//! The binary: parses the command line, runs the command, prints its error with the hint, and exits.
 
 #![forbid(unsafe_code)]
 
@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use coda_host::cli::daemonize::SECRETS_VARIABLE;
+use coda_host::cli::kit::CliError;
 use coda_host::cli::{self, Cli};
 use coda_host::config::load::ProcessEnv;
 use coda_host::config::source::SECRET_VARIABLES;
@@ -17,21 +18,21 @@ use coda_host::telemetry::LogFormat;
 
 fn main() -> ExitCode {
     sys::keep_heap_small();
-    let surroundings = match surroundings() {
-        Ok(surroundings) => surroundings,
+    let env = match process_env() {
+        Ok(env) => env,
         Err(failure) => return show(&failure, LogFormat::Text),
     };
     // One provider for every TLS connection; an error means that it is installed already.
     rustls::crypto::ring::default_provider().install_default().ok();
     let cli = Cli::parse();
     let format = cli.log_format();
-    match cli::run(cli, surroundings) {
+    match cli::run(cli, env) {
         Ok(code) => code,
         Err(failure) => show(&failure, format),
     }
 }
 
-/// For a person; where the log is for machines, as its last line.
+/// Prints a failure for a person, or as a JSON line where the log has that format.
 fn show(failure: &Failure, format: LogFormat) -> ExitCode {
     match format {
         LogFormat::Text => eprintln!("{}", failure.render()),
@@ -47,30 +48,23 @@ fn json_line(failure: &Failure) -> serde_json::Value {
     })
 }
 
-/// Takes note of environment and working directory, blocks the stop signals and forgets what no child may see:
-/// secrets, and what would make it speak to systemd in this process's name. While this is the only thread.
-fn surroundings() -> Result<ProcessEnv, Failure> {
-    let failed = |message: &str, e: std::io::Error| Failure {
-        code: "surroundings",
-        message: message.into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: coda_host::error::exit::FAILURE,
-    };
-    sys::block_stop_signals().map_err(|e| failed("signals can't be blocked", e))?;
+/// Reads the environment and the working directory, blocks the stop signals, and removes the variables that no child
+/// process may inherit: secrets, and the sockets that lead to systemd. Must run while this is the only thread.
+fn process_env() -> Result<ProcessEnv, Failure> {
+    sys::block_stop_signals().map_err(CliError::BlockSignals)?;
     let mut environment = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect::<std::collections::HashMap<_, _>>();
     if environment.remove(SECRETS_VARIABLE).is_some() {
         sys::forget_variable(SECRETS_VARIABLE);
-        let secrets: std::collections::HashMap<String, String> = serde_json::from_reader(std::io::stdin())
-            .map_err(|e| failed("the secrets from standard input can't be read", e.into()))?;
+        let secrets: std::collections::HashMap<String, String> =
+            serde_json::from_reader(std::io::stdin()).map_err(CliError::Secrets)?;
         environment.extend(secrets);
     }
     let secret = |name: &str| SECRET_VARIABLES.contains(&name.to_ascii_uppercase().as_str());
     for name in environment.keys().filter(|name| secret(name) || notify::VARIABLES.contains(&name.as_str())) {
         sys::forget_variable(name);
     }
-    let cwd = std::env::current_dir().map_err(|e| failed("the working directory can't be read", e))?;
+    let cwd = std::env::current_dir().map_err(CliError::WorkingDirectory)?;
     Ok(ProcessEnv { environment, cwd })
 }

@@ -100,7 +100,7 @@ impl fmt::Display for TaskKind {
 #[error("the task '{kind}' {how}")]
 pub struct TaskEnded {
     pub kind: TaskKind,
-    how: String,
+    pub(crate) how: String,
 }
 
 impl Explain for TaskEnded {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Room, and the rooms that it may use. `tests` modules may use more.
+/// Module, and the modules that it may use. Unit tests may use more.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("backoff", &[]),
     ("error", &[]),
@@ -109,6 +109,7 @@ const PURE: &[&str] = &[
     "api/readiness.rs",
     "backoff.rs",
     "cloud/bundle.rs",
+    "config/suggest.rs",
     "coordinator/combine.rs",
     "coordinator/job_view.rs",
     "coordinator/plan.rs",
@@ -196,6 +197,8 @@ fn files() -> BTreeMap<String, String> {
             || name.ends_with("testing.rs")
             || name.ends_with("standin.rs")
             || name.ends_with("_model.rs")
+            || name.ends_with("/model.rs")
+            || name.ends_with("/tests.rs")
     };
     found
         .into_iter()
@@ -209,22 +212,22 @@ fn files() -> BTreeMap<String, String> {
         .collect()
 }
 
-fn room(file: &str) -> &str {
+fn module(file: &str) -> &str {
     file.split('/').next().unwrap().trim_end_matches(".rs")
 }
 
 #[test]
-fn rooms_use_only_what_the_table_allows() {
+fn modules_use_only_what_the_table_allows() {
     let table: BTreeMap<&str, BTreeSet<&str>> =
-        MAY_USE.iter().map(|(room, uses)| (*room, uses.iter().copied().collect())).collect();
+        MAY_USE.iter().map(|(module, uses)| (*module, uses.iter().copied().collect())).collect();
     let mut wrong = Vec::new();
     for (file, text) in files() {
-        let from = room(&file);
+        let from = module(&file);
         if matches!(from, "lib" | "main") {
             continue;
         }
         let Some(allowed) = table.get(from) else {
-            wrong.push(format!("{file}: the room '{from}' is missing in the table"));
+            wrong.push(format!("{file}: the module '{from}' is missing in the table"));
             continue;
         };
         for (n, line) in text.lines().enumerate() {
@@ -285,4 +288,89 @@ fn unsafe_is_allowed_in_the_listed_modules_alone() {
         }
     }
     assert_eq!(found, UNSAFE.iter().copied().collect(), "correct the list, or the code");
+}
+
+/// Modules of the command line that several commands use.
+const CLI_SHARED: &[&str] = &[
+    "circuit_file",
+    "daemonize",
+    "dev_session",
+    "device_view",
+    "follow_job",
+    "histogram",
+    "kit",
+    "running_host",
+    "terminal",
+];
+
+/// The modules that a line imports behind `prefix`, alone or in braces.
+fn imported<'a>(line: &'a str, prefix: &str) -> Vec<&'a str> {
+    let module =
+        |text: &'a str| text.split(|c: char| !c.is_ascii_lowercase() && c != '_').next().unwrap_or("");
+    let imports = line.split(prefix).skip(1).flat_map(|rest| match rest.strip_prefix('{') {
+        Some(list) => list.split('}').next().unwrap_or("").split(',').map(str::trim).map(module).collect(),
+        None => vec![module(rest)],
+    });
+    imports.filter(|name| !name.is_empty() && *name != "self").collect()
+}
+
+#[test]
+fn a_command_uses_what_commands_share_and_no_other_command() {
+    let mut wrong = Vec::new();
+    for (file, text) in files() {
+        let Some(name) = file.strip_prefix("cli/") else { continue };
+        let prefix = if name.contains('/') { "crate::cli::" } else { "super::" };
+        for line in text.lines() {
+            for module in imported(line, prefix).iter().filter(|m| !CLI_SHARED.contains(m)) {
+                wrong.push(format!("{file} uses the command '{module}'"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(imported("use super::{kit, run};", "super::"), ["kit", "run"], "this test can fail");
+}
+
+/// Names that several public types have, and why. Everywhere else a name stands for one type.
+const SHARED_TYPE_NAMES: &[(&str, &str)] = &[
+    ("Answer", "of an executor to a run; of the development cloud to a request, as a hook scripts it"),
+    ("Args", "the arguments of each command"),
+    ("Command", "the subcommands of a command; what is asked of a ledger"),
+    ("Decision", "of the admission of a job; of the event log's caller"),
+    ("Effect", "of the job table; of an operation on a quantum state"),
+    ("Known", "a peer; a gate"),
+    ("Names", "of Redis keys; of the parameters in an expression"),
+    ("Now", "of the job table; of the peers' protocol"),
+    ("Operation", "of a circuit; of a peer's document"),
+    ("Place", "of a log; in a circuit's text"),
+    ("State", "of a reservation; a quantum state on the wire"),
+];
+
+/// The name of a public type that this line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let declaration = line.trim_start().strip_prefix("pub ")?;
+    let kinds = ["struct ", "enum ", "trait ", "type "];
+    let name = kinds.iter().find_map(|kind| declaration.strip_prefix(kind))?;
+    name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()
+}
+
+#[test]
+fn a_public_type_name_stands_for_one_type() {
+    let mut declared: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, text) in files() {
+        for name in text.lines().filter_map(declared_type) {
+            declared.entry(name.to_string()).or_default().push(file.clone());
+        }
+    }
+    declared.retain(|_, files| files.len() > 1);
+    let listed = |name: &str| SHARED_TYPE_NAMES.iter().any(|(shared, _)| *shared == name);
+    let wrong: Vec<String> = declared
+        .iter()
+        .filter(|(name, _)| !listed(name))
+        .map(|(name, files)| format!("{name} is declared in {}", files.join(", ")))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for (name, _) in SHARED_TYPE_NAMES {
+        assert!(declared.contains_key(*name), "{name} stands for one type now: take it off the list");
+    }
+    assert_eq!(declared_type("    pub enum Kind {"), Some("Kind"), "this test can fail");
 }

@@ -1,4 +1,4 @@
-//! Every setting and metric is in the operator's document, and nothing else is.
+//! The operator's document names every setting and every metric, and no others.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// The names of variables that a text has between these marks.
+/// The names of `CODA_` variables between `before` and `after` in a text.
 fn variables(text: &str, before: &str, after: char) -> BTreeSet<String> {
     let mark = format!("{before}CODA_");
     let names = text.split(&mark).skip(1).filter_map(|rest| rest.split_once(after));
@@ -20,18 +20,18 @@ fn the_document_names_every_setting_and_no_other() {
     let mut known = variables(&read("src/config/load.rs"), "\"", '"');
     assert!(known.len() > 50, "{known:?}");
     known.extend(variables(&read("src/config/load/peers.rs"), "\"", '"'));
-    let elsewhere = read("src/config/near.rs");
+    let elsewhere = read("src/config/suggest.rs");
     known.extend(variables(elsewhere.split("#[cfg(test)]").next().unwrap(), "\"", '"'));
     let document = read("../docs/operations.md");
     let rows: Vec<&str> = document.lines().filter(|l| l.starts_with("| `CODA_")).collect();
     let rows = rows.join("\n");
-    let told = variables(&rows, "| `", '`');
+    let documented = variables(&rows, "| `", '`');
     assert_eq!(
-        known.difference(&told).collect::<Vec<_>>(),
+        known.difference(&documented).collect::<Vec<_>>(),
         Vec::<&String>::new(),
         "not in docs/operations.md"
     );
-    assert_eq!(told.difference(&known).collect::<Vec<_>>(), Vec::<&String>::new(), "no such setting");
+    assert_eq!(documented.difference(&known).collect::<Vec<_>>(), Vec::<&String>::new(), "no such setting");
 }
 
 #[test]

@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use crate::cloud::provision::reconnects;
 use crate::config::device::DeviceConfig;
 use crate::config::load::{self, ProcessEnv};
-use crate::config::near;
 use crate::config::settings::Settings;
-use crate::config::source::Shown;
+use crate::config::source::EffectiveSetting;
+use crate::config::suggest;
 use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::{self, Located};
@@ -28,7 +28,7 @@ pub struct Prepared {
     pub device: DeviceConfig,
     pub(super) stored: Option<StoredCredentials>,
     /// Every setting with its origin, secrets masked.
-    pub shown: Vec<Shown>,
+    pub shown: Vec<EffectiveSetting>,
 }
 
 impl Prepared {
@@ -52,11 +52,11 @@ pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result
     runs_as(&settings)?;
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
-    for (name, meant) in near::variables(env.environment.keys().map(String::as_str), &names) {
+    for (name, meant) in suggest::misspelt_variables(env.environment.keys().map(String::as_str), &names) {
         tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
     }
-    if let Some(key) = &device.misspelt {
-        let path = device.path.display();
+    if let (Some(key), Some(path)) = (&device.misspelt, &device.path) {
+        let path = path.display();
         tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
     }
     Ok(Prepared { settings, device, stored, shown })
@@ -77,8 +77,7 @@ pub fn runs_as(settings: &Settings) -> Result<RunsAs, Failure> {
 pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> Result<Located, Failure> {
     let binary = std::env::current_exe().ok();
     let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
-    let config = (!device.path.as_os_str().is_empty())
-        .then_some((device.path.as_path(), device.executor_factory.as_deref()));
+    let config = device.path.as_deref().map(|path| (path, device.executor_factory.as_deref()));
     let request = locate::LocateRequest {
         environment: settings.executor.factory.as_deref(),
         device_config: config,

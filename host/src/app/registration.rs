@@ -6,13 +6,13 @@
 //! may fail with everything stored: the next start reconnects.
 
 use crate::cloud::http::HttpClient;
-use crate::cloud::provision::{self, Accepted, Registration, Spent};
+use crate::cloud::provision::{self, AcceptedConnect, Registration, TokenSpent};
 use crate::config::settings::Settings;
 use crate::error::{Explain, Failure};
 use crate::state::credentials::StoredCredentials;
 use crate::vpn::guard::Guard;
 use crate::vpn::openvpn::Openvpn;
-use crate::vpn::profile::{self, Checked};
+use crate::vpn::profile::{self, CheckedProfile};
 
 /// Registers the host; returns the registration and the guard of its tunnel, which has made its first check.
 ///
@@ -32,7 +32,7 @@ pub async fn connect(
     if !redeems && stored.is_some() && vpn.auto && vpn.required {
         openvpn.up_stored(vpn.interface_hint.clone()).await?;
     }
-    let accepted = provision::ask(client, settings, stored, connectivity).await?;
+    let accepted = provision::request_credentials(client, settings, stored, connectivity).await?;
     let registration = enter(accepted, openvpn).await?;
     let guard = Guard::new(openvpn.clone(), client.clone(), &registration.vpn, &registration.cloud)?;
     guard.preflight().await?;
@@ -40,10 +40,10 @@ pub async fn connect(
 }
 
 /// Brings the tunnel up and stores the credentials: both or neither.
-async fn enter(accepted: Accepted, openvpn: &Openvpn) -> Result<Registration, Failure> {
+async fn enter(accepted: AcceptedConnect, openvpn: &Openvpn) -> Result<Registration, Failure> {
     let redeemed = accepted.redeemed();
     let profile = accepted.profile().map(|p| profile::check(p.expose().as_bytes())).transpose();
-    let profile: Option<Checked> = profile.map_err(|e| spent(redeemed, e))?;
+    let profile: Option<CheckedProfile> = profile.map_err(|e| spent(redeemed, e))?;
     let vpn = accepted.vpn();
     let tunnel = match profile {
         Some(profile) if vpn.auto => {
@@ -66,7 +66,7 @@ async fn enter(accepted: Accepted, openvpn: &Openvpn) -> Result<Registration, Fa
 }
 
 fn spent<E: Explain>(redeemed: bool, error: E) -> Failure {
-    if redeemed { Spent(error).into() } else { error.into() }
+    if redeemed { TokenSpent(error).into() } else { error.into() }
 }
 
 /// Stops the managed OpenVPN daemon; a failure is logged.

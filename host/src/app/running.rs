@@ -13,7 +13,7 @@ use super::peer::{self, PeerStage};
 use super::reload::Reloads;
 use super::startup::{CloudSide, ExecutorStarted, Halt, LocalService, Registered};
 use crate::api::{ApiSources, HostSources, PeerSources};
-use crate::cloud::heartbeat::{Heartbeat, HeartbeatOutcome, HeartbeatState};
+use crate::cloud::heartbeat::{HeartbeatOutcome, HeartbeatSender, HeartbeatState};
 use crate::config::settings::Settings;
 use crate::daemon::conflicts::ConsumerLock;
 use crate::daemon::instance_lock::InstanceLock;
@@ -306,7 +306,7 @@ struct JobConnections {
     redis: Redis,
     writer: crate::jobs::writes::Writer,
     sender: WebhookSender,
-    heartbeat: Heartbeat,
+    heartbeat: HeartbeatSender,
     beat_state: watch::Sender<HeartbeatState>,
 }
 
@@ -323,7 +323,7 @@ impl JobConnections {
             WebhookSender::new(client.clone(), signer.clone(), &registration.cloud, &settings.webhook)?;
         let (beat_state, beat_seen) = watch::channel(HeartbeatState::default());
         let heartbeat =
-            Heartbeat::new(client, signer, &registration.cloud, beat_seen).map_err(AppError::Http)?;
+            HeartbeatSender::new(client, signer, &registration.cloud, beat_seen).map_err(AppError::Http)?;
         Ok(JobConnections { redis, writer, sender, heartbeat, beat_state })
     }
 }

@@ -1,11 +1,11 @@
-//! `coda-host completions` and the manual page, both made from the command line's own description.
+//! `coda-host completions` and `coda-host man`: generated from the definition of the command line.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap_complete::Shell;
 
-use super::way::failed;
+use super::kit::{CliError, print};
 use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub struct Args {
 pub fn run(args: Args, mut command: clap::Command) -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "coda-host", &mut text);
-    super::put(&text)
+    print(&text)
 }
 
 #[derive(Debug, clap::Args)]
@@ -39,12 +39,11 @@ pub struct ManArgs {
 pub fn man(args: ManArgs, command: clap::Command) -> Result<ExitCode, Failure> {
     if let Some(dir) = args.dir {
         let written = std::fs::create_dir_all(&dir).and_then(|()| clap_mangen::generate_to(command, &dir));
-        return written.map(|()| ExitCode::SUCCESS).map_err(|e| Failure {
-            message: format!("the manual pages could not be written into {}", dir.display()),
-            ..failed(e)
-        });
+        return written
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|source| CliError::ManualPages { dir, source }.into());
     }
     let mut text = Vec::new();
-    clap_mangen::Man::new(command).render(&mut text).map_err(failed)?;
-    super::put(&text)
+    clap_mangen::Man::new(command).render(&mut text).map_err(CliError::Output)?;
+    print(&text)
 }

@@ -1,9 +1,10 @@
-//! `coda-host config`: what holds, and where each value comes from.
+//! `coda-host config`: prints every effective setting and its origin.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use super::kit;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
@@ -11,14 +12,14 @@ use crate::error::Failure;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  coda-host config                     every setting, its value and its origin; secrets masked
-  coda-host config --set               only what isn't the default
+  coda-host config                     every setting with its value and origin; secrets masked
+  coda-host config --set               only settings that differ from the default
   coda-host config --json | jq '.[] | select(.name == \"CODA_PORT\")'")]
 pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     device: Option<PathBuf>,
-    /// Only settings that differ from their default
+    /// Print only settings that differ from their default
     #[arg(long)]
     set: bool,
     /// JSON for machines
@@ -32,8 +33,9 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
     let prepared = app::prepare(env, flags)?;
-    let origin =
-        |s: &&crate::config::source::Shown| !args.set || s.origin != crate::config::source::Origin::Default;
+    let origin = |s: &&crate::config::source::EffectiveSetting| {
+        !args.set || s.origin != crate::config::source::SettingOrigin::Default
+    };
     let shown: Vec<_> = prepared.shown.iter().filter(origin).collect();
     let dirs = &prepared.settings.dirs;
     let text = if args.json {
@@ -48,9 +50,9 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             .iter()
             .map(|s| format!("{:<width$}  {:<11}  {}\n", s.name, s.origin.name(), s.value))
             .collect();
-        let places =
+        let directories =
             format!("credentials in {}\nstate in {}\n", dirs.credentials.display(), dirs.state.display());
-        rows + &places
+        rows + &directories
     };
-    super::put(text.as_bytes())
+    kit::print(text.as_bytes())
 }

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::histogram;
-use super::way::{Out, short};
+use super::terminal::{Terminal, one_line};
+use super::{circuit_file, histogram, kit};
 use crate::app;
 use crate::cloud::http::{Bearer, HttpClient, HttpError, Response, Target};
 use crate::config::load::{self, ProcessEnv};
@@ -50,12 +50,12 @@ pub struct Args {
 }
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let text = super::run::read(&args.circuit).map_err(|failure| Failure {
+    let text = circuit_file::read(&args.circuit).map_err(|error| Failure {
         hint: Some(
             "give a file of OpenQASM 2 or 3, such as tests/circuits/bell.qasm, or - for standard input"
                 .into(),
         ),
-        ..failure
+        ..Failure::from(error)
     })?;
     let qasm = String::from_utf8(text)
         .map_err(|_| wrong_circuit(&args.circuit.display().to_string(), "it is not UTF-8 text"))?;
@@ -63,7 +63,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
         args.url.clone().map(|url| ("CODA_COORDINATOR_URL", url)).into_iter().collect();
     let (settings, _) = load::settings(&env, flags, load::dirs(&env)?, None)?;
     let client = Client::new(&settings.coordinator.url, settings.coordinator.api_token.as_ref())?;
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         app::watch_signals(stop.clone());
@@ -83,7 +83,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
 }
 
 async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     let file = args.circuit.display().to_string();
     let job_id = client.submit(&file, qasm, args.shots).await?;
     if !args.json {
@@ -112,13 +112,13 @@ async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> 
         out.text(&histogram::render(&counts))?;
         out.line(&format!("  {} shots of qubits {}", args.shots, job["result"]["measured_qubits"]))?;
     } else {
-        out.line(&format!("  failed: {}", short(job["error"].as_str().unwrap_or("no reason was given"))))?;
+        out.line(&format!("  failed: {}", one_line(job["error"].as_str().unwrap_or("no reason was given"))))?;
     }
     Ok(if completed { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) })
 }
 
 /// Prints a line for each block that has ended since the last request.
-fn progress(out: &mut Out, job: &Value, reported: &mut HashSet<String>) -> Result<(), Failure> {
+fn progress(out: &mut Terminal, job: &Value, reported: &mut HashSet<String>) -> Result<(), Failure> {
     let all: usize = job["plan"]["stages"]
         .as_array()
         .map_or(0, |s| s.iter().map(|b| b.as_array().map_or(0, Vec::len)).sum());
@@ -137,7 +137,7 @@ fn progress(out: &mut Out, job: &Value, reported: &mut HashSet<String>) -> Resul
             let digits = if ms < 10.0 { 3 } else { 1 };
             format!(", {ms:.digits$} ms")
         });
-        let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", short(e)));
+        let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", one_line(e)));
         let n = reported.len();
         out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
     }

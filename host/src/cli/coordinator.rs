@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::process::ExitCode;
 
+use super::kit::{self, CliError};
 use crate::app;
 use crate::config::load::{self, ProcessEnv};
 use crate::error::Failure;
@@ -37,8 +38,8 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let flags: HashMap<&'static str, String> =
         given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     let (settings, _) = load::settings(&env, flags, load::dirs(&env)?, None)?;
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(async { tokio::spawn(app::coordinator::run(settings)).await });
     runtime.shutdown_background();
-    result.unwrap_or_else(|e| Err(super::failed("host-ended", "the coordinator ended unexpectedly", &e)))
+    result.unwrap_or_else(|e| Err(CliError::TaskEnded { task: "the coordinator", source: e }.into()))
 }

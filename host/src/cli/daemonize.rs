@@ -1,8 +1,8 @@
-//! `coda-host start --daemon`: the host as a process of its own, started again from its binary.
+//! `coda-host start --daemon`: starts the host as a background process, from the same binary.
 //!
-//! Nothing is forked: the child is the same program with the same settings, in a new session, its output in the
-//! log. Secrets go to it through a pipe, so that neither its arguments nor its environment show them. This
-//! command returns when the child has said that it is up, or has ended, with the child's reason.
+//! Nothing is forked: the child is the same program with the same settings, in a new session, with its output in the
+//! log. Secrets go to it through a pipe, so that neither its arguments nor its environment show them. The command
+//! returns when the child reports that it is up, or when it has ended, with the child's reason.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,23 +15,54 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::failed;
+use super::kit::CliError;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::config::source::SECRET_VARIABLES;
 use crate::daemon::instance_lock::{self, LOG_FILE};
 use crate::daemon::rotate::LOG_VARIABLE;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::state::files;
 use crate::sys;
 
 /// Tells the child to read its secrets from standard input.
 pub const SECRETS_VARIABLE: &str = "CODA_SECRETS_FROM_STDIN";
-/// How often the child is looked at while it starts.
+/// Pause between two looks at the starting child.
 const LOOK: Duration = Duration::from_millis(50);
 const STILL_STARTING: Duration = Duration::from_secs(10);
-/// Most of the log shown when the start fails.
+/// How many bytes of the log are shown when the start fails.
 const TAIL_BYTES: u64 = 4000;
+
+/// Why no daemon could be started.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonizeError {
+    #[error("the log {} can't be opened", path.display())]
+    Log { path: PathBuf, source: io::Error },
+    #[error("the socket for the daemon's messages can't be opened")]
+    Socket(#[source] io::Error),
+    #[error("the daemon could not be started")]
+    Start(#[source] io::Error),
+}
+
+impl Explain for DaemonizeError {
+    fn code(&self) -> &'static str {
+        match self {
+            DaemonizeError::Log { .. } => "daemon-log",
+            DaemonizeError::Socket(_) => "daemon-socket",
+            DaemonizeError::Start(_) => "daemon-start",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            DaemonizeError::Log { .. } => "check the directory, or move the file away".into(),
+            DaemonizeError::Socket(_) => "set TMPDIR to a directory with a short path".into(),
+            DaemonizeError::Start(_) => {
+                "check the limits on processes and open files (ulimit -a), or start in the foreground".into()
+            }
+        })
+    }
+}
 
 pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, flags.clone())?;
@@ -41,48 +72,43 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
         return Ok(ExitCode::from(exit::FAILURE));
     }
     let path = dirs.credentials.join(LOG_FILE);
-    let unusable = |e: io::Error| Failure {
-        hint: Some("check the directory, or move the file away".into()),
-        ..failed("daemon-log", &format!("the log {} can't be opened", path.display()), &e)
-    };
+    let unusable = |source: io::Error| DaemonizeError::Log { path: path.clone(), source };
     let log = open_log(&path).map_err(unusable)?;
     let before = log.metadata().map_err(unusable)?.len();
-    let dir = tempfile::tempdir()
-        .map_err(|e| failed("daemon-socket", "no temporary directory could be made", &e))?;
+    let dir = tempfile::tempdir().map_err(CliError::TemporaryDirectory)?;
     let socket_path = dir.path().join("notify");
     let socket = UnixDatagram::bind(&socket_path)
         .and_then(|s| s.set_read_timeout(Some(LOOK)).map(|()| s))
-        .map_err(|e| failed("daemon-socket", "the child's messages can't be listened for", &e))?;
+        .map_err(DaemonizeError::Socket)?;
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
-    let started = |e: io::Error| failed("daemon-start", "the daemon could not be started", &e);
-    let mut child = spawn(env, flags, &log, &path, &socket_path).map_err(started)?;
-    let mut said = Instant::now();
+    let mut child = spawn(env, flags, &log, &path, &socket_path).map_err(DaemonizeError::Start)?;
+    let mut reported = Instant::now();
     loop {
-        if heard_ready(&socket) {
+        if received_ready(&socket) {
             println!("coda-host is up (process {}), log in {}", child.id(), path.display());
             return Ok(ExitCode::SUCCESS);
         }
-        if let Some(status) = child.try_wait().map_err(started)? {
+        if let Some(status) = child.try_wait().map_err(DaemonizeError::Start)? {
             eprintln!("the daemon ended while it was starting:\n{}", tail(&path, before));
             return Ok(ExitCode::from(
                 status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILURE),
             ));
         }
         if stop.is_cancelled() {
-            sys::ask_to_stop(&mut child).map_err(started)?;
-            child.wait().map_err(started)?;
+            sys::ask_to_stop(&mut child).map_err(DaemonizeError::Start)?;
+            child.wait().map_err(DaemonizeError::Start)?;
             eprintln!("stopped before it was up");
             return Ok(ExitCode::from(exit::FAILURE));
         }
-        if said.elapsed() > STILL_STARTING {
-            said = Instant::now();
+        if reported.elapsed() > STILL_STARTING {
+            reported = Instant::now();
             eprintln!("still starting (process {}), see {}", child.id(), path.display());
         }
     }
 }
 
-/// The log, made for this user alone; never somebody's link.
+/// Opens the log, readable for this user alone. A symbolic link is refused.
 fn open_log(path: &Path) -> io::Result<File> {
     if let Some(dir) = path.parent() {
         files::ensure_dir(dir).map_err(io::Error::other)?;
@@ -92,7 +118,7 @@ fn open_log(path: &Path) -> io::Result<File> {
         File::options().create(true).append(true).read(true).mode(0o600).custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::other("it is no regular file")),
+        false => Err(io::Error::other("it is not a regular file")),
     }
 }
 
@@ -132,7 +158,7 @@ fn spawn(
     Ok(child)
 }
 
-fn heard_ready(socket: &UnixDatagram) -> bool {
+fn received_ready(socket: &UnixDatagram) -> bool {
     let mut buffer = [0; 1024];
     match socket.recv(&mut buffer) {
         Ok(n) => String::from_utf8_lossy(&buffer[..n]).lines().any(|l| l == "READY=1"),
@@ -141,7 +167,7 @@ fn heard_ready(socket: &UnixDatagram) -> bool {
     }
 }
 
-/// What the log has gained since.
+/// The text that was added to the log since it was `before` bytes long.
 fn tail(path: &Path, before: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(path)?;

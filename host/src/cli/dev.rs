@@ -1,8 +1,8 @@
-//! `coda-host dev`: a private Coda on this machine, with this host connected to it.
+//! `coda-host dev`: a local Coda sandbox (Redis and a development cloud), with a host connected to it.
 //!
-//! The device is asked first, by a process of its own, because the cloud knows its QPUs' qubits and gate
-//! sets before they connect. Then come Redis, the cloud and the host, each ready before the next; they end
-//! in the opposite order, so that the host can deliver what it still has.
+//! A child process asks the device first, because the cloud knows the qubits and gate sets of its QPUs before they
+//! connect. Then Redis, the cloud and the host start, each ready before the next. They end in the opposite order, so
+//! that the host can deliver the results that it still has.
 
 mod demo;
 
@@ -13,18 +13,19 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::note::{self, Note};
-use super::plugin::DeviceView;
-use super::way::{Out, short};
+use super::dev_session::{self, DevSession};
+use super::device_view::DeviceView;
+use super::kit;
+use super::terminal::{Terminal, one_line};
 use crate::app;
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::ProcessEnv;
 use crate::dev::client::DevClient;
 use crate::dev::cloud::{DevCloud, Options};
 use crate::dev::follow::Follower;
-use crate::dev::host::{DevHost, Orders};
+use crate::dev::host::{DevHost, HostCommand};
 use crate::dev::redis::DevRedis;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::state::files;
 
 const QPU: &str = "dev-qpu";
@@ -32,16 +33,16 @@ const REDIS_LIMIT: Duration = Duration::from_secs(20);
 /// A plugin may take its time to reach its hardware.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// For a question to something on this machine.
+/// Limit of one request to a service on this machine.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-/// Pause after Redis failed a look at the jobs.
+/// Pause after Redis failed while the jobs were followed.
 const REDIS_PAUSE: Duration = Duration::from_millis(500);
-/// How long the cloud stays up behind the host.
+/// How long the cloud stays up after the host has ended, so that clients receive the last states.
 const LAST_NEWS: Duration = Duration::from_millis(250);
 const LOG_LINES: usize = 20;
-/// Records that the cloud keeps; a dev may stay up for weeks.
+/// Number of records that the cloud keeps, because a sandbox may stay up for weeks.
 const KEEP: usize = 10_000;
-/// Variables that belong to another connection than the private one.
+/// Variables that configure a connection to another cloud, so the sandbox's host must not inherit them.
 const REPLACED: [&str; 15] = [
     "CODA_CONNECT_PATH",
     "CODA_HEARTBEAT_PATH",
@@ -65,10 +66,10 @@ const REPLACED: [&str; 15] = [
 Examples:
   coda-host dev --device site/device.yaml        then, in another terminal:
   coda-host submit bell.json --wait              a job through Redis, plugin and webhook
-  coda-host dev --device site/device.yaml --demo three circuits first, each with its way and histogram
-  coda-host dev --dir /tmp/mine                  keeps state and log; the device from ./site/device.yaml
+  coda-host dev --device site/device.yaml --demo three circuits first, each with its states and histogram
+  coda-host dev --dir /tmp/mine                  keeps state and log; uses ./site/device.yaml
 
-Jobs may also be written to Redis directly; every one on the stream is shown. Ctrl-C ends everything.")]
+Jobs may also be written to Redis directly; every job on the stream is shown. Ctrl-C ends everything.")]
 pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -79,7 +80,7 @@ pub struct Args {
     /// Port of the cloud, on 127.0.0.1 [default: a free one]
     #[arg(long, value_name = "PORT")]
     cloud_port: Option<u16>,
-    /// Where state and log are kept [default: a temporary directory that goes at the end]
+    /// Directory of state and log [default: a temporary directory, removed at the end]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// First send three circuits and check their results
@@ -90,8 +91,59 @@ pub struct Args {
     once: bool,
 }
 
+/// The end of the host's log, as a cause.
+#[derive(Debug, thiserror::Error)]
+#[error("the last lines of its log:\n{0}")]
+pub struct LogLines(pub String);
+
+/// Why the sandbox can't be started or watched.
+#[derive(Debug, thiserror::Error)]
+pub enum DevError {
+    #[error("what the plugin reports about its device can't be read")]
+    Device(#[source] serde_json::Error),
+    #[error("the host was not ready within {} s", READY_LIMIT.as_secs())]
+    NotReady { source: LogLines },
+    #[error("the sandbox's Redis doesn't answer")]
+    Redis(#[source] redis::RedisError),
+    #[error("no temporary directory could be created")]
+    Directory(#[source] std::io::Error),
+    #[error("no free port of 127.0.0.1 could be found")]
+    Port(#[source] std::io::Error),
+}
+
+impl Explain for DevError {
+    fn code(&self) -> &'static str {
+        match self {
+            DevError::Device(_) => "dev-device",
+            DevError::NotReady { .. } => "dev-not-ready",
+            DevError::Redis(_) => "dev-redis",
+            DevError::Directory(_) => "dev-dir",
+            DevError::Port(_) => "dev-port",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            DevError::Device(_) => {
+                "check that the plugin writes nothing to standard output; it should use the host's log".into()
+            }
+            DevError::NotReady { .. } => "check whether the plugin waits for its hardware".into(),
+            DevError::Redis(_) => "start `coda-host dev` again".into(),
+            DevError::Directory(_) => "check TMPDIR and the space there (df -h), or give --dir".into(),
+            DevError::Port(_) => "give one with --port".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            DevError::Device(_) => exit::PLUGIN,
+            _ => exit::FAILURE,
+        }
+    }
+}
+
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(execute(&args, &env));
     runtime.shutdown_background();
     result
@@ -101,77 +153,71 @@ async fn execute(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     tokio::select! {
-        // Asked to stop before everything is up: what is there goes with its handle.
+        // Stopped before everything is up: the parts that run end when their handles are dropped.
         () = stop.cancelled() => Ok(ExitCode::SUCCESS),
         started = start(args, env) => match started? {
-            Ok(dev) => dev.live(args, env, &stop).await,
-            Err(code) => Ok(code),
+            Started::Running(dev) => dev.live(args, env, &stop).await,
+            Started::Ended(code) => Ok(code),
         },
     }
 }
 
-/// Everything that runs. Fields are dropped in this order.
+/// The running sandbox. Its fields are dropped in this order.
 struct Dev {
     host: DevHost,
     cloud: DevCloud,
     _redis: DevRedis,
     device: DeviceView,
-    note: Note,
-    out: Out,
+    session: DevSession,
+    out: Terminal,
     _dir: Option<TempDir>,
 }
 
-/// Starts everything; or the exit status of a part that could not be.
-async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, Failure> {
-    let (dir, temporary) = place(args, env)?;
-    let mut orders = Orders {
+/// How a start ended.
+enum Started {
+    Running(Box<Dev>),
+    /// A child process failed and has printed why; its exit status is this command's.
+    Ended(ExitCode),
+}
+
+/// Starts every part of the sandbox, each ready before the next.
+async fn start(args: &Args, env: &ProcessEnv) -> Result<Started, Failure> {
+    let (dir, temporary) = work_directory(args, env)?;
+    files::ensure_dir(&dir.join("state"))?;
+    let device_flag: Vec<String> =
+        args.device.iter().flat_map(|d| ["--device".to_string(), d.display().to_string()]).collect();
+    let mut command = HostCommand {
         arguments: vec!["plugin".into(), "device".into(), "--json".into()],
         without: env.environment.keys().filter(|name| replaced(name)).cloned().collect(),
         with: vec![("CODA_STATE_DIR", dir.join("state").display().to_string())],
     };
-    files::ensure_dir(&dir.join("state"))?;
-    let device_flag: Vec<String> =
-        args.device.iter().flat_map(|d| ["--device".to_string(), d.display().to_string()]).collect();
-    orders.arguments.extend(device_flag.clone());
-    let (status, text) = orders.output(&dir.join("device.json")).await?;
+    command.arguments.extend(device_flag.clone());
+    let (status, text) = command.output(&dir.join("device.json")).await?;
     if !status.success() {
-        // It has said why.
-        return Ok(Err(exit_code(status)));
+        return Ok(Started::Ended(exit_code(status)));
     }
-    let device: DeviceView = serde_json::from_slice(&text).map_err(|e| Failure {
-        code: "dev-device",
-        message: "what the plugin tells of its device can't be read".into(),
-        causes: vec![e.to_string()],
-        hint: Some("does the plugin write to standard output? It should use the host's log".into()),
-        exit: exit::PLUGIN,
-    })?;
+    let device: DeviceView = serde_json::from_slice(&text).map_err(DevError::Device)?;
 
     let redis = DevRedis::start(&[], REDIS_LIMIT).await?;
     let token = format!("dev-{:032x}", rand::random::<u128>());
-    let mut options = Options::new(QPU, &redis.url());
-    options.num_qubits = device.num_qubits;
-    options.native_gate_set = gate_set(&device, env);
-    options.tokens = vec![token.clone()];
-    options.listen.set_port(args.cloud_port.unwrap_or(0));
-    options.keep = KEEP;
-    let cloud = DevCloud::start(options).await?;
+    let cloud = DevCloud::start(cloud_options(args, env, &device, &redis, &token)).await?;
 
     let log = dir.join("host.log");
     let port = match args.port {
         Some(port) if port != 0 => port,
         _ => free_port().await?,
     };
-    orders.arguments = vec!["start".into()];
-    orders.arguments.extend(device_flag);
-    orders.with.extend([
+    command.arguments = vec!["start".into()];
+    command.arguments.extend(device_flag);
+    command.with.extend([
         ("CODA_WEBAPP_URL", cloud.url().to_string()),
         ("CODA_NODE_TOKEN", token),
         ("CODA_VPN_REQUIRED", "false".into()),
         ("CODA_HOST", "127.0.0.1".into()),
         ("CODA_PORT", port.to_string()),
     ]);
-    let host = orders.start(&log)?;
-    let note = Note {
+    let host = command.start(&log)?;
+    let session = DevSession {
         pid: std::process::id(),
         url: cloud.url().to_string(),
         redis_url: redis.url(),
@@ -179,21 +225,39 @@ async fn start(args: &Args, env: &ProcessEnv) -> Result<Result<Dev, ExitCode>, F
         qpu_id: QPU.into(),
         log,
     };
-    let mut dev = Dev { host, cloud, _redis: redis, device, note, out: Out::new(env), _dir: temporary };
+    let out = Terminal::new(env);
+    let mut dev = Box::new(Dev { host, cloud, _redis: redis, device, session, out, _dir: temporary });
     match dev.ready().await? {
         Some(status) => {
             show_end(&dev.host, status);
-            Ok(Err(exit_code(status)))
+            Ok(Started::Ended(exit_code(status)))
         }
-        None => Ok(Ok(dev)),
+        None => Ok(Started::Running(dev)),
     }
 }
 
+/// The options of the development cloud for this device.
+fn cloud_options(
+    args: &Args,
+    env: &ProcessEnv,
+    device: &DeviceView,
+    redis: &DevRedis,
+    token: &str,
+) -> Options {
+    let mut options = Options::new(QPU, &redis.url());
+    options.num_qubits = device.num_qubits;
+    options.native_gate_set = gate_set(device, env);
+    options.tokens = vec![token.to_string()];
+    options.listen.set_port(args.cloud_port.unwrap_or(0));
+    options.keep = KEEP;
+    options
+}
+
 impl Dev {
-    /// Waits until the host is ready; its exit status if it ends before.
+    /// Waits until the host is ready. Returns its exit status if it ends first.
     async fn ready(&mut self) -> Result<Option<ExitStatus>, Failure> {
         let http = HttpClient::local()?;
-        let target = Target::parse(&format!("{}/ready", self.note.host_url))?;
+        let target = Target::parse(&format!("{}/ready", self.session.host_url))?;
         let asking = async {
             while !http.get(&target, ASK_LIMIT).await.is_ok_and(|r| r.status.is_success()) {
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -203,30 +267,24 @@ impl Dev {
             ended = self.host.ended() => Ok(Some(ended?)),
             asked = tokio::time::timeout(READY_LIMIT, asking) => match asked {
                 Ok(()) => Ok(None),
-                Err(_) => Err(Failure {
-                    code: "dev-not-ready",
-                    message: format!("the host was not ready within {} s", READY_LIMIT.as_secs()),
-                    causes: vec![format!("the last lines of its log:\n{}", self.host.last_lines(LOG_LINES))],
-                    hint: Some("does the plugin wait for its hardware?".into()),
-                    exit: exit::FAILURE,
-                }),
+                Err(_) => Err(DevError::NotReady { source: LogLines(self.host.last_lines(LOG_LINES)) }.into()),
             },
         }
     }
 
-    /// Shows what runs, then the jobs, until it is time to end.
+    /// Shows the addresses, then the jobs, until the demo or the host ends or a signal comes.
     async fn live(
-        mut self,
+        mut self: Box<Self>,
         args: &Args,
         env: &ProcessEnv,
         stop: &CancellationToken,
     ) -> Result<ExitCode, Failure> {
-        let path = note::path(env)?;
-        let ours = self.leave_note(&path).await?;
+        let path = dev_session::path(env)?;
+        let ours = self.save_session(&path).await?;
         self.banner(ours)?;
         // Dropped from the last to the first, as the fields are.
-        let Dev { _dir, mut out, note, _redis, cloud, mut host, .. } = self;
-        let work = show_jobs(args, &cloud, &note, &mut out);
+        let Dev { _dir, mut out, session, _redis, cloud, mut host, .. } = *self;
+        let work = show_jobs(args, &cloud, &session, &mut out);
         tokio::pin!(work);
         let ended = tokio::select! {
             done = &mut work => End::Done(done),
@@ -234,7 +292,7 @@ impl Dev {
             () = stop.cancelled() => End::Stopped,
         };
         if ours {
-            note.remove(&path)?;
+            session.remove(&path)?;
         }
         let (status, result) = match ended {
             End::Host(status) => {
@@ -246,7 +304,7 @@ impl Dev {
                 eprintln!("\nending: the host finishes its jobs (Ctrl-C again ends at once)");
                 let stopping = async {
                     let status = host.stop().await;
-                    // Whoever waits for a job is still told of its end.
+                    // Clients that wait for a job still receive its last state.
                     tokio::time::sleep(LAST_NEWS).await;
                     status
                 };
@@ -266,21 +324,21 @@ impl Dev {
         result
     }
 
-    /// Leaves the note, unless that of another living dev is there. Says whether it did.
-    async fn leave_note(&self, path: &Path) -> Result<bool, Failure> {
-        let other = Note::read(path)?.filter(|n| n.process_lives() && n.pid != self.note.pid);
+    /// Writes the session file, unless that of another running sandbox exists. Returns whether it did.
+    async fn save_session(&self, path: &Path) -> Result<bool, Failure> {
+        let other = DevSession::read(path)?.filter(|n| n.process_lives() && n.pid != self.session.pid);
         if let Some(other) = other
             && let Ok(client) = DevClient::new(&other.url)
             && client.answers(ASK_LIMIT).await
         {
             return Ok(false);
         }
-        self.note.write(path)?;
+        self.session.write(path)?;
         Ok(true)
     }
 
     fn banner(&mut self, ours: bool) -> Result<(), Failure> {
-        let (d, n) = (&self.device, &self.note);
+        let (d, n) = (&self.device, &self.session);
         let url = if ours { String::new() } else { format!(" --dev-url {}", n.url) };
         let text = format!(
             "{title}\n\n\
@@ -292,7 +350,7 @@ impl Dev {
              \x20 log     {log}\n\n\
              Send a job from another terminal:\n\
              \x20 {program} submit CIRCUIT.json --shots 1000 --wait{url}\n",
-            title = self.out.bold("A private Coda on this machine"),
+            title = self.out.bold("A local Coda sandbox"),
             name = d.name,
             qubits = d.num_qubits,
             targets = d.targets.join(" "),
@@ -311,45 +369,43 @@ impl Dev {
     }
 }
 
-/// Why the host is no longer there.
+/// Prints why the host ended, with the last lines of its log.
 fn show_end(host: &DevHost, status: ExitStatus) {
     eprintln!("the host ended ({status}); the last lines of its log:\n{}", host.last_lines(LOG_LINES));
 }
 
-/// Why a dev ends.
+/// Why the sandbox ends.
 enum End {
     Done(Result<ExitCode, Failure>),
     Host(ExitStatus),
     Stopped,
 }
 
-/// The demo if it is wanted, then every job as it moves.
-async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<ExitCode, Failure> {
+/// Runs the demo if it is asked for, then shows every change of a job's state.
+async fn show_jobs(
+    args: &Args,
+    cloud: &DevCloud,
+    session: &DevSession,
+    out: &mut Terminal,
+) -> Result<ExitCode, Failure> {
     if args.demo {
-        let fine = demo::run(cloud, note, out).await?;
+        let fine = demo::run(cloud, session, out).await?;
         if args.once {
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) });
         }
     }
-    out.line("Jobs as they move, with the time since they were queued (Ctrl-C ends):")?;
-    let failed = |e: redis::RedisError| Failure {
-        code: "dev-redis",
-        message: "the private Redis doesn't answer".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: exit::FAILURE,
-    };
-    let mut follower = Follower::new(&note.redis_url, &note.qpu_id).await.map_err(failed)?;
+    out.line("Jobs, with the time since each was queued (Ctrl-C ends):")?;
+    let mut follower = Follower::new(&session.redis_url, &session.qpu_id).await.map_err(DevError::Redis)?;
     loop {
         match follower.next(cloud).await {
             Ok(moved) => {
                 for m in moved {
-                    let error = m.error.map_or(String::new(), |e| format!("  {}", short(&e)));
+                    let error = m.error.map_or(String::new(), |e| format!("  {}", one_line(&e)));
                     out.line(&format!("  {}  {}{error}", m.job_id, out.step(m.state, m.after)))?;
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "the private Redis doesn't answer; no jobs are shown");
+                tracing::warn!(%error, "the sandbox's Redis doesn't answer; no jobs are shown");
                 tokio::time::sleep(REDIS_PAUSE).await;
             }
         }
@@ -357,19 +413,13 @@ async fn show_jobs(args: &Args, cloud: &DevCloud, note: &Note, out: &mut Out) ->
 }
 
 /// The directory for state and log, and its handle when it is a temporary one.
-fn place(args: &Args, env: &ProcessEnv) -> Result<(PathBuf, Option<TempDir>), Failure> {
+fn work_directory(args: &Args, env: &ProcessEnv) -> Result<(PathBuf, Option<TempDir>), Failure> {
     if let Some(dir) = &args.dir {
         let dir = env.cwd.join(dir);
         files::ensure_dir(&dir)?;
         return Ok((dir, None));
     }
-    let made = tempfile::Builder::new().prefix("coda-host-dev-").tempdir().map_err(|e| Failure {
-        code: "dev-dir",
-        message: "no temporary directory could be made".into(),
-        causes: vec![e.to_string()],
-        hint: Some("check TMPDIR and the space there (df -h), or give --dir".into()),
-        exit: exit::FAILURE,
-    })?;
+    let made = tempfile::Builder::new().prefix("coda-host-dev-").tempdir().map_err(DevError::Directory)?;
     Ok((made.path().to_path_buf(), Some(made)))
 }
 
@@ -387,21 +437,15 @@ fn gate_set(device: &DeviceView, env: &ProcessEnv) -> String {
 
 async fn free_port() -> Result<u16, Failure> {
     let bound = async { tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr() };
-    bound.await.map(|address| address.port()).map_err(|e| Failure {
-        code: "dev-port",
-        message: "no free port of 127.0.0.1 could be found".into(),
-        causes: vec![e.to_string()],
-        hint: Some("give one with --port".into()),
-        exit: exit::FAILURE,
-    })
+    Ok(bound.await.map_err(DevError::Port)?.port())
 }
 
-/// How this program was called, so that the line shown can be copied.
+/// The name by which this program was called, so that the printed command can be copied.
 fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "coda-host".into())
 }
 
-/// A child's exit status as ours; killed by a signal counts as failed.
+/// A child's exit status as this process's; a child that a signal killed has failed.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     ExitCode::from(code.unwrap_or(exit::FAILURE))

@@ -1,19 +1,20 @@
-//! `coda-host doctor`: checks what a host needs, and says what to do about each trouble.
+//! `coda-host doctor`: checks what a host needs, and prints how to fix each problem.
 //!
-//! Nothing is changed. While a host is running its plugin is not opened a second time: two would drive one
-//! device.
+//! Nothing is changed. While a host is running its plugin is not opened a second time, because two processes would
+//! then drive one device.
 
 mod checks;
 mod peer;
 
 use std::process::ExitCode;
 
+use super::kit;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each line passes, warns or fails, and says what to do. Exit status 1 when something fails.
+Each line passes, warns or fails, and says how to fix it. Exit status 1 when a check fails.
 
 Examples:
   coda-host doctor
@@ -24,12 +25,12 @@ pub struct Args {
     /// JSON for machines
     #[arg(long)]
     json: bool,
-    /// Look at the plugin's file only, don't open the device
+    /// Read only the plugin's file, without opening the device
     #[arg(long)]
     no_plugin: bool,
 }
 
-/// What a check came to.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Pass,
@@ -55,7 +56,7 @@ struct Finding {
     name: &'static str,
     verdict: Verdict,
     found: String,
-    /// What to do, where something is to be done.
+    /// How to fix it; `None` when nothing is to be done.
     todo: Option<String>,
 }
 
@@ -76,7 +77,7 @@ impl Finding {
         Finding { name, verdict: Verdict::Fail, found: found.into(), todo: Some(todo.into()) }
     }
 
-    /// A stage's own error, with its own hint.
+    /// A finding that fails with an error of a stage and its hint.
     fn failure(name: &'static str, failure: &Failure) -> Finding {
         let todo = failure.hint.clone().unwrap_or_else(|| "see docs/operations.md".into());
         Finding::fail(name, failure.line(), todo)
@@ -84,11 +85,11 @@ impl Finding {
 }
 
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let runtime = super::runtime()?;
-    let findings = runtime.block_on(checks::all(env, args.no_plugin));
+    let runtime = kit::runtime()?;
+    let findings = runtime.block_on(checks::run_checks(env, args.no_plugin));
     runtime.shutdown_background();
     let text = if args.json { as_json(&findings) } else { as_text(&findings) };
-    super::put(text.as_bytes())?;
+    kit::print(text.as_bytes())?;
     let failed = findings.iter().any(|f| f.verdict == Verdict::Fail);
     Ok(if failed { ExitCode::from(exit::FAILURE) } else { ExitCode::SUCCESS })
 }

@@ -1,10 +1,10 @@
-//! Counts as a histogram for a terminal.
+//! Renders counts as a histogram for a terminal.
 
-/// Most rows shown.
+/// How many rows are shown.
 const ROWS: usize = 16;
 const BAR: usize = 40;
 
-/// One line per bit string, the most frequent first, the rest summed up.
+/// Renders one line for each bit string, the most frequent first, and sums the rest up.
 pub fn render(counts: &[(String, i64)]) -> String {
     let mut sorted: Vec<&(String, i64)> = counts.iter().collect();
     sorted.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));

@@ -1,4 +1,4 @@
-//! `coda-host jobs`: who holds messages of this QPU's stream, and taking over what a dead host left.
+//! `coda-host jobs`: the consumers of this QPU's stream, and taking over the messages of a dead host.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -7,57 +7,98 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
+use super::kit;
 use crate::app::{self, Prepared};
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure};
 use crate::jobs::adopt::Consumer;
 use crate::jobs::redis::{Names, Redis};
 
-/// A consumer that read so short a time ago has a live host.
+/// A consumer that was idle for less than this has a live host.
 const ALIVE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
-Each host reads under its own consumer name (CODA_CONSUMER_NAME). What it had not acknowledged when it died
-waits for its next start. If there will be none, another host adopts it:
+Each host reads under its own consumer name (CODA_CONSUMER_NAME). Messages that it had not acknowledged when it died
+wait for its next start. If the host will not start again, another host can adopt them:
 
-  coda-host jobs consumers                      who holds how many messages
-  coda-host jobs adopt --consumer worker-1      they are run here now
+  coda-host jobs consumers                      each consumer and its messages
+  coda-host jobs adopt --consumer worker-1      run them here
 
 Only adopt from a host that is gone for good: while one runs a long job it looks idle, and the job would run twice.")]
-pub enum Command {
-    /// The consumers of the stream, with what each holds
+pub enum JobsCommand {
+    /// List the consumers of the stream and their pending messages
     Consumers {
         /// JSON for machines
         #[arg(long)]
         json: bool,
     },
-    /// Take over the messages that a dead consumer holds
+    /// Take over the pending messages of a dead consumer
     Adopt {
-        /// Its name, as its CODA_CONSUMER_NAME was
+        /// Name of the dead consumer (its CODA_CONSUMER_NAME)
         #[arg(long, value_name = "NAME")]
         consumer: String,
-        /// Also from one that was active a moment ago
+        /// Adopt even from a consumer that was active a moment ago
         #[arg(long)]
         force: bool,
     },
 }
 
-pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+/// Why the stream's consumers can't be shown or adopted.
+#[derive(Debug, thiserror::Error)]
+pub enum JobsError {
+    #[error("there are no stored credentials, so the stream isn't known")]
+    NoCredentials,
+    #[error("{name} is this host's own consumer; its next start takes its messages over by itself")]
+    OwnConsumer { name: String },
+    #[error("the stream has no consumer {name}")]
+    UnknownConsumer { name: String },
+    #[error("the consumer {name} was active {:.1} s ago, so a host is running under that name", idle.as_secs_f64())]
+    Active { name: String, idle: Duration },
+    #[error("this Redis account may not ask when {name} was last active (XINFO CONSUMERS)")]
+    IdleUnknown { name: String },
+    #[error("Redis can't be asked: {0}")]
+    Redis(String),
+}
+
+impl Explain for JobsError {
+    fn code(&self) -> &'static str {
+        "jobs"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            JobsError::NoCredentials => "start coda-host once on this machine first".into(),
+            JobsError::OwnConsumer { .. } => "give the name of the dead host's consumer".into(),
+            JobsError::UnknownConsumer { .. } => {
+                "run `coda-host jobs consumers` to see those that there are".into()
+            }
+            JobsError::Active { .. } => {
+                "stop that host, or wait a minute if it has just died; add --force if you are sure".into()
+            }
+            JobsError::IdleUnknown { .. } => "make sure that its host is gone, then add --force".into(),
+            JobsError::Redis(_) => "check the network to it; adopting needs XINFO (or --force), XPENDING \
+                 and XCLAIM on the stream"
+                .into(),
+        })
+    }
+}
+
+pub fn run(command: JobsCommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
     let redis = connect(&prepared)?;
-    let runtime = super::runtime()?;
-    let consumers = runtime.block_on(redis.consumers()).map_err(failed)?;
+    let runtime = kit::runtime()?;
+    let consumers = runtime.block_on(redis.consumers()).map_err(JobsError::Redis)?;
     match command {
-        Command::Consumers { json: true } => super::put(as_json(&consumers).as_bytes()),
-        Command::Consumers { json: false } => {
-            super::put(table(&consumers, &redis.names().consumer).as_bytes())
+        JobsCommand::Consumers { json: true } => kit::print(as_json(&consumers).as_bytes()),
+        JobsCommand::Consumers { json: false } => {
+            kit::print(table(&consumers, &redis.names().consumer).as_bytes())
         }
-        Command::Adopt { consumer, force } => {
+        JobsCommand::Adopt { consumer, force } => {
             check(&consumers, &consumer, &redis.names().consumer, force)?;
-            let adopted = runtime.block_on(redis.adopt(&consumer)).map_err(failed)?;
+            let adopted = runtime.block_on(redis.adopt(&consumer)).map_err(JobsError::Redis)?;
             let own = &redis.names().consumer;
-            super::put(
+            kit::print(
                 format!(
                     "{adopted} message(s) of {consumer} are now {own}'s: a running host takes them up within a minute, \
                      else the next start does\n"
@@ -71,10 +112,7 @@ pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
 fn connect(prepared: &Prepared) -> Result<Redis, Failure> {
     let (identity, jobs) = (&prepared.settings.identity, &prepared.settings.jobs);
     if identity.redis_url.expose().is_empty() || identity.qpu_id.is_empty() {
-        return Err(wrong(
-            "there are no stored credentials, so the stream isn't known".into(),
-            "start coda-host once on this machine first",
-        ));
+        return Err(JobsError::NoCredentials.into());
     }
     let names = Names::new(&identity.qpu_id, &jobs.consumer_name);
     let ca_file = prepared.settings.cloud.ca_file.as_deref();
@@ -82,44 +120,19 @@ fn connect(prepared: &Prepared) -> Result<Redis, Failure> {
     Ok(redis)
 }
 
-fn check(consumers: &[Consumer], name: &str, own: &str, force: bool) -> Result<(), Failure> {
+/// Refuses an adoption that would take messages from a live host.
+fn check(consumers: &[Consumer], name: &str, own: &str, force: bool) -> Result<(), JobsError> {
     if name == own {
-        return Err(wrong(
-            format!("{name} is this host's own consumer: its next start takes its messages up by itself"),
-            "give the dead host's name",
-        ));
+        return Err(JobsError::OwnConsumer { name: name.into() });
     }
     let Some(found) = consumers.iter().find(|c| c.name == name) else {
-        return Err(wrong(
-            format!("the stream has no consumer {name}"),
-            "coda-host jobs consumers lists them",
-        ));
+        return Err(JobsError::UnknownConsumer { name: name.into() });
     };
     match found.idle {
-        Some(idle) if idle < ALIVE && !force => Err(wrong(
-            format!(
-                "the consumer {name} was active {:.1} s ago, so a host is running under that name",
-                idle.as_secs_f64()
-            ),
-            "stop that host, or wait a minute if it has just died; --force if you are sure",
-        )),
-        None if !force => Err(wrong(
-            format!("this Redis account may not ask when {name} was last active (XINFO CONSUMERS)"),
-            "make sure that its host is gone, then add --force",
-        )),
+        Some(idle) if idle < ALIVE && !force => Err(JobsError::Active { name: name.into(), idle }),
+        None if !force => Err(JobsError::IdleUnknown { name: name.into() }),
         _ => Ok(()),
     }
-}
-
-fn failed(why: String) -> Failure {
-    wrong(
-        format!("Redis can't be asked: {why}"),
-        "check the network to it; adopting needs XINFO (or --force), XPENDING and XCLAIM on the stream",
-    )
-}
-
-fn wrong(message: String, hint: &str) -> Failure {
-    Failure { code: "jobs", message, causes: Vec::new(), hint: Some(hint.into()), exit: exit::FAILURE }
 }
 
 fn table(consumers: &[Consumer], own: &str) -> String {

@@ -3,17 +3,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::failed;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock::LOG_FILE;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -25,12 +24,30 @@ Examples:
   coda-host logs -n 100
   coda-host logs --follow")]
 pub struct Args {
-    /// How many lines
+    /// Number of lines
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
     lines: usize,
-    /// Go on with what is added, until Ctrl-C
+    /// Print new lines as they are added, until Ctrl-C
     #[arg(short, long)]
     follow: bool,
+}
+
+/// A log that can't be shown.
+#[derive(Debug, thiserror::Error)]
+#[error("the log {} can't be shown", path.display())]
+pub struct LogsError {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
+impl Explain for LogsError {
+    fn code(&self) -> &'static str {
+        "logs"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("run this as the user who started the daemon".into())
+    }
 }
 
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
@@ -43,9 +60,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let shown = show(&path, &args);
     match shown {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|e| failed("logs", &format!("the log {} can't be shown", path.display()), &e)),
+        other => other.map(|()| ExitCode::SUCCESS).map_err(|source| LogsError { path, source }.into()),
     }
 }
 
@@ -74,7 +89,7 @@ fn show(path: &Path, args: &Args) -> io::Result<()> {
     while !stop.is_cancelled() {
         let length = file.metadata()?.len();
         if length < at {
-            // Cut when it had grown too large.
+            // The log was rotated.
             at = file.seek(SeekFrom::Start(0))?;
         }
         if length > at {

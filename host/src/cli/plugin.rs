@@ -1,29 +1,29 @@
-//! `coda-host plugin`: what a library says of itself, without running any of it; and the device behind it.
+//! `coda-host plugin`: prints a plugin's metadata without running any of it, and the device behind it.
 
-mod check;
-mod new;
+pub(crate) mod check;
+pub(crate) mod new;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Subcommand;
-use coda_plugin_abi::{Connectivity, version};
-use serde::{Deserialize, Serialize};
+use coda_plugin_abi::version;
 use sha2::{Digest as _, Sha256};
-use tokio_util::sync::CancellationToken;
 
-use super::way::Out;
+use super::device_view::{DeviceView, line};
+use super::kit::{self, CliError};
+use super::terminal::Terminal;
 use crate::app;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
-use crate::executor::{Executor, elf, loader};
+use crate::executor::{elf, loader};
 use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Show a plugin's descriptor; nothing of the plugin is run
+pub enum PluginCommand {
+    /// Print a plugin's descriptor without running the plugin
     #[command(after_help = "Example:\n  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json")]
     Inspect {
         /// The library
@@ -32,17 +32,17 @@ pub enum Command {
         /// JSON for machines
         #[arg(long)]
         json: bool,
-        /// The JSON schema of the device config, if the plugin exports one; loads the library
+        /// Print the JSON schema of the device config, if the plugin exports one; this loads the library
         #[arg(long, conflicts_with = "json")]
         schema: bool,
     },
-    /// Make a plugin's project that builds and passes its checks
+    /// Create the project of a plugin, which builds and passes its checks
     New(new::Args),
-    /// Check a plugin: every case in a process of its own
+    /// Check a plugin: every case in a separate process
     Check(check::Args),
     #[command(hide = true)]
     CheckCase(check::CaseArgs),
-    /// Start the plugin as a device config says and show what it tells of its device
+    /// Start the plugin of a device config and print what it reports about its device
     #[command(after_help = "\
 Examples:
   coda-host plugin device --device site/device.yaml
@@ -57,83 +57,46 @@ Examples:
     },
 }
 
-/// What an executor tells of its device, as `--json` prints it.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct DeviceView {
-    pub name: String,
-    pub num_qubits: u16,
-    pub targets: Vec<String>,
-    pub slots: u16,
-    pub max_shots: Option<u32>,
-    /// `unknown`, `undirected` or `directed`.
-    pub connectivity: String,
-    pub edges: Option<Vec<(u16, u16)>>,
-    pub batch_run: bool,
-    pub cancel: bool,
-    pub plugin: String,
-    /// `hardware`, `simulator` or `test`.
-    pub kind: String,
-    pub path: PathBuf,
+/// Why a plugin can't be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    #[error("the path {} can't be resolved", path.display())]
+    Path { path: PathBuf, source: std::io::Error },
+    #[error("the plugin {} can't report its schema: {reason}", path.display())]
+    SchemaFailed { path: PathBuf, reason: String },
+    #[error("{} exports no schema of its device config", path.display())]
+    NoSchema { path: PathBuf },
+    #[error("the schema of the plugin {} is not valid JSON", path.display())]
+    SchemaSyntax { path: PathBuf, source: serde_json::Error },
 }
 
-impl DeviceView {
-    fn new(executor: &Executor) -> DeviceView {
-        let active = executor.active_plugin();
-        let (device, info, hooks) = (&active.device, &active.info, active.hooks);
-        let connectivity = match &device.connectivity {
-            Connectivity::Unknown => "unknown",
-            Connectivity::Undirected(_) => "undirected",
-            Connectivity::Directed(_) => "directed",
-        };
-        DeviceView {
-            name: device.name.clone(),
-            num_qubits: device.num_qubits,
-            targets: device.targets.iter().map(|t| t.name().to_string()).collect(),
-            slots: device.slots,
-            max_shots: device.max_shots,
-            connectivity: connectivity.into(),
-            edges: device.connectivity.edges().map(<[_]>::to_vec),
-            batch_run: hooks.batch_run,
-            cancel: hooks.cancel,
-            plugin: format!("{} {} by {}", info.name, info.version, info.vendor),
-            kind: info.kind.name().into(),
-            path: info.path.clone(),
-        }
+impl Explain for PluginError {
+    fn code(&self) -> &'static str {
+        "plugin-schema"
     }
 
-    fn lines(&self) -> String {
-        let yes = |b| if b { "yes" } else { "no" };
-        let edges = self.edges.as_ref().map_or(String::new(), |e| format!(", {} edges", e.len()));
-        [
-            line("device", &self.name),
-            line("qubits", &self.num_qubits.to_string()),
-            line("targets", &self.targets.join(", ")),
-            line("slots", &self.slots.to_string()),
-            line("max shots", &self.max_shots.map_or("no limit".into(), |n| n.to_string())),
-            line("wiring", &format!("{}{edges}", self.connectivity)),
-            line("batches", yes(self.batch_run)),
-            line("cancels", yes(self.cancel)),
-            line("plugin", &format!("{} ({})", self.plugin, self.kind)),
-            line("library", &self.path.display().to_string()),
-        ]
-        .concat()
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            PluginError::Path { .. } => "give the path of the plugin's library".into(),
+            _ => "ask the vendor which keys its device config takes".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::PLUGIN
     }
 }
 
-fn line(name: &str, value: &str) -> String {
-    format!("{name:<12}{value}\n")
-}
-
-pub fn run(command: Command, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(&env);
+pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure> {
+    let mut out = Terminal::new(&env);
     match command {
-        Command::New(args) => return new::run(&args, &env),
-        Command::Check(args) => return check::run(args, &env),
-        Command::CheckCase(args) => return check::run_case(&args),
-        Command::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
-        Command::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
-        Command::Device { device, json } => {
-            let runtime = super::runtime()?;
+        PluginCommand::New(args) => return new::run(&args, &env),
+        PluginCommand::Check(args) => return check::run(args, &env),
+        PluginCommand::CheckCase(args) => return check::run_case(&args),
+        PluginCommand::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
+        PluginCommand::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
+        PluginCommand::Device { device, json } => {
+            let runtime = kit::runtime()?;
             let view = runtime.block_on(describe(device, env));
             runtime.shutdown_background();
             match json {
@@ -145,55 +108,42 @@ pub fn run(command: Command, env: ProcessEnv) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Starts the plugin, asks for its device, and shuts it down again.
 async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView, Failure> {
     let dispositions = Arc::new(Dispositions::capture());
-    let stop = CancellationToken::new();
-    app::watch_signals(stop.clone());
     let flags = device.map(|d| ("CODA_DEVICE_CONFIG", d.display().to_string())).into_iter().collect();
     let prepared = app::prepare(&env, flags)?;
     let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
-    let (executor, _done) = tokio::select! {
-        started = starting => started?,
-        () = stop.cancelled() => return Err(Failure {
-            code: "interrupted",
-            message: "stopped while the plugin was starting".into(),
-            causes: Vec::new(),
-            hint: None,
-            exit: exit::FAILURE,
-        }),
-    };
+    let (executor, _done) = kit::until_signal(starting, "stopped while the plugin was starting").await?;
     let view = DeviceView::new(&executor);
     executor.shutdown(prepared.settings.executor.control_timeout).await;
     Ok(view)
 }
 
-/// The schema that the library exports for its usual entry, laid out for reading.
+/// The schema that the library exports for its default entry, indented.
 fn schema(file: &std::path::Path) -> Result<String, Failure> {
     let found = elf::inspect(file)?;
-    let scratch =
-        tempfile::tempdir().map_err(|e| super::failed("plugin-schema", "no temporary directory", &e))?;
+    let scratch = tempfile::tempdir().map_err(CliError::TemporaryDirectory)?;
     let path =
-        file.canonicalize().map_err(|e| super::failed("plugin-schema", "the path can't be read", &e))?;
+        file.canonicalize().map_err(|source| PluginError::Path { path: file.to_path_buf(), source })?;
     let usual = |e: &&String| e.as_str() == DEFAULT_ENTRY;
     let entry = found.descriptor.entries.iter().find(usual).or(found.descriptor.entries.first());
     let entry = entry.cloned().unwrap_or_else(|| DEFAULT_ENTRY.into());
-    let located = Located { path, entry: entry.clone(), source: FactorySource::Environment, pinned: None };
-    let library = loader::load(&located, scratch.path())?.library;
-    let none = |message: String| Failure {
-        code: "plugin-schema",
-        message,
-        causes: Vec::new(),
-        hint: Some("ask the vendor which keys its device config takes".into()),
-        exit: exit::PLUGIN,
+    let located = Located {
+        path: path.clone(),
+        entry: entry.clone(),
+        source: FactorySource::Environment,
+        pinned: None,
     };
-    let text = library
-        .config_schema(&entry)
-        .map_err(|e| none(format!("the plugin could not tell its schema: {}", e.text)))?;
-    let text =
-        text.ok_or_else(|| none(format!("{} exports no schema of its device config", file.display())))?;
+    let library = loader::load(&located, scratch.path())?.library;
+    let text = match library.config_schema(&entry) {
+        Ok(Some(text)) => text,
+        Ok(None) => return Err(PluginError::NoSchema { path: file.to_path_buf() }.into()),
+        Err(e) => return Err(PluginError::SchemaFailed { path, reason: e.text }.into()),
+    };
     let value: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| none(format!("the plugin's schema is no JSON: {e}")))?;
+        serde_json::from_str(&text).map_err(|source| PluginError::SchemaSyntax { path, source })?;
     Ok(format!("{value:#}\n"))
 }
 

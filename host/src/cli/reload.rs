@@ -1,4 +1,4 @@
-//! `coda-host reload`: has the running host take a new library or device config, and tells what came of it.
+//! `coda-host reload`: loads a new library or device config into the running host, and prints the outcome.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -6,23 +6,24 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{failed, status};
+use super::{kit, running_host};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
 
-/// Beyond what runs may take to end: for the plugin's end and new start.
+/// Time for the end and the new start of the plugin, beyond the drain timeout of its runs.
 const GRACE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The device config is read again, and the plugin that it names is checked in a process of its own. Then, between two
-runs, the former executor is shut down and the new one created; jobs, Redis and the cloud notice nothing. If the new
-one can't be created the former one is created again. Needs CODA_EXECUTOR_ISOLATION=process. SIGHUP does the same.
+The device config is read again, and the plugin that it names is checked in a separate process. Then, between two
+runs, the former executor is shut down and the new one is created. Jobs, Redis and the cloud are not affected. If the
+new executor can't be created, the former one is created again. Needs CODA_EXECUTOR_ISOLATION=process. SIGHUP does
+the same.
 
-Exit status: 0 reloaded, 1 not reloaded (the former executor stays) or nothing running.
+Exit status: 0 reloaded, 1 not reloaded (the former executor stays in use) or no host is running.
 
 Example:
   mv libacme.so.new /usr/lib/coda-host/libacme.so && coda-host reload")]
@@ -37,14 +38,11 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         eprintln!("  to do: start it; under systemd name the unit: coda-host --unit coda-host reload");
         return Ok(ExitCode::from(exit::FAILURE));
     };
-    let runtime = super::runtime()?;
-    let ask = || runtime.block_on(status::ask(&address));
+    let runtime = kit::runtime()?;
+    let ask = || runtime.block_on(running_host::fetch_ready(&address));
     let count = |ready: &Value| ready["reloads"]["count"].as_u64().unwrap_or(0);
     let before = count(&ask()?);
-    holder.signal(libc::SIGHUP).map_err(|e| Failure {
-        hint: Some("run this as the user who started it".into()),
-        ..failed("reload", &format!("process {} can't be signalled", holder.pid), &e)
-    })?;
+    running_host::signal(&holder, libc::SIGHUP)?;
     let (start, limit) = (Instant::now(), prepared.settings.shutdown.drain + GRACE);
     while start.elapsed() < limit {
         let ready = ask()?;

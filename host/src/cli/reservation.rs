@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use super::kit;
 use crate::app::coordinator;
 use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain as _, Failure, exit};
@@ -69,7 +70,7 @@ pub struct LogLocation {
 }
 
 pub fn run(command: ReservationSubcommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     runtime.block_on(async {
         match command {
             ReservationSubcommand::Show { id, location } => show(&id, &open(&location, env).await?).await,
@@ -82,7 +83,7 @@ pub fn run(command: ReservationSubcommand, env: &ProcessEnv) -> Result<ExitCode,
             ReservationSubcommand::Verify { location, .. } => {
                 let log = open(&location, env).await?;
                 let events = log.verify().await?;
-                super::put(
+                kit::print(
                     format!("{events} events, all as they were written ({})\n", log.location()).as_bytes(),
                 )
             }
@@ -155,7 +156,7 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
     for (stream, progress) in &verifier.reservations {
         text += &state_line(stream, progress.state.as_ref());
     }
-    super::put(text.as_bytes())
+    kit::print(text.as_bytes())
 }
 
 fn state_line(stream: &str, state: Option<&ReservationState>) -> String {
@@ -193,7 +194,7 @@ async fn replay(log: &Log) -> Result<ExitCode, Failure> {
                 .map_err(|what| damaged(log.location(), &format!("event {}", row.position), &what))?;
         }
     }
-    super::put(states(&verifier).as_bytes())
+    kit::print(states(&verifier).as_bytes())
 }
 
 fn states(verifier: &Verifier) -> String {
@@ -214,7 +215,7 @@ async fn lines(log: &Log) -> Result<ExitCode, Failure> {
         let Some(last) = rows.last() else { return Ok(ExitCode::SUCCESS) };
         from = last.position + 1;
         let text: String = rows.iter().map(|r| export::line(r) + "\n").collect();
-        super::put(text.as_bytes())?;
+        kit::print(text.as_bytes())?;
     }
 }
 
@@ -246,12 +247,12 @@ fn folded(file: &Path) -> Result<Verifier, Failure> {
 }
 
 fn replay_file(file: &Path) -> Result<ExitCode, Failure> {
-    super::put(states(&folded(file)?).as_bytes())
+    kit::print(states(&folded(file)?).as_bytes())
 }
 
 fn verify_file(file: &Path) -> Result<ExitCode, Failure> {
     let events = folded(file)?.rows;
-    super::put(format!("{events} events, all as they were written ({})\n", file.display()).as_bytes())
+    kit::print(format!("{events} events, all as they were written ({})\n", file.display()).as_bytes())
 }
 
 fn damaged(location: &str, at: &str, what: &str) -> Failure {

@@ -1,10 +1,10 @@
-//! `coda-host reset`: back to before the first start, but for undelivered results.
+//! `coda-host reset`: removes everything that the first start created, except kept results.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::{failed, stop};
+use super::running_host;
 use crate::app;
 use crate::cloud::fingerprint;
 use crate::config::load::{self, ProcessEnv};
@@ -17,7 +17,7 @@ use crate::state::files;
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
 
-/// Shared with the Python node, in the credentials directory.
+/// Files of OpenVPN in the credentials directory, which the Python node shares.
 const OPENVPN_FILES: [&str; 3] = ["coda-node-openvpn.pid", "coda-node-openvpn.log", "coda-node.ovpn"];
 
 #[derive(Debug, Default, clap::Args)]
@@ -29,7 +29,7 @@ Examples:
   coda-host reset
   coda-host reset --discard-results")]
 pub struct Args {
-    /// Also drop undelivered, refused and unanswerable ones, after showing how many there are
+    /// Also drop undelivered and refused results and dead letters; their number is printed
     #[arg(long)]
     discard_results: bool,
 }
@@ -37,9 +37,10 @@ pub struct Args {
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let dirs = load::dirs(env)?;
     if instance_lock::holder(&dirs.state)?.is_some() {
-        stop::run(stop::Args {}, env)?;
+        let drain = app::prepare(env, HashMap::new())?.settings.shutdown.drain;
+        running_host::stop(&dirs.state, drain)?;
     }
-    // Settings may be what is broken; the directories are known without them.
+    // The settings may be what is broken; the directories are known without them.
     let prepared = app::prepare(env, HashMap::new()).ok();
     let mut gone: BTreeSet<PathBuf> =
         [CONFIG_FILE, KEY_FILE, TOKEN_FILE, fingerprint::FILE, PID_FILE, LOG_FILE]
@@ -54,7 +55,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         gone.extend(stored.config.node_vpn_profile_path);
     }
     if let Some(prepared) = prepared {
-        // Before the pid file goes: afterwards nobody would know its daemon.
+        // Before the pid file is removed, because the daemon can't be found without it.
         let path = env.plain("PATH").unwrap_or_default();
         let vpn = &prepared.settings.vpn;
         if Openvpn::new(vpn, &dirs.credentials, Programs::of_path(path)).stop_now()? {
@@ -85,7 +86,7 @@ fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> 
     }
     println!("dropping {} result(s) and dead letter(s)", kept.len());
     for row in &kept {
-        database.remove(row).map_err(|e| failed("discard", "a result could not be dropped", &e))?;
+        database.remove(row)?;
     }
     Ok(ExitCode::SUCCESS)
 }

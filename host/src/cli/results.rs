@@ -1,4 +1,4 @@
-//! `coda-host results`: undelivered and refused results, and messages that could not be answered.
+//! `coda-host results`: undelivered and refused results, and dead letters.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -6,32 +6,33 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use super::kit;
 use crate::app::{self, Prepared};
 use crate::cloud::http::HttpClient;
 use crate::cloud::jwt::{PrivateKey, Signer};
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure};
 use crate::results::webhook::{AttemptOutcome, WebhookSender};
 use crate::state::db::{Database, KeptEntry, KeptKind};
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
-A running host sends undelivered results by itself; refused ones and dead letters wait for you.
+A running host sends undelivered results by itself. Refused results and dead letters wait for you.
 
 Examples:
   coda-host results list
   coda-host results show 1700000000000-0
   coda-host results retry job-42        one attempt now, with its answer
   coda-host results drop job-42")]
-pub enum Command {
-    /// What is kept
+pub enum ResultsCommand {
+    /// List what is kept
     List {
         /// JSON for machines
         #[arg(long)]
         json: bool,
     },
-    /// One of them, with its body
+    /// Show an entry with its body
     Show {
         /// Job id or message id
         id: String,
@@ -41,87 +42,121 @@ pub enum Command {
         /// Job id or message id
         id: String,
     },
-    /// Remove one for good
+    /// Remove an entry for good
     Drop {
         /// Job id or message id
         id: String,
     },
 }
 
-pub fn run(command: Command, env: &ProcessEnv) -> Result<ExitCode, Failure> {
+/// Why a kept result can't be shown, sent or dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum ResultsError {
+    #[error("'{id}' is a dead letter, so it can't be sent")]
+    DeadLetter { id: String },
+    #[error("the running host is sending '{id}' by itself")]
+    SentByHost { id: String },
+    #[error("nothing is kept for '{id}'")]
+    NotKept { id: String },
+    #[error("several entries are kept for '{id}'")]
+    Ambiguous { id: String },
+    #[error("there is no stored key to sign with")]
+    NoKey,
+    #[error("the result of job {job_id} was not accepted: {reason}")]
+    NotAccepted { job_id: String, reason: String },
+}
+
+impl Explain for ResultsError {
+    fn code(&self) -> &'static str {
+        "results"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            ResultsError::DeadLetter { id } => {
+                format!("read it with `coda-host results show {id}`, then drop it")
+            }
+            ResultsError::SentByHost { .. } => "see its attempts with `coda-host logs`".into(),
+            ResultsError::NotKept { .. } | ResultsError::NotAccepted { .. } => {
+                "run `coda-host results list` to see what is kept".into()
+            }
+            ResultsError::Ambiguous { .. } => {
+                "give the message id, which `coda-host results list` shows".into()
+            }
+            ResultsError::NoKey => "start coda-host once on this machine first".into(),
+        })
+    }
+}
+
+pub fn run(command: ResultsCommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
     let database = Database::open(&prepared.settings.dirs.state)?;
     let kept = database.list()?;
     match command {
-        Command::List { json } => super::put(if json { as_json(&kept) } else { table(&kept) }.as_bytes()),
-        Command::Show { id } => {
+        ResultsCommand::List { json } => {
+            kit::print(if json { as_json(&kept) } else { table(&kept) }.as_bytes())
+        }
+        ResultsCommand::Show { id } => {
             let found = find(&kept, &id)?;
             let mut text = table(std::slice::from_ref(found));
             // Writing to a String can't fail.
             writeln!(text, "to    {}\nbody  {}", found.callback_url, found.content).ok();
-            super::put(text.as_bytes())
+            kit::print(text.as_bytes())
         }
-        Command::Retry { id } => {
+        ResultsCommand::Retry { id } => {
             let found = find(&kept, &id)?;
             let running = instance_lock::holder(&prepared.settings.dirs.state)?.is_some();
             match found.kind {
                 KeptKind::DeadLetter => {
-                    return Err(wrong(format!("'{id}' is a dead letter: there is nobody to send it to")));
+                    return Err(ResultsError::DeadLetter { id }.into());
                 }
                 KeptKind::Undelivered if running => {
-                    return Err(wrong(format!(
-                        "the running host is sending '{id}' by itself: see coda-host logs"
-                    )));
+                    return Err(ResultsError::SentByHost { id }.into());
                 }
                 KeptKind::Undelivered | KeptKind::Refused => {}
             }
             retry(&prepared, &database, found)
         }
-        Command::Drop { id } => {
+        ResultsCommand::Drop { id } => {
             let found = find(&kept, &id)?;
             database.remove(found)?;
-            super::put(
+            kit::print(
                 format!("dropped the {} of message {}\n", found.kind.name(), found.message_id).as_bytes(),
             )
         }
     }
 }
 
-fn find<'a>(kept: &'a [KeptEntry], id: &str) -> Result<&'a KeptEntry, Failure> {
+fn find<'a>(kept: &'a [KeptEntry], id: &str) -> Result<&'a KeptEntry, ResultsError> {
     let mut found = kept.iter().filter(|l| l.message_id == id || l.job_id == id);
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
-        (None, _) => Err(wrong(format!("nothing is kept for '{id}'"))),
-        (Some(_), Some(_)) => Err(wrong(format!("'{id}' has several: give the message id"))),
+        (None, _) => Err(ResultsError::NotKept { id: id.into() }),
+        (Some(_), Some(_)) => Err(ResultsError::Ambiguous { id: id.into() }),
     }
 }
 
-fn wrong(message: String) -> Failure {
-    let hint = Some("coda-host results list shows what is kept".into());
-    Failure { code: "results", message, causes: Vec::new(), hint, exit: exit::FAILURE }
-}
-
-/// One attempt, by the same sender as the host's own.
+/// Makes one attempt, with the sender that the host uses.
 fn retry(prepared: &Prepared, database: &Database, found: &KeptEntry) -> Result<ExitCode, Failure> {
     let settings = &prepared.settings;
     let (Some(key), Some(row)) = (&settings.credentials.jwt_private_key, database.result(found)?) else {
-        return Err(wrong("there is no stored key to sign with: start coda-host first".into()));
+        return Err(ResultsError::NoKey.into());
     };
     let key_id = settings.credentials.jwt_key_id.as_deref();
     let signer = Signer::new(PrivateKey::parse(key)?, &found.qpu_id, key_id, settings.cloud.jwt_reuse);
     let sender =
         WebhookSender::new(HttpClient::new(&settings.cloud)?, signer, &settings.cloud, &settings.webhook)?;
-    let delivery = super::runtime()?.block_on(sender.attempt(&row.callback_url, row.body));
-    let why = match delivery {
+    let delivery = kit::runtime()?.block_on(sender.attempt(&row.callback_url, row.body));
+    let reason = match delivery {
         AttemptOutcome::Accepted => {
             database.remove(found)?;
-            return super::put(format!("accepted: the result of job {}\n", found.job_id).as_bytes());
+            return kit::print(format!("accepted: the result of job {}\n", found.job_id).as_bytes());
         }
         AttemptOutcome::Retry { why, .. } | AttemptOutcome::Unauthorized { why } => why,
         AttemptOutcome::Refused { status, excerpt } => format!("HTTP {status}: {excerpt}"),
         AttemptOutcome::Forbidden(error) => error.to_string(),
     };
-    Err(wrong(format!("the result of job {} was not accepted: {why}", found.job_id)))
+    Err(ResultsError::NotAccepted { job_id: found.job_id.clone(), reason }.into())
 }
 
 fn table(kept: &[KeptEntry]) -> String {

@@ -1,8 +1,8 @@
-//! `coda-host run`: one circuit straight through the plugin, by the same conversion as a job's.
+//! `coda-host run`: runs one circuit directly in the plugin and converts its answer as that of a job.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal as _, Read as _};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use coda_plugin_abi::Program;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
-use super::histogram;
-use super::way::Out;
+use super::terminal::Terminal;
+use super::{circuit_file, histogram, kit};
 use crate::app;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::executor::{Executor, Generation, RunJob, SlotReport};
 use crate::jobs::message::fits;
 use crate::results::outcome::{Counts, judge};
@@ -37,47 +37,34 @@ pub struct Args {
     /// How often to run the circuit
     #[arg(short, long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     shots: u32,
-    /// The result as JSON, in the form of a webhook's body
+    /// Print the result as JSON, in the form of a webhook's body
     #[arg(long)]
     json: bool,
 }
 
+/// A run that gave no result.
+#[derive(Debug, thiserror::Error)]
+#[error("the run failed: {reason}")]
+pub struct RunError {
+    pub reason: String,
+}
+
+impl Explain for RunError {
+    fn code(&self) -> &'static str {
+        "run-failed"
+    }
+}
+
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let program = parse(&args.circuit, &read(&args.circuit)?)?;
+    let program = circuit_file::parse(&args.circuit, &circuit_file::read(&args.circuit)?)?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
     }
-    let runtime = super::runtime()?;
+    let runtime = kit::runtime()?;
     let result = runtime.block_on(execute(&args, program, env, flags));
     runtime.shutdown_background();
     result
-}
-
-/// The content of a circuit file; `-` is standard input.
-pub fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut json = Vec::new();
-    let read = match path == Path::new("-") {
-        true => std::io::stdin().read_to_end(&mut json).map(drop),
-        false => std::fs::read(path).map(|bytes| json = bytes),
-    };
-    read.map(|()| json).map_err(|e| unusable(path, &e.to_string()))
-}
-
-/// Checks a circuit.
-pub fn parse(path: &Path, json: &[u8]) -> Result<Program, Failure> {
-    Program::parse(json).map_err(|e| unusable(path, &e.to_string()))
-}
-
-/// What is wrong with a circuit file.
-pub fn unusable(path: &Path, what: &str) -> Failure {
-    Failure {
-        code: "circuit",
-        message: format!("the circuit {} can't be used: {what}", path.display()),
-        causes: Vec::new(),
-        hint: Some("expected NativeGateIR 1.0, as in tests/circuits/bell.json".into()),
-        exit: exit::CONFIG,
-    }
 }
 
 async fn execute(
@@ -101,7 +88,7 @@ async fn execute(
         Err(why) => Err(why),
     };
     executor.shutdown(prepared.settings.executor.control_timeout).await;
-    let mut out = Out::new(&env);
+    let mut out = Terminal::new(&env);
     match judged {
         Ok(counts) if args.json => {
             let body = crate::results::outcome::conclude("run", Ok(counts)).body;
@@ -116,13 +103,7 @@ async fn execute(
             out.line(&format!("{shots} shots{ms}"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => Err(Failure {
-            code: "run-failed",
-            message: format!("the run failed: {error}"),
-            causes: Vec::new(),
-            hint: None,
-            exit: exit::FAILURE,
-        }),
+        Err(reason) => Err(RunError { reason }.into()),
     }
 }
 
@@ -169,7 +150,7 @@ async fn one_run(
     }
 }
 
-/// Shown on a terminal only, and only when the run takes long enough to be seen.
+/// The progress of the run; hidden where stderr is not a terminal.
 fn progress_bar() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

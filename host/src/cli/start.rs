@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use super::kit::{self, CliError};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
@@ -13,8 +14,8 @@ use crate::error::Failure;
 Examples:
   coda-host start --device site/device.yaml --token TOKEN   the first start, with the one-time token
   coda-host start --daemon                                  later ones, in the background
-  CODA_LOG=debug coda-host start                            in the foreground, with more to read
-  coda-host start --peer --no-cloud                         only lend the QPU to a peer network")]
+  CODA_LOG=debug coda-host start                            in the foreground, with a verbose log
+  coda-host start --peer --no-cloud                         lend the QPU to a peer network only")]
 pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -31,16 +32,16 @@ pub struct Args {
     /// Lend the QPU's slots to a peer network as well (CODA_PEER); see docs/peers.md
     #[arg(long)]
     peer: bool,
-    /// Only the peer network: no cloud, no token (CODA_NO_CLOUD)
+    /// Join only the peer network: no cloud, no token (CODA_NO_CLOUD)
     #[arg(long, requires = "peer")]
     no_cloud: bool,
-    /// Run in the background; returns when the host is up or has failed
+    /// Run in the background; the command returns when the host is up or has failed
     #[arg(short, long)]
     daemon: bool,
 }
 
 impl Args {
-    /// What the flags say, under the variables that they stand for.
+    /// The values of the flags, by the names of the variables that they stand for.
     fn flags(self) -> HashMap<&'static str, String> {
         let given = [
             ("CODA_DEVICE_CONFIG", self.device.map(|p| p.display().to_string())),
@@ -58,11 +59,11 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     if args.daemon {
         return super::daemonize::run(&env, args.flags());
     }
-    let runtime = super::runtime()?;
-    // On a worker, not on this thread: the driver would otherwise be woken across threads for every event.
+    let runtime = kit::runtime()?;
+    // On a worker thread, because the driver would otherwise be woken across threads for every event.
     let host = runtime.spawn(app::run(env, args.flags()));
     let result = runtime.block_on(host);
     // A plugin call that never returns must not keep the process.
     runtime.shutdown_background();
-    result.unwrap_or_else(|e| Err(super::failed("host-ended", "the host ended unexpectedly", &e)))
+    result.unwrap_or_else(|e| Err(CliError::TaskEnded { task: "the host", source: e }.into()))
 }

@@ -1,19 +1,16 @@
-//! `coda-host status`: what the running host says of itself.
+//! `coda-host status`: prints the status of the running host.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use serde_json::Value;
 
+use super::kit;
+use super::running_host::fetch_ready;
 use crate::app;
-use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
-
-const LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -24,7 +21,7 @@ Examples:
   coda-host --unit coda-host status                  a host under systemd
   coda-host status --json | jq .plugin")]
 pub struct Args {
-    /// JSON for machines: the body of /ready, with the process
+    /// Print JSON: the body of /ready, with the process
     #[arg(long)]
     json: bool,
 }
@@ -40,11 +37,11 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
                 state.display()
             ),
         };
-        super::put(text.as_bytes())?;
+        kit::print(text.as_bytes())?;
         return Ok(ExitCode::from(exit::FAILURE));
     };
     let ready = match &holder.address {
-        Some(address) => super::runtime()?.block_on(ask(address))?,
+        Some(address) => kit::runtime()?.block_on(fetch_ready(address))?,
         None => {
             serde_json::json!({ "ready": false, "reasons": ["starting: the local service isn't up yet"] })
         }
@@ -61,98 +58,95 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         }
         false => render(&ready, holder.pid, holder.address.as_deref()),
     };
-    super::put(text.as_bytes())?;
+    kit::print(text.as_bytes())?;
     Ok(if ready["ready"] == true { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
-/// The body of `/ready`, whatever its status.
-pub async fn ask(address: &str) -> Result<Value, Failure> {
-    // A host that listens everywhere is asked on this machine.
-    let address = address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:");
-    let target = Target::parse(&format!("http://{address}/ready"))?;
-    let answer = HttpClient::local()?.get(&target, LIMIT).await?;
-    let body = answer.body?;
-    Ok(serde_json::from_slice(&body).unwrap_or_else(
-        |_| serde_json::json!({ "ready": false, "reasons": ["the local service gave no JSON"] }),
-    ))
+/// The status as lines of a name and a value.
+fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
+    let mut lines = Lines(String::new());
+    lines.add("running", &format!("process {pid}, {}", address.unwrap_or("no address yet")));
+    lines.add("ready", if ready["ready"] == true { "yes" } else { "no" });
+    for reason in ready["reasons"].as_array().into_iter().flatten() {
+        lines.add("", &text(reason));
+    }
+    if ready["plugin"].is_object() {
+        add_plugin(&mut lines, ready);
+    }
+    if ready["qpu_id"].is_string() {
+        add_cloud(&mut lines, ready);
+    }
+    if ready["peer"].is_object() {
+        add_peer(&mut lines, &ready["peer"]);
+    }
+    lines.0
 }
 
-fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
-    let mut out = String::new();
-    let mut line = |name: &str, value: String| {
-        // Writing to a String can't fail.
-        writeln!(out, "{name:<14}{value}").ok();
+fn add_plugin(lines: &mut Lines, ready: &Value) {
+    let plugin = &ready["plugin"];
+    let (name, version) = (text(&plugin["name"]), text(&plugin["version"]));
+    let (vendor, path) = (text(&plugin["vendor"]), text(&plugin["path"]));
+    lines.add("plugin", &format!("{name} {version} by {vendor}, {path}"));
+
+    let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
+    let read_ahead = match &ready["waiting"] {
+        Value::Null => String::new(),
+        n => format!(", {n} job(s) read ahead"),
     };
-    let text = |v: &Value| match v {
+    lines.add("slots", &format!("{busy} of {slots} busy{read_ahead}"));
+}
+
+fn add_cloud(lines: &mut Lines, ready: &Value) {
+    lines.add("qpu", &text(&ready["qpu_id"]));
+    lines.add("job", &text(&ready["current_job"]));
+    let progress = &ready["progress"];
+    if let (Some(done), Some(total)) = (progress["done"].as_u64(), progress["total"].as_u64()) {
+        lines.add("progress", &format!("{done} of {total}"));
+    }
+    lines.add("undelivered", &text(&ready["undelivered"]));
+    lines.add("redis", if ready["redis_healthy"] == true { "connected" } else { "not connected" });
+    lines.add("vpn", &text(&ready["vpn_state"]));
+
+    let heartbeat = &ready["heartbeat"];
+    let accepted = heartbeat["last_accepted_seconds_ago"].as_u64();
+    lines.add(
+        "heartbeat",
+        &accepted.map_or("none accepted yet".into(), |seconds| format!("accepted {seconds} s ago")),
+    );
+    if heartbeat["error"].is_string() {
+        lines.add("", &text(&heartbeat["error"]));
+    }
+}
+
+fn add_peer(lines: &mut Lines, peer: &Value) {
+    lines.add("peer", &text(&peer["peer_id"]));
+    let (connected, held) = (text(&peer["connected"]), text(&peer["reservations"]));
+    lines.add("", &format!("{connected} peer(s) connected, {held} reservation(s) held"));
+
+    let (accepted, declined) = (text(&peer["accepted"]), text(&peer["declined"]));
+    let (completed, failed) = (text(&peer["completed"]), text(&peer["failed"]));
+    lines.add(
+        "",
+        &format!(
+            "since its start: {accepted} reserved, {declined} declined, {completed} run, {failed} failed"
+        ),
+    );
+}
+
+/// Lines in two columns.
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, name: &str, value: &str) {
+        self.0 += &format!("{name:<14}{value}\n");
+    }
+}
+
+/// A value for a person: texts without quotes, null as `none`.
+fn text(value: &Value) -> String {
+    match value {
         Value::Null => "none".to_string(),
         Value::String(s) => s.clone(),
         other => other.to_string(),
-    };
-    line("running", format!("process {pid}, {}", address.unwrap_or("no address yet")));
-    line("ready", if ready["ready"] == true { "yes".into() } else { "no".into() });
-    for reason in ready["reasons"].as_array().into_iter().flatten() {
-        line("", text(reason));
     }
-    let p = &ready["plugin"];
-    if p.is_object() {
-        line(
-            "plugin",
-            format!(
-                "{} {} by {}, {}",
-                text(&p["name"]),
-                text(&p["version"]),
-                text(&p["vendor"]),
-                text(&p["path"])
-            ),
-        );
-        let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
-        let ahead = match &ready["waiting"] {
-            Value::Null => String::new(),
-            n => format!(", {n} job(s) read ahead"),
-        };
-        line("slots", format!("{busy} of {slots} busy{ahead}"));
-    }
-    if ready["qpu_id"].is_string() {
-        line("qpu", text(&ready["qpu_id"]));
-        line("job", text(&ready["current_job"]));
-        if let (Some(done), Some(total)) =
-            (ready["progress"]["done"].as_u64(), ready["progress"]["total"].as_u64())
-        {
-            line("progress", format!("{done} of {total}"));
-        }
-        line("undelivered", text(&ready["undelivered"]));
-        line(
-            "redis",
-            if ready["redis_healthy"] == true { "connected".into() } else { "not connected".into() },
-        );
-        line("vpn", text(&ready["vpn_state"]));
-        let beat = &ready["heartbeat"];
-        line(
-            "heartbeat",
-            match beat["last_accepted_seconds_ago"].as_u64() {
-                Some(s) => format!("accepted {s} s ago"),
-                None => "none accepted yet".into(),
-            },
-        );
-        if beat["error"].is_string() {
-            line("", text(&beat["error"]));
-        }
-    }
-    let peer = &ready["peer"];
-    if peer.is_object() {
-        line("peer", text(&peer["peer_id"]));
-        let (connected, held) = (text(&peer["connected"]), text(&peer["reservations"]));
-        line("", format!("{connected} peer(s) connected, {held} reservation(s) held"));
-        line(
-            "",
-            format!(
-                "since its start: {} reserved, {} declined, {} run, {} failed",
-                text(&peer["accepted"]),
-                text(&peer["declined"]),
-                text(&peer["completed"]),
-                text(&peer["failed"])
-            ),
-        );
-    }
-    out
 }

@@ -11,8 +11,8 @@ use crate::vpn::openvpn::Openvpn;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Only a process that is openvpn and runs our profile is stopped, whatever the pid file says. A running host notices
-and is no longer ready; its next start brings the tunnel up again. Exit status 1 when there was nothing to stop.
+Only an openvpn process that runs this host's profile is stopped, whatever the pid file says. A running host is no longer
+ready then; its next start brings the tunnel up again. Exit status 1 when there was nothing to stop.
 
 Example:
   coda-host stop && coda-host stop-vpn")]

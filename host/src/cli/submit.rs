@@ -1,33 +1,27 @@
-//! `coda-host submit`: sends a circuit to a running `coda-host dev`, and follows its way.
+//! `coda-host submit`: sends a circuit to a running `coda-host dev` and follows the job.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::histogram;
-use super::note::{self, Note};
-use super::run::{parse, read, unusable};
-use super::way::{Out, short};
-use crate::app;
+use super::circuit_file::{self, CircuitFileError};
+use super::dev_session::{self, DevSession};
+use super::follow_job::{CancelPlan, cancel_all, error_line, follow, show_outcome, since};
+use super::terminal::Terminal;
+use super::{histogram, kit};
 use crate::config::load::ProcessEnv;
-use crate::dev::client::{DevClient, JobView, Step};
-use crate::error::{Failure, exit};
+use crate::dev::client::{DevClient, DevJob};
+use crate::error::{Explain, Failure, exit};
 
-/// One request's wait for news.
-const WAIT: Duration = Duration::from_secs(20);
-/// For the question whether a dev is there at all.
+/// Limit of the request that finds out whether a dev answers.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-/// A webhook may be seen before the status that precedes it; how long and how often to look again.
-const LAG: Duration = Duration::from_millis(20);
-const LAG_LOOKS: u32 = 50;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  coda-host submit bell.json --wait                       one job, its way and its histogram
+  coda-host submit bell.json --wait                       one job, its states and its histogram
   coda-host submit bell.json --shots 5000 --count 100 --wait
   coda-host submit long.json --wait --cancel-after 500    cancelled after half a second
   coda-host submit broken.json --no-check --wait          how the host refuses a bad circuit
@@ -44,45 +38,59 @@ pub struct Args {
     /// Follow the job until its result has been delivered
     #[arg(short, long)]
     wait: bool,
-    /// JSON for machines, a line for each job
+    /// Print JSON, one line for each job
     #[arg(long)]
     json: bool,
-    /// Send the circuit so many times
+    /// Number of jobs to send
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Cancel after so many milliseconds whatever isn't over by then
+    /// Cancel jobs that have not ended after this many milliseconds
     #[arg(long, value_name = "MS")]
     cancel_after: Option<u64>,
     /// Send the circuit as it is, without checking it first
     #[arg(long)]
     no_check: bool,
-    /// The cloud URL that coda-host dev printed, when it isn't the one found by itself
+    /// Cloud URL of the sandbox, as coda-host dev prints it [default: that of this user's sandbox]
     #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
     dev_url: Option<String>,
 }
 
+/// Why no running `coda-host dev` was found.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoveryError {
+    #[error("no 'coda-host dev' is running: there is no session file {}", path.display())]
+    NoSession { path: PathBuf },
+    #[error("no 'coda-host dev' is running: {} names process {pid} at {url}, which doesn't answer", path.display())]
+    Silent { path: PathBuf, pid: u32, url: String },
+}
+
+impl Explain for DiscoveryError {
+    fn code(&self) -> &'static str {
+        "dev-not-running"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(
+            "start one in another terminal: coda-host dev --device site/device.yaml; or give --dev-url"
+                .into(),
+        )
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CLOUD
+    }
+}
+
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
-    let json = read(&args.circuit)?;
+    let json = circuit_file::read(&args.circuit)?;
     if !args.no_check {
-        parse(&args.circuit, &json)?;
+        circuit_file::parse(&args.circuit, &json)?;
     }
     let circuit = String::from_utf8(json)
-        .map_err(|_| unusable(&args.circuit, "it isn't UTF-8, which a job's JSON must be"))?;
-    let runtime = super::runtime()?;
-    let result = runtime.block_on(async {
-        let stop = CancellationToken::new();
-        app::watch_signals(stop.clone());
-        tokio::select! {
-            done = execute(&args, &circuit, &env) => done,
-            () = stop.cancelled() => Err(Failure {
-                code: "interrupted",
-                message: "no longer waiting; jobs that were sent go on".into(),
-                causes: Vec::new(),
-                hint: None,
-                exit: exit::FAILURE,
-            }),
-        }
-    });
+        .map_err(|_| CircuitFileError::new(&args.circuit, "it isn't UTF-8, which a job's JSON must be"))?;
+    let runtime = kit::runtime()?;
+    let work = execute(&args, &circuit, &env);
+    let result = runtime.block_on(kit::until_signal(work, "no longer waiting; jobs that were sent go on"));
     runtime.shutdown_background();
     result
 }
@@ -92,7 +100,7 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
         Some(url) => DevClient::new(url)?,
         None => discover(env).await?,
     };
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     let mut ids = Vec::new();
     for _ in 0..args.count {
         let id = client.submit(circuit, args.shots).await?;
@@ -115,7 +123,8 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
     let mut total = Total::default();
     for (n, id) in ids.iter().enumerate() {
         let steps = args.count == 1 && !args.json;
-        let view = follow(&client, id, (&mut cancel, &ids[n..]), |step, queued| match steps {
+        let plan = CancelPlan { at: &mut cancel, ids: &ids[n..] };
+        let view = follow(&client, id, plan, |step, queued| match steps {
             true => out.line(&format!("  {}", out.step(&step.state, since(step, queued)))),
             false => Ok(()),
         })
@@ -123,9 +132,9 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
         if args.json {
             out.line(&serde_json::json!(view).to_string())?;
         } else if args.count == 1 {
-            conclude(&mut out, &view)?;
+            show_outcome(&mut out, &view)?;
         } else {
-            out.line(&way(&out, &view))?;
+            out.line(&job_line(&out, &view))?;
         }
         total.add(view);
     }
@@ -139,122 +148,29 @@ async fn execute(args: &Args, circuit: &str, env: &ProcessEnv) -> Result<ExitCod
 
 /// Finds the running dev of this user.
 async fn discover(env: &ProcessEnv) -> Result<DevClient, Failure> {
-    let path = note::path(env)?;
-    let absent = |message: String| Failure {
-        code: "dev-not-running",
-        message,
-        causes: Vec::new(),
-        hint: Some(
-            "start one in another terminal: coda-host dev --device site/device.yaml; or give --dev-url"
-                .into(),
-        ),
-        exit: exit::CLOUD,
+    let path = dev_session::path(env)?;
+    let Some(session) = DevSession::read(&path)? else {
+        return Err(DiscoveryError::NoSession { path }.into());
     };
-    let Some(note) = Note::read(&path)? else {
-        return Err(absent(format!("no 'coda-host dev' is running: there is no note {}", path.display())));
-    };
-    let client = DevClient::new(&note.url)?;
-    if !note.process_lives() || !client.answers(ASK_LIMIT).await {
-        return Err(absent(format!(
-            "no 'coda-host dev' is running: {} names process {} at {}, which doesn't answer",
-            path.display(),
-            note.pid,
-            note.url
-        )));
+    let client = DevClient::new(&session.url)?;
+    if !session.process_lives() || !client.answers(ASK_LIMIT).await {
+        return Err(DiscoveryError::Silent { path, pid: session.pid, url: session.url }.into());
     }
     Ok(client)
 }
 
-/// Follows a job to its end, telling each new step and the first one. `cancel` holds when to cancel, and what.
-///
-/// # Errors
-/// When the cloud can't be asked, or `tell` fails.
-pub async fn follow(
-    client: &DevClient,
-    id: &str,
-    cancel: (&mut Option<Instant>, &[String]),
-    mut tell: impl FnMut(&Step, &Step) -> Result<(), Failure>,
-) -> Result<JobView, Failure> {
-    let (cancel_at, ids) = cancel;
-    let (mut told, mut looks) = (0, 0);
-    // The newest look, when only the status is still missing.
-    let mut over: Option<JobView> = None;
-    loop {
-        let wait = cancel_at.map_or(WAIT, |at| at.saturating_duration_since(Instant::now()).min(WAIT));
-        let view = match (client.job(id, told, wait).await, over.take()) {
-            // A dev that ends doesn't take back what was delivered.
-            (Err(_), Some(known)) => {
-                looks = LAG_LOOKS;
-                known
-            }
-            (view, _) => view?,
-        };
-        if view.over && !view.ended() && looks < LAG_LOOKS {
-            looks += 1;
-            over = Some(view);
-            tokio::time::sleep(LAG).await;
-            continue;
-        }
-        if let Some(queued) = view.states.first() {
-            for step in view.states.get(told..).unwrap_or_default() {
-                tell(step, queued)?;
-            }
-        }
-        told = told.max(view.states.len());
-        if view.over {
-            return Ok(view);
-        }
-        if cancel_at.take_if(|at| *at <= Instant::now()).is_some() {
-            cancel_all(client, ids).await?;
-        }
-    }
-}
-
-async fn cancel_all(client: &DevClient, ids: &[String]) -> Result<(), Failure> {
-    for id in ids {
-        client.cancel(id).await?;
-    }
-    Ok(())
-}
-
-/// The time between the first step and this one.
-pub fn since(step: &Step, queued: &Step) -> Option<time::Duration> {
-    Some((step.time()? - queued.time()?).max(time::Duration::ZERO))
-}
-
-/// What came of a job.
-pub fn conclude(out: &mut Out, view: &JobView) -> Result<(), Failure> {
-    if let Some(counts) = view.counts() {
-        let shots: i64 = counts.iter().map(|(_, n)| n).sum();
-        let on_device = view.webhook["execution_time_ms"].as_f64();
-        let on_device = on_device.map_or(String::new(), |ms| format!(", {ms:.3} ms on the device"));
-        out.text(&histogram::render(&counts))?;
-        return out.line(&format!("  {shots} shots{on_device}"));
-    }
-    match error(view) {
-        Some(error) => out.line(&format!("  {error}")),
-        None => Ok(()),
-    }
-}
-
-/// Why a job failed.
-pub fn error(view: &JobView) -> Option<String> {
-    let text = view.webhook["error"].as_str().or(view.error.as_deref().filter(|_| view.has("failed")))?;
-    Some(short(text))
-}
-
-/// A job's whole way in one line.
-fn way(out: &Out, view: &JobView) -> String {
+/// All states of a job in one line.
+fn job_line(out: &Terminal, view: &DevJob) -> String {
     let mut line = format!("{} ", view.job_id);
     if let Some(queued) = view.states.first() {
         for step in &view.states[1..] {
             line += &format!(" {}", out.step(&step.state, since(step, queued)));
         }
     }
-    line + &error(view).map_or(String::new(), |e| format!("  {e}"))
+    line + &error_line(view).map_or(String::new(), |e| format!("  {e}"))
 }
 
-/// Several jobs summed up.
+/// The sum of several jobs.
 #[derive(Default)]
 struct Total {
     completed: usize,
@@ -264,8 +180,8 @@ struct Total {
 }
 
 impl Total {
-    fn add(&mut self, view: JobView) {
-        // What was delivered counts; the status may be late.
+    fn add(&mut self, view: DevJob) {
+        // The delivered result decides, because the status may be late.
         match view.counts() {
             Some(counts) => {
                 self.completed += 1;
@@ -278,7 +194,7 @@ impl Total {
         }
     }
 
-    fn show(&self, out: &mut Out) -> Result<(), Failure> {
+    fn show(&self, out: &mut Terminal) -> Result<(), Failure> {
         let counts: Vec<(String, i64)> = self.counts.iter().map(|(k, n)| (k.clone(), *n)).collect();
         if !counts.is_empty() {
             out.text(&histogram::render(&counts))?;

@@ -49,9 +49,9 @@ impl Explain for BundleError {
     }
 }
 
-/// What is held before the answer is applied.
+/// The values before the answer is applied.
 #[derive(Debug, Clone, Copy)]
-pub struct Held<'a> {
+pub struct CurrentValues<'a> {
     pub identity: &'a Identity,
     pub cloud: &'a CloudSettings,
     pub vpn: &'a VpnSettings,
@@ -59,9 +59,9 @@ pub struct Held<'a> {
     pub key_id: Option<&'a str>,
 }
 
-/// What holds from now on.
+/// The values after the answer was applied.
 #[derive(Debug, Clone)]
-pub struct Applied {
+pub struct AppliedBundle {
     pub identity: Identity,
     pub cloud: CloudSettings,
     pub vpn: VpnSettings,
@@ -74,8 +74,11 @@ pub struct Applied {
     pub warnings: Vec<String>,
 }
 
-/// Lays the answer's body over what is held.
-pub fn apply(body: &[u8], held: Held<'_>) -> Result<Applied, BundleError> {
+/// Applies the body of the answer to the current values.
+///
+/// # Errors
+/// A required field is missing or not valid.
+pub fn apply(body: &[u8], held: CurrentValues<'_>) -> Result<AppliedBundle, BundleError> {
     let Ok(Value::Object(bundle)) = serde_json::from_slice(body) else {
         return Err(BundleError::NotAnObject);
     };
@@ -119,7 +122,7 @@ pub fn apply(body: &[u8], held: Held<'_>) -> Result<Applied, BundleError> {
         Some(Value::Object(block)) => apply_vpn(block, &mut vpn, &mut warnings)?,
         Some(_) => return Err(BundleError::Missing("vpn")),
     };
-    Ok(Applied { identity, cloud, vpn, private_key, key_id, profile, warnings })
+    Ok(AppliedBundle { identity, cloud, vpn, private_key, key_id, profile, warnings })
 }
 
 /// A text that isn't empty.
@@ -235,9 +238,10 @@ mod tests {
         })
     }
 
-    fn run(bundle: &Value, key: Option<&Secret>, key_id: Option<&str>) -> Result<Applied, BundleError> {
+    fn run(bundle: &Value, key: Option<&Secret>, key_id: Option<&str>) -> Result<AppliedBundle, BundleError> {
         let b = before();
-        let held = Held { identity: &b.identity, cloud: &b.cloud, vpn: &b.vpn, private_key: key, key_id };
+        let held =
+            CurrentValues { identity: &b.identity, cloud: &b.cloud, vpn: &b.vpn, private_key: key, key_id };
         apply(bundle.to_string().as_bytes(), held)
     }
 
@@ -327,8 +331,13 @@ mod tests {
         }
         for body in ["[]", "5", "", "<html>", "{"] {
             let b = before();
-            let held =
-                Held { identity: &b.identity, cloud: &b.cloud, vpn: &b.vpn, private_key: None, key_id: None };
+            let held = CurrentValues {
+                identity: &b.identity,
+                cloud: &b.cloud,
+                vpn: &b.vpn,
+                private_key: None,
+                key_id: None,
+            };
             assert_eq!(apply(body.as_bytes(), held).unwrap_err(), BundleError::NotAnObject, "{body}");
         }
     }

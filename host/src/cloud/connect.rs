@@ -15,17 +15,17 @@ use crate::backoff::Backoff;
 use crate::config::settings::CloudSettings;
 use crate::error::{Explain, exit};
 
-/// No pause between attempts is longer.
+/// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
-/// How much of a refusal is shown.
+/// How many characters of a refusal are shown.
 const EXCERPT: usize = 400;
 
-/// What a connect shows, as far as an error's advice depends on it.
+/// The credential that a connect presents, as far as the hint of an error depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum PresentedCredential {
     /// `stored`: usable credentials of an earlier provisioning exist.
     Token { stored: bool },
-    /// A token signed with a key that is held.
+    /// A token that was signed with the stored key.
     Key,
 }
 
@@ -38,12 +38,12 @@ pub enum ConnectError {
         status: StatusCode,
         excerpt: String,
         location: Option<String>,
-        shown: Shown,
+        shown: PresentedCredential,
         /// An earlier attempt may have used the token up.
         maybe_used: bool,
     },
     #[error("Node connect failed after {attempts} attempts: {last}")]
-    Failed { attempts: u32, last: String, hint: Option<String>, shown: Shown, maybe_used: bool },
+    Failed { attempts: u32, last: String, hint: Option<String>, shown: PresentedCredential, maybe_used: bool },
 }
 
 impl Explain for ConnectError {
@@ -62,9 +62,9 @@ impl Explain for ConnectError {
                 Some(advice(status.as_u16(), location.as_deref(), *shown, *maybe_used))
             }
             ConnectError::Failed { hint, shown, maybe_used, .. } => {
-                let lost = matches!(shown, Shown::Token { .. }) && *maybe_used;
+                let lost = matches!(shown, PresentedCredential::Token { .. }) && *maybe_used;
                 let lost = lost.then(|| {
-                    "an attempt may have used the token up: if it is refused next time, get a new one"
+                    "get a new token if this one is refused next time, because an attempt may have used it up"
                         .to_owned()
                 });
                 let parts: Vec<String> = hint.iter().cloned().chain(lost).collect();
@@ -81,11 +81,11 @@ impl Explain for ConnectError {
     }
 }
 
-fn advice(status: u16, location: Option<&str>, shown: Shown, maybe_used: bool) -> String {
+fn advice(status: u16, location: Option<&str>, shown: PresentedCredential, maybe_used: bool) -> String {
     match (status, shown) {
         (300..=399, _) => {
             let to = location.unwrap_or("another address");
-            return format!("the cloud's address has moved to {to}: set CODA_WEBAPP_URL accordingly");
+            return format!("set CODA_WEBAPP_URL to the cloud's new address, {to}");
         }
         (404 | 405, _) => return "check CODA_WEBAPP_URL and CODA_CONNECT_PATH".into(),
         (400 | 422, _) => {
@@ -95,23 +95,26 @@ fn advice(status: u16, location: Option<&str>, shown: Shown, maybe_used: bool) -
         }
         _ => (),
     }
-    match shown {
-        Shown::Token { stored: true } => "stored credentials of an earlier provisioning exist: remove \
-             CODA_NODE_TOKEN (or --token) to reconnect with them; to provision anew, get a new node token"
-            .into(),
-        Shown::Token { stored: false } if maybe_used => "the token was probably used up by an attempt \
-             whose answer got lost: get a new node token in Coda"
-            .into(),
-        Shown::Token { stored: false } => "the token was used before, revoked, or has expired: get a new \
-             node token in Coda"
-            .into(),
-        Shown::Key if status == 409 => "the cloud doesn't know this QPU any more: coda-host reset, then \
-             start with a new node token"
-            .into(),
-        Shown::Key => "the cloud doesn't accept the key that is held: check this machine's clock, then \
-             coda-host reset and start with a new node token"
-            .into(),
-    }
+    let advice = match shown {
+        PresentedCredential::Token { stored: true } => {
+            "remove CODA_NODE_TOKEN (or --token) to reconnect, because stored credentials of an earlier provisioning \
+             exist; to provision again, get a new node token"
+        }
+        PresentedCredential::Token { stored: false } if maybe_used => {
+            "get a new node token in Coda: this one was probably used up by an attempt whose answer got lost"
+        }
+        PresentedCredential::Token { stored: false } => {
+            "get a new node token in Coda: this one was used before, revoked, or has expired"
+        }
+        PresentedCredential::Key if status == 409 => {
+            "run `coda-host reset` and start with a new node token, because the cloud no longer knows this QPU"
+        }
+        PresentedCredential::Key => {
+            "check this machine's clock, then run `coda-host reset` and start with a new node token: the cloud does not \
+             accept the stored key"
+        }
+    };
+    advice.into()
 }
 
 /// The request's body. `connectivity` is left out when the executor reports none, sent as `[]` when it is
@@ -124,12 +127,12 @@ pub fn body(fingerprint: &str, connectivity: Option<&[(u16, u16)]>) -> Bytes {
     body.to_string().into()
 }
 
-/// Asks until the cloud answers or the attempts are used up.
+/// Sends the connect request until the cloud answers or no attempt is left.
 pub async fn request(
     client: &HttpClient,
     cloud: &CloudSettings,
     bearer: &Bearer,
-    shown: Shown,
+    shown: PresentedCredential,
     body: Bytes,
 ) -> Result<Bytes, ConnectError> {
     let target = Target::parse(&format!("{}{}", cloud.webapp_url, cloud.connect_path))

@@ -17,7 +17,7 @@ pub const FILE: &str = "coda-host.fingerprint";
 
 const NET: &str = "/sys/class/net";
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// Of `type` in /sys/class/net: Ethernet, and what looks like it.
+/// The value of `type` in /sys/class/net for Ethernet and similar interfaces.
 const ETHERNET: &str = "1";
 
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +75,7 @@ fn resolve(host: &str, net: &Path, dir: &Path) -> Result<String, FingerprintErro
     Ok(made)
 }
 
-/// An interface that can't be read is passed over like one without an address.
+/// An interface that can't be read is skipped, like one without an address.
 fn preferred_mac(net: &Path) -> Option<u64> {
     let interfaces = fs::read_dir(net).ok()?.filter_map(Result::ok);
     let candidates = interfaces.filter_map(|entry| {

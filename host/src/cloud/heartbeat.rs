@@ -1,4 +1,4 @@
-//! The heartbeat: tells the cloud regularly that this QPU lives and what it does.
+//! The heartbeat: reports to the cloud at an interval that this QPU is alive, and what it does.
 //!
 //! One loop, one request at a time: the first at once, then one each interval, each with its own timeout. A
 //! hanging one is given up at its timeout and doesn't pile up; a beat whose time came meanwhile is sent next,
@@ -19,34 +19,34 @@ use super::jwt::Signer;
 use crate::config::settings::CloudSettings;
 use crate::model::{JobId, cut};
 
-/// Characters of a refusal that are logged.
+/// How many characters of a refusal are logged.
 const DETAIL: usize = 800;
 
 /// What a heartbeat reports; the job driver publishes it.
 #[derive(Debug, Clone, Default)]
 pub struct HeartbeatState {
     pub current_job: Option<JobId>,
-    /// In the protocol's form.
+    /// The time of the last job, in the protocol's format.
     pub last_job_at: Option<String>,
     pub redis_healthy: bool,
     pub connectivity: Option<Arc<[(u16, u16)]>>,
 }
 
-/// How the heartbeats fare.
+/// The outcome of the heartbeats so far.
 #[derive(Debug, Clone, Default)]
 pub struct HeartbeatOutcome {
     /// Heartbeats sent so far.
     pub sent: u64,
     /// When the last accepted one was accepted.
     pub accepted_at: Option<Instant>,
-    /// How many were accepted: it moving means that the cloud takes our tokens.
+    /// Number of accepted heartbeats. An increase means that the cloud accepts the tokens.
     pub accepted: u64,
     /// Why the last one was not accepted; `None` when it was.
     pub error: Option<String>,
 }
 
-/// Ready to run; checked once, so that the loop has nothing left to fail on.
-pub struct Heartbeat {
+/// Sends the heartbeats. Its settings are checked when it is created, so that the loop can't fail.
+pub struct HeartbeatSender {
     client: HttpClient,
     signer: Signer,
     target: Target,
@@ -56,24 +56,24 @@ pub struct Heartbeat {
     outcome: watch::Sender<HeartbeatOutcome>,
 }
 
-impl Heartbeat {
+impl HeartbeatSender {
     pub fn new(
         client: HttpClient,
         signer: Signer,
         cloud: &CloudSettings,
         state: watch::Receiver<HeartbeatState>,
-    ) -> Result<Heartbeat, HttpError> {
+    ) -> Result<HeartbeatSender, HttpError> {
         let target = Target::parse(&format!("{}{}", cloud.webapp_url, cloud.heartbeat_path))?;
         let extra = header_map(&cloud.connect_headers)?;
         let outcome = watch::Sender::new(HeartbeatOutcome::default());
-        Ok(Heartbeat { client, signer, target, extra, settings: cloud.clone(), state, outcome })
+        Ok(HeartbeatSender { client, signer, target, extra, settings: cloud.clone(), state, outcome })
     }
 
     pub fn outcome(&self) -> watch::Receiver<HeartbeatOutcome> {
         self.outcome.subscribe()
     }
 
-    /// Runs until it is told to stop. A request under way is then dropped: the next start sends a new one.
+    /// Sends heartbeats until `stop` is cancelled. A request that is being sent is dropped then.
     pub async fn run(self, stop: CancellationToken) {
         if stop.run_until_cancelled(self.beat_for_ever()).await.is_none() {
             tracing::debug!("heartbeats stopped");
@@ -115,7 +115,7 @@ impl Heartbeat {
         }
         Err(format!(
             "HTTP {} from heartbeat endpoint: {} (align the qubits registered for this QPU in Coda with the \
-             connectivity that the executor reports, or mend the settings)",
+             connectivity that the executor reports, or correct the settings)",
             answer.status.as_u16(),
             detail(&answer, &bearer)
         ))
@@ -173,7 +173,7 @@ mod tests {
     async fn prepare(
         replies: Vec<Reply>,
         change: impl Fn(&mut CloudSettings),
-    ) -> (Scripted, Heartbeat, watch::Sender<HeartbeatState>) {
+    ) -> (Scripted, HeartbeatSender, watch::Sender<HeartbeatState>) {
         let server = scripted(replies, None).await;
         let mut settings = testing::settings(&server.url);
         change(&mut settings);
@@ -181,7 +181,7 @@ mod tests {
         let signer = Signer::new(key, "q1", None, settings.jwt_reuse);
         let (state, receiver) = watch::channel(HeartbeatState::default());
         let client = HttpClient::new(&settings).unwrap();
-        (server, Heartbeat::new(client, signer, &settings, receiver).unwrap(), state)
+        (server, HeartbeatSender::new(client, signer, &settings, receiver).unwrap(), state)
     }
 
     async fn run(replies: Vec<Reply>, change: impl Fn(&mut CloudSettings)) -> Running {

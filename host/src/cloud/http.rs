@@ -1,14 +1,14 @@
-//! THE HTTP client: every request of the host to the outside goes through it.
+//! The HTTP client: every request of the host to other machines goes through it.
 //!
 //! HTTP/1.1 over TCP or TLS (system roots, plus a CA file from the settings), pooled, through the proxy that
 //! the environment names (see [`super::proxy`]). One deadline covers a whole request, connecting and reading
-//! the answer included. Redirects are never followed. An answer's status counts from the moment its head has
-//! come; a body that breaks off afterwards is an error of the body alone. Errors tell in plain words how far
+//! the answer included. Redirects are never followed. The status of an answer is valid as soon as its head has
+//! arrived; a body that breaks off afterwards is an error of the body alone. Errors tell in plain words how far
 //! the request got, because a one-time token may have been used up by one that got far enough.
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,138 +25,22 @@ use rustls::pki_types::pem::PemObject as _;
 use tokio::time::Instant;
 use url::{Host, Url};
 
-use super::proxy::{Proxies, ProxyRefusal, Unresolved, Way};
+use super::error::Cause;
+use super::proxy::{Proxies, ProxyConnector, ProxyRefusal, Unresolved};
 use crate::config::settings::CloudSettings;
-use crate::error::{Explain, exit};
 use crate::model::{Secret, cut};
 
+pub use super::error::HttpError;
 pub use super::proxy::is_loopback;
 
-/// Largest answer that is read; the cloud's are some kilobytes long.
+/// Largest answer that is read; the answers of the cloud have a few kilobytes.
 const BODY_LIMIT: usize = 1 << 20;
-/// Of services of this machine, which send whole results back.
+/// Largest answer that is read from a service on this machine, which may send whole results.
 const LOCAL_BODY_LIMIT: usize = 256 << 20;
 /// Idle connections to services of this machine are kept this long.
 const LOCAL_IDLE: Duration = Duration::from_secs(4);
 /// Idle connections kept for each host: as many as there are ever posts at once.
 const IDLE_PER_HOST: usize = 64;
-
-/// Why a request has no answer. `Display` names the host, the source says the rest.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum HttpError {
-    #[error("'{url}' is not a usable http or https URL: {why}")]
-    Url { url: String, why: String },
-    #[error("the header '{name}' can't be sent: {why}")]
-    Header { name: String, why: &'static str },
-    #[error("{variable} {why}")]
-    ProxySetting { variable: &'static str, why: &'static str },
-    #[error("the CA file {} can't be used: {why}", .path.display())]
-    CaFile { path: PathBuf, why: String },
-    #[error("the TLS client could not be set up")]
-    TlsSetup(#[source] Cause),
-    #[error("the host name of {to} could not be resolved")]
-    Dns { to: String, source: Cause },
-    #[error("no connection to {to} could be made")]
-    Connect { to: String, source: Cause },
-    #[error("no secure connection to {to} could be made")]
-    Tls { to: String, source: Cause },
-    #[error("there was no connection to {to} within {limit:?}")]
-    ConnectTimeout { to: String, limit: Duration },
-    #[error("{to} did not answer within {limit:?}")]
-    Timeout { to: String, limit: Duration },
-    #[error("the connection to {to} was closed before the answer was complete")]
-    Closed { to: String, source: Cause },
-    #[error("{to} answered something that isn't HTTP")]
-    Protocol { to: String, source: Cause },
-    #[error("the answer of {to} is larger than {limit} bytes")]
-    TooLarge { to: String, limit: usize },
-}
-
-/// The innermost reason, as text, so that an error can be kept and shown later.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause(String);
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Cause {}
-
-impl HttpError {
-    /// Whether the receiver can't have seen anything of the request.
-    pub fn before_sending(&self) -> bool {
-        !matches!(
-            self,
-            HttpError::Timeout { .. }
-                | HttpError::Closed { .. }
-                | HttpError::Protocol { .. }
-                | HttpError::TooLarge { .. }
-        )
-    }
-
-    /// Message and reason in one line.
-    pub fn line(&self) -> String {
-        match self.source() {
-            Some(cause) => format!("{self}: {cause}"),
-            None => self.to_string(),
-        }
-    }
-}
-
-impl Explain for HttpError {
-    fn code(&self) -> &'static str {
-        match self {
-            HttpError::Url { .. } => "http-url",
-            HttpError::Header { .. } => "http-header",
-            HttpError::ProxySetting { .. } => "http-proxy-setting",
-            HttpError::CaFile { .. } => "http-ca-file",
-            HttpError::TlsSetup(_) => "http-tls-setup",
-            HttpError::Dns { .. } => "http-dns",
-            HttpError::Connect { .. } => "http-connect",
-            HttpError::Tls { .. } => "http-tls",
-            HttpError::ConnectTimeout { .. } => "http-connect-timeout",
-            HttpError::Timeout { .. } => "http-timeout",
-            HttpError::Closed { .. } => "http-closed",
-            HttpError::Protocol { .. } => "http-protocol",
-            HttpError::TooLarge { .. } => "http-too-large",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        Some(match self {
-            HttpError::Url { .. } => "give a URL such as https://host/path".into(),
-            HttpError::Header { .. } => "mend CODA_NODE_CONNECT_HEADERS or the token".into(),
-            HttpError::ProxySetting { variable, .. } => {
-                format!("set {variable} to a URL such as http://proxy:3128, or unset it")
-            }
-            HttpError::CaFile { .. } => "point CODA_CA_FILE at a readable PEM file of certificates".into(),
-            HttpError::TlsSetup(_) => return None,
-            HttpError::Dns { .. } => "check the name, this machine's DNS and its network".into(),
-            HttpError::Connect { .. } | HttpError::ConnectTimeout { .. } => {
-                "check the address and port, and whether a firewall or proxy stands between".into()
-            }
-            HttpError::Tls { .. } => "check this machine's clock; for a private authority set CODA_CA_FILE \
-                 to its PEM certificate"
-                .into(),
-            HttpError::Timeout { .. } | HttpError::Closed { .. } | HttpError::TooLarge { .. } => {
-                return None;
-            }
-            HttpError::Protocol { .. } => "check that scheme and port belong together".into(),
-        })
-    }
-
-    fn exit(&self) -> u8 {
-        match self {
-            HttpError::Url { .. }
-            | HttpError::Header { .. }
-            | HttpError::ProxySetting { .. }
-            | HttpError::CaFile { .. } => exit::CONFIG,
-            _ => exit::CLOUD,
-        }
-    }
-}
 
 /// Scheme, host and port of a URL.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -273,7 +157,7 @@ pub fn header_map(headers: &[(String, Secret)]) -> Result<HeaderMap, HttpError> 
 
 /// A refusal's body without the values of our own headers, which some servers echo.
 fn without(body: Bytes, sent: &HeaderMap) -> Bytes {
-    // Shorter ones are no secrets, and would blot out half of the text.
+    // Shorter values are not secrets, and would hide half of the text.
     let secret = |v: &&str| v.len() >= 8 && memchr::memmem::find(&body, v.as_bytes()).is_some();
     let found: Vec<&str> = sent.values().filter_map(|v| v.to_str().ok()).filter(secret).collect();
     if found.is_empty() {
@@ -305,7 +189,7 @@ impl Response {
 /// Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct HttpClient {
-    inner: Client<HttpsConnector<Way>, Full<Bytes>>,
+    inner: Client<HttpsConnector<ProxyConnector>, Full<Bytes>>,
     proxies: Arc<Proxies>,
     body_limit: usize,
 }
@@ -328,7 +212,7 @@ impl HttpClient {
 
     fn build(tls: rustls::ClientConfig, proxies: Proxies, idle: Duration, body_limit: usize) -> HttpClient {
         let (tls, proxies) = (Arc::new(tls), Arc::new(proxies));
-        let connector = HttpsConnector::from((Way::new(proxies.clone(), tls.clone()), tls));
+        let connector = HttpsConnector::from((ProxyConnector::new(proxies.clone(), tls.clone()), tls));
         let inner = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(idle)
@@ -337,7 +221,7 @@ impl HttpClient {
         HttpClient { inner, proxies, body_limit }
     }
 
-    /// Posts JSON. `extra` is laid over the headers set here.
+    /// Posts JSON. The headers in `extra` replace those that are set here.
     pub async fn post_json(
         &self,
         target: &Target,

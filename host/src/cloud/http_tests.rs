@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cloud::testing::{Reply, answer, read_request, scripted, settings};
+use crate::error::Explain as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 

@@ -21,10 +21,10 @@ use crate::error::{Explain, exit};
 use crate::model::Secret;
 
 const ISSUER: &str = "coda";
-/// Seconds that a token is valid; the contract's.
+/// Seconds that a token is valid, as the cloud's contract fixes it.
 const LIFETIME: u64 = 3600;
 
-/// What is wrong with a private key. Says what was given instead, never its content.
+/// Why a private key can't be used. The text names what was given instead, never its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     #[error("the JWT private key is not in PEM form (-----BEGIN PRIVATE KEY----- ...)")]
@@ -37,7 +37,7 @@ pub enum KeyError {
     Signing(#[source] jsonwebtoken::errors::Error),
     #[error("the token can't be sent in a header")]
     Header,
-    #[error("this machine's clock stands before 1970")]
+    #[error("this machine's clock is set before 1970")]
     Clock,
 }
 

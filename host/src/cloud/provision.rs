@@ -3,13 +3,13 @@
 //! The one rule for tokens, [`reconnects`]: without a token, or with the very token that the stored
 //! credentials were got for, the host reconnects with what is held; any other token provisions anew and what
 //! is stored doesn't count. Order: [`ask`] shows the credentials, applies the bundle in memory and checks the
-//! key; [`Accepted::store`] stores (key first) and only then hands out the [`Registration`]. What lies between is the
+//! key; [`AcceptedConnect::store`] stores (key first) and only then hands out the [`Registration`]. What lies between is the
 //! caller's: the tunnel. Whatever fails before storing leaves the files as they were.
 
 use std::path::PathBuf;
 
-use super::bundle::{self, Applied, BundleError, Held};
-use super::connect::{self, ConnectError, Shown};
+use super::bundle::{self, AppliedBundle, BundleError, CurrentValues};
+use super::connect::{self, ConnectError, PresentedCredential};
 use super::fingerprint::{self, FingerprintError};
 use super::http::{Bearer, HttpClient, HttpError};
 use super::jwt::{KeyError, PrivateKey, Signer};
@@ -31,7 +31,7 @@ pub struct Registration {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProvisionError {
-    #[error("there is nothing to show the cloud: neither a node token nor {0}")]
+    #[error("there are no credentials for the cloud: neither a node token nor {0}")]
     NoCredentials(&'static str),
     #[error(transparent)]
     Fingerprint(#[from] FingerprintError),
@@ -47,9 +47,9 @@ pub enum ProvisionError {
     NewKey(#[source] KeyError),
     #[error("the new credentials could not be stored")]
     Store(#[source] CredentialsError),
-    /// What went wrong after a one-time token had been accepted.
+    /// An error after a one-time token had been accepted.
     #[error(transparent)]
-    Spent(Box<ProvisionError>),
+    TokenSpent(Box<ProvisionError>),
 }
 
 impl Explain for ProvisionError {
@@ -62,7 +62,7 @@ impl Explain for ProvisionError {
             ProvisionError::Connect(e) => e.code(),
             ProvisionError::Bundle(e) => e.code(),
             ProvisionError::Store(e) => e.code(),
-            ProvisionError::Spent(e) => e.code(),
+            ProvisionError::TokenSpent(e) => e.code(),
         }
     }
 
@@ -80,7 +80,7 @@ impl Explain for ProvisionError {
             ProvisionError::Connect(e) => e.hint(),
             ProvisionError::Bundle(e) => e.hint(),
             ProvisionError::Store(e) => e.hint(),
-            ProvisionError::Spent(e) => Some(used_up(e.hint())),
+            ProvisionError::TokenSpent(e) => Some(with_token_notice(e.hint())),
         }
     }
 
@@ -92,23 +92,23 @@ impl Explain for ProvisionError {
             ProvisionError::Connect(e) => e.exit(),
             ProvisionError::Bundle(_) | ProvisionError::NewKey(_) => exit::CLOUD,
             ProvisionError::Store(e) => e.exit(),
-            ProvisionError::Spent(e) => e.exit(),
+            ProvisionError::TokenSpent(e) => e.exit(),
         }
     }
 }
 
-/// What went wrong after a one-time token had been accepted, anywhere.
+/// An error of any stage after a one-time token had been accepted. Its hint says that the token is used up.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct Spent<E: Explain>(pub E);
+pub struct TokenSpent<E: Explain>(pub E);
 
-impl<E: Explain> Explain for Spent<E> {
+impl<E: Explain> Explain for TokenSpent<E> {
     fn code(&self) -> &'static str {
         self.0.code()
     }
 
     fn hint(&self) -> Option<String> {
-        Some(used_up(self.0.hint()))
+        Some(with_token_notice(self.0.hint()))
     }
 
     fn exit(&self) -> u8 {
@@ -116,9 +116,9 @@ impl<E: Explain> Explain for Spent<E> {
     }
 }
 
-fn used_up(hint: Option<String>) -> String {
-    let used = "the node token is used up by this: get a new one for the next try";
-    hint.map_or_else(|| used.to_owned(), |hint| format!("{hint}; {used}"))
+fn with_token_notice(hint: Option<String>) -> String {
+    let renew = "get a new node token for the next try, because the node token is used up by this one";
+    hint.map_or_else(|| renew.to_owned(), |hint| format!("{hint}; {renew}"))
 }
 
 /// Whether a start with this token reconnects with the stored credentials. The settings take stored values
@@ -137,25 +137,25 @@ pub fn redeems(settings: &Settings, stored: Option<&StoredCredentials>) -> bool 
     token.is_some() && !reconnects(token, stored)
 }
 
-/// What the cloud answered, checked and not stored yet.
-pub struct Accepted {
-    applied: Applied,
+/// The cloud's answer, checked and not stored yet.
+pub struct AcceptedConnect {
+    applied: AppliedBundle,
     key: PrivateKey,
     dir: PathBuf,
     token: Option<Secret>,
 }
 
-/// Shows the cloud our credentials. `settings` hold the stored values when [`reconnects`] says so;
+/// Presents the credentials to the cloud. `settings` hold the stored values when [`reconnects`] says so;
 /// `connectivity` is the executor's, `None` when it reports no topology.
 ///
 /// # Errors
-/// When there is nothing to show, the cloud refuses, or its answer can't be used.
-pub async fn ask(
+/// There are no credentials, the cloud refuses them or can't be reached, or its answer is not valid.
+pub async fn request_credentials(
     client: &HttpClient,
     settings: &Settings,
     stored: Option<&StoredCredentials>,
     connectivity: Option<&[(u16, u16)]>,
-) -> Result<Accepted, ProvisionError> {
+) -> Result<AcceptedConnect, ProvisionError> {
     let dir = &settings.dirs.credentials;
     let given = &settings.credentials;
     let token = match &given.node_token {
@@ -177,13 +177,13 @@ pub async fn ask(
     let (bearer, shown) = match token {
         Some(token) => {
             let stored = stored.is_some_and(StoredCredentials::usable);
-            (Bearer::new(token).map_err(ProvisionError::Token)?, Shown::Token { stored })
+            (Bearer::new(token).map_err(ProvisionError::Token)?, PresentedCredential::Token { stored })
         }
-        None => (held_signer(settings)?.fresh()?, Shown::Key),
+        None => (held_signer(settings)?.fresh()?, PresentedCredential::Key),
     };
     let body = connect::body(&cloud.machine_fingerprint, connectivity);
     let answer = connect::request(client, &cloud, &bearer, shown, body).await?;
-    let held = Held {
+    let held = CurrentValues {
         identity: &settings.identity,
         cloud: &cloud,
         vpn: &settings.vpn,
@@ -191,14 +191,18 @@ pub async fn ask(
         key_id: given.jwt_key_id.as_deref(),
     };
     match judge(&answer, held, token.is_some()) {
-        Ok((applied, key)) => Ok(Accepted { applied, key, dir: dir.clone(), token: token.cloned() }),
-        Err(error) if token.is_some() => Err(ProvisionError::Spent(Box::new(error))),
+        Ok((applied, key)) => Ok(AcceptedConnect { applied, key, dir: dir.clone(), token: token.cloned() }),
+        Err(error) if token.is_some() => Err(ProvisionError::TokenSpent(Box::new(error))),
         Err(error) => Err(error),
     }
 }
 
 /// Applies the answer in memory and checks what is in it.
-fn judge(answer: &[u8], held: Held<'_>, redeemed: bool) -> Result<(Applied, PrivateKey), ProvisionError> {
+fn judge(
+    answer: &[u8],
+    held: CurrentValues<'_>,
+    redeemed: bool,
+) -> Result<(AppliedBundle, PrivateKey), ProvisionError> {
     let applied = bundle::apply(answer, held).map_err(ProvisionError::Bundle)?;
     for warning in &applied.warnings {
         tracing::warn!("{warning}");
@@ -211,7 +215,7 @@ fn judge(answer: &[u8], held: Held<'_>, redeemed: bool) -> Result<(Applied, Priv
     Ok((applied, key))
 }
 
-impl Accepted {
+impl AcceptedConnect {
     /// The VPN profile as it came.
     pub fn profile(&self) -> Option<&Secret> {
         self.applied.profile.as_ref()
@@ -229,14 +233,14 @@ impl Accepted {
     /// Stores it, key first.
     ///
     /// # Errors
-    /// When a file can't be written.
+    /// A file of the credentials can't be written.
     pub fn store(self) -> Result<Registration, ProvisionError> {
-        let Accepted { applied, key, dir, token } = self;
+        let AcceptedConnect { applied, key, dir, token } = self;
         credentials::save(&dir, &to_store(&applied), key.pem(), token.as_ref()).map_err(|e| {
             let error = ProvisionError::Store(e);
-            if token.is_some() { ProvisionError::Spent(Box::new(error)) } else { error }
+            if token.is_some() { ProvisionError::TokenSpent(Box::new(error)) } else { error }
         })?;
-        let Applied { identity, cloud, vpn, key_id, .. } = applied;
+        let AppliedBundle { identity, cloud, vpn, key_id, .. } = applied;
         let signer = Signer::new(key, &identity.qpu_id, Some(&key_id), cloud.jwt_reuse);
         Ok(Registration { identity, cloud, vpn, signer, provisioned: token.is_some() })
     }
@@ -257,8 +261,8 @@ fn held_signer(settings: &Settings) -> Result<Signer, ProvisionError> {
     Ok(Signer::new(key, &settings.identity.qpu_id, Some(key_id), settings.cloud.jwt_reuse))
 }
 
-fn to_store(applied: &Applied) -> StoredConfig {
-    let Applied { identity, cloud, vpn, .. } = applied;
+fn to_store(applied: &AppliedBundle) -> StoredConfig {
+    let AppliedBundle { identity, cloud, vpn, .. } = applied;
     StoredConfig {
         qpu_id: Some(identity.qpu_id.clone()),
         qpu_display_name: Some(identity.qpu_display_name.clone()),

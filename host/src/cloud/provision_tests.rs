@@ -116,8 +116,9 @@ impl Start {
         settings.credentials.node_token = self.token.map(Secret::new);
         let stored = load(&mut settings);
         let client = HttpClient::new(&settings.cloud).unwrap();
-        let accepted = ask(&client, &settings, stored.as_ref(), self.connectivity.as_deref()).await;
-        accepted.and_then(Accepted::store).map_err(Failure::from)
+        let accepted =
+            request_credentials(&client, &settings, stored.as_ref(), self.connectivity.as_deref()).await;
+        accepted.and_then(AcceptedConnect::store).map_err(Failure::from)
     }
 }
 
@@ -165,9 +166,7 @@ async fn another_token_provisions_anew_and_must_bring_its_own_key() {
     start(d.path(), Some("first")).run(&server).await.unwrap();
     let failure = start(d.path(), Some("second")).run(&server).await.unwrap_err();
     assert_eq!(failure.message, "Node response missing valid 'jwt_private_key'");
-    assert!(
-        failure.hint.unwrap().ends_with("the node token is used up by this: get a new one for the next try")
-    );
+    assert!(failure.hint.unwrap().ends_with("because the node token is used up by this one"));
     assert!(start(d.path(), Some("third")).run(&server).await.unwrap().provisioned);
     for token in ["first", "second", "third"] {
         assert_eq!(next(&mut server).await.0, token);
@@ -344,7 +343,7 @@ async fn a_key_from_the_environment_connects_without_a_token() {
     settings.credentials.jwt_key_id = Some("k9".into());
     settings.identity.qpu_id = "q9".into();
     let client = HttpClient::new(&settings.cloud).unwrap();
-    ask(&client, &settings, None, None).await.unwrap().store().unwrap();
+    request_credentials(&client, &settings, None, None).await.unwrap().store().unwrap();
     let header = jsonwebtoken::decode_header(next(&mut server).await.0).unwrap();
     assert_eq!(header.kid.as_deref(), Some("k9"));
     assert!(credentials::load(&d.path().join("credentials")).unwrap().unwrap().usable());

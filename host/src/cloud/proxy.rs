@@ -1,8 +1,8 @@
-//! The way to a host: directly, or through the proxy that the environment names.
+//! Connects to a host: directly, or through the proxy that the environment names.
 //!
-//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` count, in upper or lower case, upper first, an
-//! empty one as unset. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
-//! is never proxied, whatever the variables say: a proxy's loopback is another machine. SOCKS isn't spoken.
+//! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are read, in upper or lower case, upper case first; an
+//! empty variable is treated as unset. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
+//! is never proxied, whatever the variables say: a proxy's loopback is another machine. SOCKS is not supported.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::http::HttpError;
+use super::error::HttpError;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
@@ -41,7 +41,7 @@ impl Proxies {
         };
         let proxy = |name: &'static str| -> Result<String, HttpError> {
             let Some(value) = get(name) else { return Ok(String::new()) };
-            // A matcher drops a value that it can't read without a word.
+            // A matcher silently drops a value that it can't read.
             let probe = Matcher::builder().all(value.as_str()).build();
             let why = match probe.intercept(&Uri::from_static("http://probe.invalid/")) {
                 Some(proxy) if matches!(proxy.uri().scheme_str(), Some("http" | "https")) => {
@@ -65,7 +65,7 @@ impl Proxies {
         if target.host().is_some_and(is_loopback) { None } else { rules.intercept(target) }
     }
 
-    /// What a plain request must carry for the proxy that forwards it.
+    /// Returns the `Proxy-Authorization` header of a plain request that a proxy forwards.
     pub(super) fn authorization(&self, target: &Uri) -> Option<HeaderValue> {
         if target.scheme_str() != Some("http") {
             return None;
@@ -73,7 +73,7 @@ impl Proxies {
         self.find(target)?.basic_auth().cloned()
     }
 
-    /// `host:port` of the proxy on the way to the target.
+    /// Returns `host:port` of the proxy that leads to the target.
     pub(super) fn name(&self, target: &Uri) -> Option<String> {
         Some(self.find(target)?.uri().authority()?.to_string())
     }
@@ -91,24 +91,24 @@ pub fn is_loopback(host: &str) -> bool {
 
 /// Connects to the target's host, or to the proxy that leads there. TLS with the target comes on top.
 #[derive(Clone)]
-pub(super) struct Way {
+pub(super) struct ProxyConnector {
     proxies: Arc<Proxies>,
     tcp: HttpConnector<Resolver>,
-    /// To a proxy, which may itself want TLS.
+    /// Connects to a proxy, which may itself require TLS.
     to_proxy: HttpsConnector<HttpConnector<Resolver>>,
 }
 
-impl Way {
-    pub(super) fn new(proxies: Arc<Proxies>, tls: Arc<rustls::ClientConfig>) -> Way {
+impl ProxyConnector {
+    pub(super) fn new(proxies: Arc<Proxies>, tls: Arc<rustls::ClientConfig>) -> ProxyConnector {
         let mut tcp = HttpConnector::new_with_resolver(Resolver(GaiResolver::new()));
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         let to_proxy = HttpsConnector::from((tcp.clone(), tls));
-        Way { proxies, tcp, to_proxy }
+        ProxyConnector { proxies, tcp, to_proxy }
     }
 }
 
-impl Service<Uri> for Way {
+impl Service<Uri> for ProxyConnector {
     type Response = Stream;
     type Error = BoxError;
     type Future = BoxFuture<Stream>;
@@ -142,7 +142,7 @@ impl Service<Uri> for Way {
     }
 }
 
-/// A tunnel that the proxy didn't grant.
+/// The proxy refused to open a tunnel.
 #[derive(Debug, thiserror::Error)]
 #[error("the proxy {} opened no tunnel", .at.as_ref().map_or("", |a| a.as_str()))]
 pub(super) struct ProxyRefusal {
@@ -150,7 +150,7 @@ pub(super) struct ProxyRefusal {
     source: BoxError,
 }
 
-/// A name that has no address, told apart from other failures to connect.
+/// A host name without an address, as a type of its own so that it differs from other connection failures.
 #[derive(Debug, thiserror::Error)]
 #[error("the name could not be resolved")]
 pub(super) struct Unresolved(#[source] std::io::Error);
@@ -174,7 +174,8 @@ impl Service<Name> for Resolver {
     }
 }
 
-/// The connection to the target or its proxy. `forwarded`: requests name the whole URL.
+/// A connection to the target or its proxy. With `forwarded`, requests name the whole URL. `Read` and `Write` are
+/// delegated by hand, because only this type reports [`Connected::proxy`].
 pub(super) struct Stream {
     io: MaybeHttpsStream<TokioIo<TcpStream>>,
     forwarded: bool,
@@ -226,7 +227,7 @@ impl Write for Stream {
 mod tests {
     use super::*;
 
-    fn way(variables: &[(&str, &str)], target: &str) -> Option<String> {
+    fn proxy_of(variables: &[(&str, &str)], target: &str) -> Option<String> {
         let lookup = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_string());
         Proxies::read(lookup).unwrap().name(&target.parse().unwrap())
     }
@@ -234,26 +235,26 @@ mod tests {
     #[test]
     fn the_usual_variables_choose_the_proxy() {
         let some = |s: &str| Some(s.to_string());
-        assert_eq!(way(&[], "https://coda.example/"), None);
-        assert_eq!(way(&[("https_proxy", "http://p:1")], "https://coda.example/"), some("p:1"));
-        assert_eq!(way(&[("https_proxy", "http://p:1")], "http://coda.example/"), None);
-        assert_eq!(way(&[("HTTP_PROXY", "p:2")], "http://coda.example/"), some("p:2"));
-        assert_eq!(way(&[("ALL_PROXY", "http://p:3")], "https://coda.example/"), some("p:3"));
+        assert_eq!(proxy_of(&[], "https://coda.example/"), None);
+        assert_eq!(proxy_of(&[("https_proxy", "http://p:1")], "https://coda.example/"), some("p:1"));
+        assert_eq!(proxy_of(&[("https_proxy", "http://p:1")], "http://coda.example/"), None);
+        assert_eq!(proxy_of(&[("HTTP_PROXY", "p:2")], "http://coda.example/"), some("p:2"));
+        assert_eq!(proxy_of(&[("ALL_PROXY", "http://p:3")], "https://coda.example/"), some("p:3"));
         let both = [("HTTPS_PROXY", ""), ("https_proxy", "http://p:4")];
-        assert_eq!(way(&both, "https://coda.example/"), some("p:4"), "an empty one counts as unset");
+        assert_eq!(proxy_of(&both, "https://coda.example/"), some("p:4"), "an empty variable is unset");
         let exempt = [("ALL_PROXY", "http://p:5"), ("no_proxy", "example, 10.0.0.0/8")];
-        assert_eq!(way(&exempt, "https://coda.example/"), None);
-        assert_eq!(way(&exempt, "https://10.1.2.3/"), None);
-        assert_eq!(way(&exempt, "https://coda.example.org/"), some("p:5"));
+        assert_eq!(proxy_of(&exempt, "https://coda.example/"), None);
+        assert_eq!(proxy_of(&exempt, "https://10.1.2.3/"), None);
+        assert_eq!(proxy_of(&exempt, "https://coda.example.org/"), some("p:5"));
     }
 
     #[test]
     fn loopback_is_never_proxied() {
         let all = [("ALL_PROXY", "http://p:1")];
         for host in ["localhost", "127.0.0.1", "127.8.0.1", "[::1]", "LOCALHOST", "a.localhost"] {
-            assert_eq!(way(&all, &format!("http://{host}:80/")), None, "{host}");
+            assert_eq!(proxy_of(&all, &format!("http://{host}:80/")), None, "{host}");
         }
-        assert!(way(&all, "http://localhost.example/").is_some());
+        assert!(proxy_of(&all, "http://localhost.example/").is_some());
         assert!(is_loopback("::ffff:127.0.0.1") && !is_loopback("128.0.0.1"));
     }
 

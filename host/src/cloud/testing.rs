@@ -1,4 +1,4 @@
-//! For the tests of this room: short settings, and a server that answers with scripted bytes.
+//! For the tests of this module: short settings, and a server that answers with scripted bytes.
 
 use std::sync::Arc;
 use std::time::Duration;

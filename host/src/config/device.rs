@@ -1,17 +1,17 @@
-//! The one key of device.yaml that is ours: `executor_factory`. The rest belongs to the vendor.
+//! The device config: the host reads the key `executor_factory` of it. Every other key belongs to the vendor.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_yaml::Value;
 
-use super::{ConfigError, near};
+use super::{ConfigError, suggest};
 
-/// A device config's text and what we read of it.
+/// The text of a device config, and the values that the host reads.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceConfig {
-    /// Absolute; empty when there is no device config.
-    pub path: PathBuf,
+    /// Absolute path of the file; `None` when there is no device config.
+    pub path: Option<PathBuf>,
     pub text: String,
     pub executor_factory: Option<String>,
     /// A top-level key that was probably meant to be `executor_factory`.
@@ -27,21 +27,21 @@ struct Ours {
 }
 
 impl DeviceConfig {
-    /// Reads the file; no path means an empty config.
+    /// Reads the file. Without a path the config is empty.
     ///
     /// # Errors
-    /// When the file can't be read, isn't YAML, or our key isn't text.
+    /// The file can't be read, is not YAML, or its `executor_factory` is not text.
     pub fn load(path: Option<&Path>) -> Result<DeviceConfig, ConfigError> {
         let Some(path) = path else { return Ok(DeviceConfig::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
         let (executor_factory, misspelt) =
             ours(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;
-        Ok(DeviceConfig { path: path.to_path_buf(), text, executor_factory, misspelt })
+        Ok(DeviceConfig { path: Some(path.to_path_buf()), text, executor_factory, misspelt })
     }
 }
 
-/// Our key, and a key that looks like it where ours is missing.
+/// Returns the value of `executor_factory` or, where it is missing, a key that resembles it.
 fn ours(text: &str) -> Result<(Option<String>, Option<String>), String> {
     if text.trim().is_empty() {
         return Ok((None, None));
@@ -52,7 +52,7 @@ fn ours(text: &str) -> Result<(Option<String>, Option<String>), String> {
     match executor_factory {
         None | Some(Value::Null) => {
             let keys = vendors.keys().filter_map(|k| k.as_str().map(String::from));
-            Ok((None, near::factory_key(keys)))
+            Ok((None, suggest::misspelt_factory_key(keys)))
         }
         Some(Value::String(text)) => Ok((Some(text), None)),
         Some(other) => Err(format!("executor_factory is {other:?}, expected text")),

@@ -1,4 +1,4 @@
-//! Every setting, once: its variable, its default, its place in [`Settings`].
+//! Every setting once: its variable, its default, and its field in [`Settings`].
 
 pub mod peers;
 
@@ -10,12 +10,12 @@ use super::settings::{
     ApiSettings, CallbackPolicy, CloudSettings, Credentials, DaemonSettings, Dirs, ExecutorSettings,
     Identity, JobSettings, Settings, ShutdownSettings, VpnSettings, WebhookSettings,
 };
-use super::source::{Shown, Source};
+use super::source::{EffectiveSetting, Source};
 use crate::model::Secret;
-use crate::state::credentials::StoredCredentials;
+use crate::state::credentials::{StoredConfig, StoredCredentials};
 use crate::state::files;
 
-/// The process's surroundings, taken once at the start.
+/// The process environment: its variables and its working directory, read once at the start.
 #[derive(Debug, Clone)]
 pub struct ProcessEnv {
     pub environment: HashMap<String, String>,
@@ -23,12 +23,12 @@ pub struct ProcessEnv {
 }
 
 impl ProcessEnv {
-    /// A variable of the system, by its exact name; an empty one counts as unset.
+    /// Returns a variable of the system by its exact name. An empty variable is treated as unset.
     pub fn plain(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str).filter(|v| !v.is_empty())
     }
 
-    /// A variable of ours, whose name matches in any case; an empty one counts as unset.
+    /// Returns a variable of coda-host, by its name in any case. An empty variable is treated as unset.
     pub fn ours(&self, name: &str) -> Option<&str> {
         let mut found =
             self.environment.iter().filter(|(k, v)| k.eq_ignore_ascii_case(name) && !v.is_empty());
@@ -36,10 +36,11 @@ impl ProcessEnv {
     }
 }
 
-/// Where files are kept. Known before everything else, since stored values lie there.
+/// Returns the directories of the host's files. They are known before every other setting, because stored values are
+/// read from them.
 ///
 /// # Errors
-/// When no directory can be made out for this user.
+/// No variable names a directory, and this user has no home.
 pub fn dirs(env: &ProcessEnv) -> Result<Dirs, ConfigError> {
     let absolute = |p: &str| env.cwd.join(p);
     let named = env
@@ -62,27 +63,21 @@ pub fn dirs(env: &ProcessEnv) -> Result<Dirs, ConfigError> {
     Ok(Dirs { credentials, state })
 }
 
-/// Reads every setting. `stored` is what a former connect left, when this start reconnects with it.
+/// Reads every setting. `stored` holds the values of a former connect, when this start reconnects with them.
 ///
 /// # Errors
-/// The first value that can't be used, by the name of its variable.
+/// A value is not allowed. The error names the variable and what is allowed.
 pub fn settings(
     env: &ProcessEnv,
     flags: HashMap<&'static str, String>,
     dirs: Dirs,
     stored: Option<&StoredCredentials>,
-) -> Result<(Settings, Vec<Shown>), ConfigError> {
+) -> Result<(Settings, Vec<EffectiveSetting>), ConfigError> {
     let mut s = Source::new(env.environment.clone(), flags);
-    let empty = crate::state::credentials::StoredConfig::default();
+    let empty = StoredConfig::default();
     let config = stored.map_or(&empty, |s| &s.config);
-    let redis_url = config.redis_url.as_ref().map(|u| u.expose().to_string());
-    let identity = Identity {
-        qpu_id: s.text("CODA_QPU_ID", config.qpu_id.clone(), ""),
-        qpu_display_name: s.text("CODA_QPU_DISPLAY_NAME", config.qpu_display_name.clone(), ""),
-        native_gate_set: s.text("CODA_NATIVE_GATE_SET", config.native_gate_set.clone(), "cz"),
-        num_qubits: s.integer("CODA_NUM_QUBITS", config.num_qubits.map(u64::from), 5, 1..=50)? as u16,
-        redis_url: Secret::new(s.text("CODA_REDIS_URL", redis_url, "")),
-    };
+    // `coda-host config` prints the settings in this order.
+    let identity = identity(&mut s, config)?;
     let credentials = Credentials {
         node_token: s.optional("CODA_NODE_TOKEN", None).map(Secret::new),
         jwt_private_key: s
@@ -101,21 +96,7 @@ pub fn settings(
         port: s.integer("CODA_PORT", None, 8080, 0..=65535)? as u16,
         request_timeout: s.seconds("CODA_REQUEST_TIMEOUT_SEC", None, 5.0)?,
     };
-    let profile = config.node_vpn_profile_path.as_ref().map(|p| p.display().to_string());
-    let default_profile = dirs.credentials.join("coda-node.ovpn").display().to_string();
-    let vpn = VpnSettings {
-        required: s.boolean("CODA_VPN_REQUIRED", config.vpn_required, true)?,
-        check_interval: s.seconds("CODA_VPN_CHECK_INTERVAL_SEC", config.vpn_check_interval_sec, 10.0)?,
-        interface_hint: s.optional("CODA_VPN_INTERFACE_HINT", config.vpn_interface_hint.clone()),
-        probe_targets: s.json_list("CODA_VPN_PROBE_TARGETS", config.vpn_probe_targets.clone())?,
-        allow_degraded: s.boolean("CODA_ALLOW_DEGRADED_STARTUP", None, false)?,
-        auto: s.boolean("CODA_NODE_AUTO_VPN", config.node_auto_vpn, true)?,
-        profile_path: env.cwd.join(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, &default_profile)),
-        start_timeout: s.seconds("CODA_VPN_START_TIMEOUT_SEC", None, 30.0)?,
-        stop_timeout: s.seconds("CODA_VPN_STOP_TIMEOUT_SEC", None, 5.0)?,
-        command_timeout: s.seconds("CODA_VPN_COMMAND_TIMEOUT_SEC", None, 10.0)?,
-        probe_timeout: s.seconds("CODA_VPN_PROBE_TIMEOUT_SEC", None, 5.0)?,
-    };
+    let vpn = vpn(&mut s, env, config, &dirs)?;
     // Accepted and unused, as in the Python node.
     s.text("CODA_ADVERTISED_PROVIDER", None, "coda");
     let shutdown = ShutdownSettings { drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)? };
@@ -143,9 +124,43 @@ pub fn settings(
     Ok((settings, s.shown()))
 }
 
+fn identity(s: &mut Source, config: &StoredConfig) -> Result<Identity, ConfigError> {
+    let redis_url = config.redis_url.as_ref().map(|u| u.expose().to_string());
+    Ok(Identity {
+        qpu_id: s.text("CODA_QPU_ID", config.qpu_id.clone(), ""),
+        qpu_display_name: s.text("CODA_QPU_DISPLAY_NAME", config.qpu_display_name.clone(), ""),
+        native_gate_set: s.text("CODA_NATIVE_GATE_SET", config.native_gate_set.clone(), "cz"),
+        num_qubits: s.integer("CODA_NUM_QUBITS", config.num_qubits.map(u64::from), 5, 1..=50)? as u16,
+        redis_url: Secret::new(s.text("CODA_REDIS_URL", redis_url, "")),
+    })
+}
+
+fn vpn(
+    s: &mut Source,
+    env: &ProcessEnv,
+    config: &StoredConfig,
+    dirs: &Dirs,
+) -> Result<VpnSettings, ConfigError> {
+    let profile = config.node_vpn_profile_path.as_ref().map(|p| p.display().to_string());
+    let default_profile = dirs.credentials.join("coda-node.ovpn").display().to_string();
+    Ok(VpnSettings {
+        required: s.boolean("CODA_VPN_REQUIRED", config.vpn_required, true)?,
+        check_interval: s.seconds("CODA_VPN_CHECK_INTERVAL_SEC", config.vpn_check_interval_sec, 10.0)?,
+        interface_hint: s.optional("CODA_VPN_INTERFACE_HINT", config.vpn_interface_hint.clone()),
+        probe_targets: s.json_list("CODA_VPN_PROBE_TARGETS", config.vpn_probe_targets.clone())?,
+        allow_degraded: s.boolean("CODA_ALLOW_DEGRADED_STARTUP", None, false)?,
+        auto: s.boolean("CODA_NODE_AUTO_VPN", config.node_auto_vpn, true)?,
+        profile_path: env.cwd.join(s.text("CODA_NODE_VPN_PROFILE_PATH", profile, &default_profile)),
+        start_timeout: s.seconds("CODA_VPN_START_TIMEOUT_SEC", None, 30.0)?,
+        stop_timeout: s.seconds("CODA_VPN_STOP_TIMEOUT_SEC", None, 5.0)?,
+        command_timeout: s.seconds("CODA_VPN_COMMAND_TIMEOUT_SEC", None, 10.0)?,
+        probe_timeout: s.seconds("CODA_VPN_PROBE_TIMEOUT_SEC", None, 5.0)?,
+    })
+}
+
 fn cloud(
     s: &mut Source,
-    config: &crate::state::credentials::StoredConfig,
+    config: &StoredConfig,
     ca_file: Option<PathBuf>,
 ) -> Result<CloudSettings, ConfigError> {
     let url = s.text("CODA_WEBAPP_URL", config.webapp_url.clone(), "https://coda.conductorquantum.com");
@@ -226,7 +241,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         user: s.optional("CODA_EXECUTOR_USER", None),
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
         restart_backoff_max: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", None, 30.0)?,
-        job_timeout: Some(s.seconds("CODA_JOB_TIMEOUT_SEC", None, 0.0)?).filter(|limit| !limit.is_zero()),
+        job_timeout: s.optional_seconds("CODA_JOB_TIMEOUT_SEC")?,
         cancel_grace: s.seconds("CODA_CANCEL_GRACE_SEC", None, 30.0)?,
         stuck_exit: s.boolean("CODA_EXECUTOR_STUCK_EXIT", None, false)?,
         sha256: sha256(s)?,
@@ -251,3 +266,7 @@ fn sha256(s: &mut Source) -> Result<Option<String>, ConfigError> {
         pin.clone().unwrap_or_default()
     })
 }
+
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod tests;

@@ -8,7 +8,7 @@ use libp2p::Multiaddr;
 
 use crate::model::Secret;
 
-/// Everything the host was told before it speaks to the cloud.
+/// Every setting of a host, before the cloud's bundle replaces some of them.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub identity: Identity,
@@ -26,7 +26,7 @@ pub struct Settings {
     pub coordinator: CoordinatorSettings,
 }
 
-/// Who the QPU is; a bundle replaces all of it.
+/// The identity of the QPU; the cloud's bundle replaces all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub qpu_id: String,
@@ -36,7 +36,7 @@ pub struct Identity {
     pub redis_url: Secret,
 }
 
-/// How the host shows who it is. At least one is there once settings are loaded for `start`.
+/// The credentials of the host: a one-time token, a key, or both.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
     /// One-time token of a first run.
@@ -46,7 +46,7 @@ pub struct Credentials {
     pub jwt_key_id: Option<String>,
 }
 
-/// Where the cloud is and how to speak to it. A bundle replaces URL and paths.
+/// The cloud's address and how requests to it are made. The cloud's bundle replaces URL and paths.
 #[derive(Debug, Clone)]
 pub struct CloudSettings {
     /// Without a trailing slash; endpoints are plain concatenations.
@@ -54,16 +54,16 @@ pub struct CloudSettings {
     pub connect_path: String,
     pub heartbeat_path: String,
     pub webhook_path: String,
-    /// Of one connect request.
+    /// Timeout of one connect request.
     pub timeout: Duration,
-    /// Attempts in all, not retries.
+    /// Number of connect attempts, the first included.
     pub connect_attempts: u32,
     /// Longest first pause between attempts. It doubles; the pause itself is random.
     pub connect_backoff: Duration,
-    /// Laid over ours, only towards the webapp's host.
+    /// Headers that are added to the host's own, for requests to the webapp's host only.
     pub connect_headers: Vec<(String, Secret)>,
     pub machine_fingerprint: String,
-    /// PEM bundle trusted besides the system's roots.
+    /// PEM bundle of certificates that are trusted in addition to the system's roots.
     pub ca_file: Option<PathBuf>,
     pub heartbeat_interval: Duration,
     pub heartbeat_timeout: Duration,
@@ -80,7 +80,7 @@ pub struct JobSettings {
     pub consumer_name: String,
     /// Messages read ahead for each slot.
     pub prefetch: usize,
-    /// Most jobs of one batch call.
+    /// Largest number of jobs in one batch call.
     pub batch_max: usize,
     /// How long a blocking read waits.
     pub block: Duration,
@@ -101,7 +101,7 @@ pub struct JobSettings {
 /// Delivering results.
 #[derive(Debug, Clone)]
 pub struct WebhookSettings {
-    /// Of one attempt, connecting included.
+    /// Timeout of one attempt, connecting included.
     pub timeout: Duration,
     /// Longest first pause after a failed attempt. It doubles up to `backoff_max`; the pause itself is random.
     pub backoff: Duration,
@@ -122,7 +122,7 @@ pub enum CallbackPolicy {
 /// Finding and driving the plugin.
 #[derive(Debug, Clone)]
 pub struct ExecutorSettings {
-    /// `CODA_EXECUTOR_FACTORY`, which goes before device.yaml's `executor_factory`.
+    /// `CODA_EXECUTOR_FACTORY`, which takes precedence over `executor_factory` in device.yaml.
     pub factory: Option<String>,
     /// Absolute path of the device config.
     pub device_config: Option<PathBuf>,
@@ -130,7 +130,7 @@ pub struct ExecutorSettings {
     pub plugin_path: Vec<PathBuf>,
     /// A control call that takes longer marks the executor stuck.
     pub control_timeout: Duration,
-    /// Whether the plugin runs in a process of its own.
+    /// Whether the plugin runs in a separate process.
     pub isolated: bool,
     /// The account that such a process runs as, when one is named.
     pub user: Option<String>,
@@ -171,15 +171,15 @@ pub struct VpnSettings {
     pub start_timeout: Duration,
     /// How long OpenVPN may take to end before it is killed.
     pub stop_timeout: Duration,
-    /// Of one command (`ip`, the start of `openvpn`).
+    /// Timeout of one command (`ip`, the start of `openvpn`).
     pub command_timeout: Duration,
-    /// Of one probe request.
+    /// Timeout of one probe request.
     pub probe_timeout: Duration,
 }
 
 #[derive(Debug, Clone)]
 pub struct Dirs {
-    /// `coda.config`, `coda-private-key`: where the Python node keeps them unless told otherwise.
+    /// Directory of `coda.config` and `coda-private-key`; by default that of the Python node.
     pub credentials: PathBuf,
     /// Results, history and other things that must survive a reboot.
     pub state: PathBuf,
@@ -194,7 +194,7 @@ pub struct ShutdownSettings {
 /// The log of `start --daemon`.
 #[derive(Debug, Clone)]
 pub struct DaemonSettings {
-    /// Beyond this size it starts anew; one older piece is kept.
+    /// Size at which the log is rotated; one older file is kept.
     pub log_max_bytes: u64,
     pub log_check_interval: Duration,
 }
@@ -203,7 +203,7 @@ pub struct DaemonSettings {
 #[derive(Debug, Clone)]
 pub struct PeerSettings {
     pub enabled: bool,
-    /// Only the peer network: no cloud, no Redis.
+    /// Whether the host joins only the peer network, without cloud and Redis.
     pub no_cloud: bool,
     pub listen: Vec<Multiaddr>,
     pub network: NetworkBasics,
@@ -211,10 +211,10 @@ pub struct PeerSettings {
     pub services: Vec<String>,
     pub allow: AllowSetting,
     pub max_ttl_seconds: i64,
-    /// Most slots lent at once, in all and to one peer.
+    /// Largest number of slots that are lent at once: in total, and to one peer.
     pub max_slots: usize,
     pub max_per_peer: usize,
-    /// Longest execution that is taken on.
+    /// Longest execution that is accepted.
     pub max_execution: Duration,
 }
 
@@ -224,7 +224,7 @@ pub struct NetworkBasics {
     pub namespace: String,
     pub bootstrap: Vec<Multiaddr>,
     pub advertise: Vec<Multiaddr>,
-    /// How long a request may take to come whole.
+    /// Time within which a request must have arrived completely.
     pub read_limit: Duration,
     /// The longest exchange on one stream.
     pub exchange_limit: Duration,
@@ -233,7 +233,7 @@ pub struct NetworkBasics {
     pub redial: Duration,
     pub heartbeat: Duration,
     pub max_document_bytes: usize,
-    /// Of all documents on their way together.
+    /// Memory budget of all documents that are being read or written.
     pub max_memory_bytes: usize,
 }
 
@@ -256,7 +256,7 @@ pub struct CoordinatorSettings {
     pub api_token: Option<Secret>,
     /// Where `coda-host coordinate` finds a coordinator.
     pub url: String,
-    /// Of one prepare, commit or cancel, and of one dispatch.
+    /// Timeouts: of one prepare, commit or cancel, and of one dispatch.
     pub call_limit: Duration,
     pub dispatch_limit: Duration,
     pub ttl_seconds: u64,

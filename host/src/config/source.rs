@@ -1,7 +1,7 @@
 //! Where a setting's value comes from: flag, `CODA_` variable, persisted state, default, in this order.
 //!
 //! [`Source`] reads one value at a time and remembers its origin, so that an error names the variable and
-//! `coda-host config` can show where everything came from. An empty variable counts as unset; names match
+//! `coda-host config` can show where everything came from. An empty variable is treated as unset; names match
 //! in any case.
 
 use std::collections::HashMap;
@@ -11,31 +11,31 @@ use super::ConfigError;
 
 /// Where a value was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     Flag,
     Environment,
     Stored,
     Default,
 }
 
-impl Origin {
+impl SettingOrigin {
     pub fn name(self) -> &'static str {
         match self {
-            Origin::Flag => "flag",
-            Origin::Environment => "environment",
-            Origin::Stored => "stored",
-            Origin::Default => "default",
+            SettingOrigin::Flag => "flag",
+            SettingOrigin::Environment => "environment",
+            SettingOrigin::Stored => "stored",
+            SettingOrigin::Default => "default",
         }
     }
 }
 
 /// One effective setting, for display.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct EffectiveSetting {
     pub name: &'static str,
-    /// Secrets masked.
+    /// The value as it was given; secrets are masked.
     pub value: String,
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// The variables that hold secrets: taken out of the environment once read.
@@ -52,9 +52,9 @@ pub const SECRET_VARIABLES: [&str; 6] = [
 pub struct Source {
     /// Upper-case names.
     environment: HashMap<String, String>,
-    /// What flags say, under the name of the variable that they stand for.
+    /// The values of the flags, by the names of the variables that they stand for.
     flags: HashMap<&'static str, String>,
-    shown: Vec<Shown>,
+    shown: Vec<EffectiveSetting>,
 }
 
 impl Source {
@@ -71,47 +71,47 @@ impl Source {
         Source { environment, flags, shown: Vec::new() }
     }
 
-    /// Every setting read so far.
-    pub fn shown(self) -> Vec<Shown> {
+    /// Returns every setting read so far.
+    pub fn shown(self) -> Vec<EffectiveSetting> {
         self.shown
     }
 
-    /// The text of a setting and its origin; no default.
-    fn find(&self, name: &'static str, stored: Option<String>) -> Option<(String, Origin)> {
-        let flag = self.flags.get(name).cloned().map(|v| (v, Origin::Flag));
-        flag.or_else(|| self.environment.get(name).cloned().map(|v| (v, Origin::Environment)))
-            .or_else(|| stored.map(|v| (v, Origin::Stored)))
+    /// Returns the text of a setting and its origin; `None` when only the default is left.
+    fn find(&self, name: &'static str, stored: Option<String>) -> Option<(String, SettingOrigin)> {
+        let flag = self.flags.get(name).cloned().map(|v| (v, SettingOrigin::Flag));
+        flag.or_else(|| self.environment.get(name).cloned().map(|v| (v, SettingOrigin::Environment)))
+            .or_else(|| stored.map(|v| (v, SettingOrigin::Stored)))
     }
 
-    fn show(&mut self, name: &'static str, value: String, origin: Origin) {
+    fn show(&mut self, name: &'static str, value: String, origin: SettingOrigin) {
         let secret = SECRET_VARIABLES.contains(&name) && !value.is_empty();
         let value = match (secret, name) {
             (true, "CODA_REDIS_URL") => crate::model::masked_url(&value),
-            // A path is no secret, a URL may hold a password.
+            // A path is not a secret, but a URL may hold a password.
             (true, "CODA_COORDINATOR_STORE") if !value.contains("://") => value,
             (true, "CODA_COORDINATOR_STORE") => crate::model::masked_url(&value),
             (true, _) => "***".into(),
             (false, _) => value,
         };
-        self.shown.push(Shown { name, value, origin });
+        self.shown.push(EffectiveSetting { name, value, origin });
     }
 
-    /// Text that may be absent.
+    /// Reads text that may be absent.
     pub fn optional(&mut self, name: &'static str, stored: Option<String>) -> Option<String> {
         let found = self.find(name, stored);
-        let (value, origin) = found.clone().unwrap_or((String::new(), Origin::Default));
+        let (value, origin) = found.clone().unwrap_or((String::new(), SettingOrigin::Default));
         self.show(name, value, origin);
         found.map(|(value, _)| value)
     }
 
-    /// Text with a default.
+    /// Reads text with a default.
     pub fn text(&mut self, name: &'static str, stored: Option<String>, default: &str) -> String {
-        let (value, origin) = self.find(name, stored).unwrap_or((default.into(), Origin::Default));
+        let (value, origin) = self.find(name, stored).unwrap_or((default.into(), SettingOrigin::Default));
         self.show(name, value.clone(), origin);
         value
     }
 
-    /// A value that `read` understands; `allowed` says what that is.
+    /// Reads a value with `read`. `allowed` describes the values that it accepts, and `write` prints the default.
     pub fn parsed<T>(
         &mut self,
         name: &'static str,
@@ -122,7 +122,7 @@ impl Source {
         write: impl Fn(&T) -> String,
     ) -> Result<T, ConfigError> {
         let Some((text, origin)) = self.find(name, stored) else {
-            self.show(name, write(&default), Origin::Default);
+            self.show(name, write(&default), SettingOrigin::Default);
             return Ok(default);
         };
         let value = read(text.trim()).ok_or_else(|| ConfigError::Value {
@@ -150,7 +150,7 @@ impl Source {
         self.parsed(name, stored.map(|b| b.to_string()), default, allowed, read, bool::to_string)
     }
 
-    /// A whole number in a range.
+    /// Reads a whole number in a range.
     pub fn integer(
         &mut self,
         name: &'static str,
@@ -163,24 +163,33 @@ impl Source {
         self.parsed(name, stored.map(|n| n.to_string()), default, &allowed, read, u64::to_string)
     }
 
-    /// Seconds, with a fraction if need be.
+    /// Reads a number of seconds, with a fraction or without.
     pub fn seconds(
         &mut self,
         name: &'static str,
         stored: Option<u64>,
         default: f64,
     ) -> Result<Duration, ConfigError> {
-        let read = |text: &str| {
-            let seconds = text.parse::<f64>().ok()?;
-            (0.001..=31_536_000.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
-        };
-        let allowed = "a number of seconds from 0.001 to 31536000";
         let default = Duration::from_secs_f64(default);
         let stored = stored.map(|n| n.to_string());
-        self.parsed(name, stored, default, allowed, read, |d| d.as_secs_f64().to_string())
+        self.parsed(name, stored, default, ALLOWED_SECONDS, parse_seconds, seconds_text)
     }
 
-    /// A list of things, with commas or blanks between them.
+    /// Reads a number of seconds, or `none` for no limit, which is the default.
+    ///
+    /// # Errors
+    /// The value is neither a number of seconds nor `none`.
+    pub fn optional_seconds(&mut self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
+        let allowed = format!("none or {ALLOWED_SECONDS}");
+        let read = |text: &str| match text.eq_ignore_ascii_case("none") {
+            true => Some(None),
+            false => parse_seconds(text).map(Some),
+        };
+        let write = |limit: &Option<Duration>| limit.as_ref().map_or("none".into(), seconds_text);
+        self.parsed(name, None, None, &allowed, read, write)
+    }
+
+    /// Reads a list with commas or blanks between its items.
     pub fn list<T>(
         &mut self,
         name: &'static str,
@@ -195,7 +204,7 @@ impl Source {
         self.parsed(name, None, default_list, allowed, all, |_| default.to_string())
     }
 
-    /// A JSON list of texts.
+    /// Reads a JSON list of texts.
     pub fn json_list(
         &mut self,
         name: &'static str,
@@ -214,7 +223,7 @@ impl Source {
         )
     }
 
-    /// A JSON object of texts, in its order.
+    /// Reads a JSON object of texts, in its order.
     pub fn json_object(&mut self, name: &'static str) -> Result<Vec<(String, String)>, ConfigError> {
         let read = |text: &str| {
             let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
@@ -223,6 +232,17 @@ impl Source {
         let allowed = "a JSON object of texts, for instance {\"X-Key\": \"value\"}";
         self.parsed(name, None, Vec::new(), allowed, read, |_| "{}".into())
     }
+}
+
+const ALLOWED_SECONDS: &str = "a number of seconds from 0.001 to 31536000";
+
+fn parse_seconds(text: &str) -> Option<Duration> {
+    let seconds = text.parse::<f64>().ok()?;
+    (0.001..=31_536_000.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
+}
+
+fn seconds_text(duration: &Duration) -> String {
+    duration.as_secs_f64().to_string()
 }
 
 #[cfg(test)]
@@ -235,14 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn flags_go_before_variables_before_stored_before_defaults() {
+    fn a_flag_precedes_a_variable_a_stored_value_and_a_default() {
         let mut s = source(&[("CODA_HOST", "env"), ("coda_qpu_id", "env-id"), ("CODA_PORT", "")]);
         assert_eq!(s.text("CODA_HOST", Some("stored".into()), "d"), "flag-host");
         assert_eq!(s.text("CODA_QPU_ID", Some("stored".into()), "d"), "env-id");
         assert_eq!(s.text("CODA_WEBAPP_URL", Some("stored".into()), "d"), "stored");
-        assert_eq!(s.integer("CODA_PORT", None, 8080, 1..=65535).unwrap(), 8080, "empty counts as unset");
+        assert_eq!(
+            s.integer("CODA_PORT", None, 8080, 1..=65535).unwrap(),
+            8080,
+            "an empty variable is unset"
+        );
         let origins: Vec<_> = s.shown().into_iter().map(|s| s.origin).collect();
-        assert_eq!(origins, [Origin::Flag, Origin::Environment, Origin::Stored, Origin::Default]);
+        assert_eq!(
+            origins,
+            [SettingOrigin::Flag, SettingOrigin::Environment, SettingOrigin::Stored, SettingOrigin::Default]
+        );
     }
 
     #[test]

@@ -18,9 +18,9 @@ use crate::error::{Explain, exit};
 use crate::model::Secret;
 use crate::state::files;
 
-/// How many arguments of a command line may hold the name of the program.
+/// Number of arguments at the start of a command line in which the name of the program is looked for.
 const ARGUMENTS: usize = 6;
-/// Longest `coda.config` of a coda-node that is read.
+/// Largest `coda.config` of a coda-node that is read.
 const CONFIG_MAX: u64 = 1 << 20;
 
 /// Another process serves the same QPU.
@@ -67,7 +67,7 @@ impl ConsumerLock {
     /// Acquires the lock.
     ///
     /// # Errors
-    /// When another process has the lock.
+    /// Another process has the lock.
     pub fn acquire(redis_url: &Secret, qpu_id: &str, consumer: &str) -> Result<Option<Self>, ConflictError> {
         let mut key = Sha256::new();
         for part in [server(redis_url).as_str(), qpu_id, consumer] {
@@ -99,7 +99,7 @@ fn server(url: &Secret) -> String {
 /// Looks for a coda-node that uses `dir`, or serves `qpu_id` from another directory.
 ///
 /// # Errors
-/// When there is such a process.
+/// Such a process runs.
 pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), ConflictError> {
     let own = std::process::id();
     let Ok(processes) = std::fs::read_dir("/proc") else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! One host per state directory: a lock says who runs, never a pid's number.
+//! The instance lock: one host per state directory. A lock identifies the running host, never the number of a pid.
 //!
 //! The running host holds a lock on `coda-host.lock` until its process ends, however it ends, and describes itself
 //! in that file. A process is signalled only when the lock is held and the description still fits the process: its pid and
@@ -18,10 +18,10 @@ use crate::sys;
 const LOCK_FILE: &str = "coda-host.lock";
 /// The pid file, for people and tools that look for one. The host itself never reads it.
 pub const PID_FILE: &str = "coda-host.pid";
-/// Where a daemon writes its log.
+/// Name of the daemon's log file.
 pub const LOG_FILE: &str = "coda-host.log";
 
-/// Why a state directory can't be locked, or its host can't be found out.
+/// Why a state directory can't be locked, or its host can't be identified.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceLockError {
     #[error("another coda-host is running with {}{}", dir.display(), in_parentheses(.holder))]
@@ -89,7 +89,7 @@ impl InstanceLock {
     /// Acquires the lock.
     ///
     /// # Errors
-    /// When another host holds it, or the directory can't be used.
+    /// Another host holds the lock, or the directory can't be used.
     pub fn acquire(dir: &Path, pid_dir: &Path) -> Result<InstanceLock, InstanceLockError> {
         let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
         files::ensure_dir(dir).map_err(|e| failed(io::Error::other(e)))?;
@@ -121,7 +121,7 @@ impl InstanceLock {
     /// Notes where the local service listens.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// The file can't be written.
     pub fn listens(&mut self, address: String) -> Result<(), InstanceLockError> {
         self.holder.address = Some(address);
         self.describe().map_err(|source| InstanceLockError::Dir { dir: self.dir.clone(), source })
@@ -147,7 +147,7 @@ impl Drop for InstanceLock {
 /// The host that holds the lock now.
 ///
 /// # Errors
-/// When the directory can't be read, or the lock is held by a process that its description does not fit.
+/// The directory can't be read, or the lock is held by a process that the description does not match.
 pub fn holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
     let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
     let file = match open_existing(dir) {
@@ -173,7 +173,7 @@ impl LockHolder {
     /// Sends it a signal, if it is still the process that acquired the lock.
     ///
     /// # Errors
-    /// When the signal can't be sent.
+    /// The signal can't be sent.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         match started(self.pid) == Some(self.started) {
             true => sys::signal(self.pid, signal),
@@ -197,7 +197,7 @@ fn regular(options: &mut std::fs::OpenOptions, dir: &Path) -> io::Result<File> {
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(dir.join(LOCK_FILE))?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::other(format!("{LOCK_FILE} there is no regular file"))),
+        false => Err(io::Error::other(format!("{LOCK_FILE} is not a regular file"))),
     }
 }
 
@@ -209,7 +209,7 @@ fn read_description(file: &File) -> io::Result<LockHolder> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// When a process started: field 22 of its stat, counted behind the name in parentheses.
+/// When a process started: field 22 of its stat, counted after the name in parentheses.
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()

@@ -1,4 +1,4 @@
-//! Tells the process that started the host that it is up, stopping or alive: systemd's notification protocol.
+//! Notifies the service manager that the host is up, stopping or alive, by systemd's notification protocol.
 //!
 //! One datagram per message to the socket that `NOTIFY_SOCKET` names, as sd_notify(3) describes. `start --daemon`
 //! listens in the same way, so there is one means for both.
@@ -42,7 +42,7 @@ impl Notifier {
         Notifier { socket, watchdog }
     }
 
-    /// How often to call [`Notifier::alive`]: twice as often as is asked for.
+    /// Interval for calls of [`Notifier::alive`]: half of the watchdog's limit.
     pub fn watchdog_interval(&self) -> Option<Duration> {
         self.socket.as_ref().and(self.watchdog).map(|d| d / 2)
     }
@@ -91,6 +91,6 @@ mod tests {
         }
         let none = Notifier::new(None, Some("3000000"));
         assert_eq!(none.watchdog_interval(), None);
-        none.ready("nobody listens");
+        none.ready("no socket");
     }
 }

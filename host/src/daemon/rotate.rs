@@ -34,7 +34,7 @@ fn rotate(log: &Path, max_bytes: u64) -> io::Result<bool> {
     }
     let mut old = log.as_os_str().to_owned();
     old.push(OLD_SUFFIX);
-    // A directory like /tmp is everybody's: what lies there under the name is replaced, never written through.
+    // Any user may write in a directory such as /tmp: a file of this name is replaced, never written through.
     match std::fs::remove_file(&old) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(std::fs::symlink_metadata(&old).unwrap().permissions().mode() & 0o7777, 0o600);
         std::fs::remove_file(&log).unwrap();
         symlink(&victim, &log).unwrap();
-        assert!(rotate(&log, 1).is_err(), "the log itself is no link either");
+        assert!(rotate(&log, 1).is_err(), "the log itself may not be a link either");
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
     }
 }

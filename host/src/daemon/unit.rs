@@ -1,7 +1,7 @@
-//! The settings that systemd gives to a unit, for commands that an operator runs by hand: `--unit NAME`.
+//! Reads the settings that systemd gives to a unit, for commands that an operator runs by hand with `--unit NAME`.
 //!
-//! `systemctl show` tells what the unit and its drop-ins say; the environment files are read here, by the rules of
-//! systemd.exec(5): assignments by line, comments behind `#` and `;`, quotes, a backslash joins lines, no expansion.
+//! `systemctl show` prints the settings of the unit and its drop-ins; the environment files are read here, by the rules of
+//! systemd.exec(5): assignments by line, comments after `#` and `;`, quotes, a backslash joins lines, no expansion.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,14 +10,14 @@ use crate::error::{Explain, exit};
 
 const SYSTEMCTL: &str = "systemctl";
 const PROPERTIES: &str = "--property=LoadState,Environment,EnvironmentFiles,StateDirectory,WorkingDirectory";
-/// Where `StateDirectory=` lies for the system's manager.
+/// Parent directory of `StateDirectory=` for the system's manager.
 const STATE: &str = "/var/lib";
 
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
     #[error("systemctl can't be run")]
     Systemctl(#[source] std::io::Error),
-    #[error("systemctl says: {0}")]
+    #[error("systemctl failed: {0}")]
     Refused(String),
     #[error("there is no unit {0}")]
     Unknown(String),
@@ -37,11 +37,14 @@ impl Explain for UnitError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             UnitError::Systemctl(_) | UnitError::Refused(_) => {
-                "--unit needs a running systemd; elsewhere set the CODA_ variables, or CODA_STATE_DIR, by hand".into()
+                "use --unit where systemd runs; elsewhere set the CODA_ variables, or CODA_STATE_DIR, by hand"
+                    .into()
             }
-            UnitError::Unknown(_) => "`systemctl list-units 'coda-host*'` names those that there are".into(),
+            UnitError::Unknown(_) => {
+                "run `systemctl list-units 'coda-host*'` to see those that there are".into()
+            }
             UnitError::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                "it may hold a token, so root alone reads it: run this as root".into()
+                "run this as root, because the file may hold a token".into()
             }
             UnitError::File { .. } => "create it, or put a '-' before it in EnvironmentFile=".into(),
         })
@@ -52,10 +55,10 @@ impl Explain for UnitError {
     }
 }
 
-/// What a unit gives to its host.
+/// The settings that a unit gives to its host.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Given {
-    /// In the order of their reading; the last value of a name counts.
+pub struct UnitSettings {
+    /// The variables in the order in which they are read; the last value of a name applies.
     pub environment: Vec<(String, String)>,
     pub cwd: Option<PathBuf>,
 }
@@ -63,8 +66,8 @@ pub struct Given {
 /// Asks systemd about a unit; `.service` may be left out.
 ///
 /// # Errors
-/// When systemd can't be asked, doesn't know the unit, or one of its files can't be read.
-pub fn given(unit: &str) -> Result<Given, UnitError> {
+/// systemd can't be asked or doesn't know the unit, or one of its environment files can't be read.
+pub fn unit_settings(unit: &str) -> Result<UnitSettings, UnitError> {
     // It gives up by itself when the manager doesn't answer (sd-bus: 25 s).
     let output = Command::new(SYSTEMCTL)
         .args(["show", PROPERTIES, "--", unit])
@@ -77,7 +80,7 @@ pub fn given(unit: &str) -> Result<Given, UnitError> {
     read(unit, &String::from_utf8_lossy(&output.stdout))
 }
 
-fn read(unit: &str, shown: &str) -> Result<Given, UnitError> {
+fn read(unit: &str, shown: &str) -> Result<UnitSettings, UnitError> {
     let properties = |name: &'static str| {
         shown.lines().filter_map(move |line| line.split_once('=')).filter(move |(k, _)| *k == name)
     };
@@ -85,25 +88,25 @@ fn read(unit: &str, shown: &str) -> Result<Given, UnitError> {
     if property("LoadState") != Some("loaded") {
         return Err(UnitError::Unknown(unit.into()));
     }
-    let mut given = Given::default();
+    let mut settings = UnitSettings::default();
     if let Some(name) = property("StateDirectory").and_then(|list| list.split(' ').next()) {
-        given.environment.push(("STATE_DIRECTORY".into(), format!("{STATE}/{name}")));
+        settings.environment.push(("STATE_DIRECTORY".into(), format!("{STATE}/{name}")));
     }
     // Files win over the unit's own lines.
-    given
+    settings
         .environment
         .extend(split_words(property("Environment").unwrap_or("")).filter_map(|word| assignment(&word)));
     for (_, file) in properties("EnvironmentFiles").filter(|(_, file)| !file.is_empty()) {
         let (path, flags) = file.rsplit_once(" (").unwrap_or((file, ""));
         let path = Path::new(path);
         match std::fs::read_to_string(path) {
-            Ok(text) => given.environment.extend(assignments(&text)),
+            Ok(text) => settings.environment.extend(assignments(&text)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && flags.contains("ignore_errors=yes") => {}
             Err(source) => return Err(UnitError::File { unit: unit.into(), path: path.into(), source }),
         }
     }
-    given.cwd = property("WorkingDirectory").map(|dir| dir.trim_start_matches('!').into());
-    Ok(given)
+    settings.cwd = property("WorkingDirectory").map(|dir| dir.trim_start_matches('!').into());
+    Ok(settings)
 }
 
 fn assignment(text: &str) -> Option<(String, String)> {
@@ -215,9 +218,9 @@ mod tests {
              WorkingDirectory=/etc/coda-host\nLoadState=loaded\n",
             file.display()
         );
-        let given = read("b", &shown).unwrap();
+        let settings = read("b", &shown).unwrap();
         assert_eq!(
-            given.environment,
+            settings.environment,
             [
                 pair("STATE_DIRECTORY", "/var/lib/coda-host/b"),
                 pair("CODA_PORT", "1"),
@@ -225,7 +228,7 @@ mod tests {
                 pair("CODA_PORT", "8081")
             ]
         );
-        assert_eq!(given.cwd.as_deref(), Some(Path::new("/etc/coda-host")));
+        assert_eq!(settings.cwd.as_deref(), Some(Path::new("/etc/coda-host")));
         assert!(matches!(read("b", "LoadState=not-found\n"), Err(UnitError::Unknown(_))));
         let missing = "LoadState=loaded\nEnvironmentFiles=/no/such.env (ignore_errors=no)\n";
         assert!(matches!(read("b", missing), Err(UnitError::File { .. })));

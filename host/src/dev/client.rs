@@ -1,4 +1,4 @@
-//! The other side of the development cloud's `/dev/jobs`: sends jobs, follows and cancels them.
+//! The client of the development cloud's `/dev/jobs`: sends jobs, follows and cancels them.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::cloud::http::{HttpClient, HttpError, Response, Target};
 use crate::error::Explain;
 use crate::model::cut;
 
-/// Beyond the time that a request itself asks to wait.
+/// Timeout of a request, in addition to the time that the request itself asks to wait.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DevClientError {
-    #[error("the development cloud could not be asked")]
+    #[error("the development cloud could not be reached")]
     Http(#[from] HttpError),
     #[error("the development cloud refused ({status}): {why}")]
     Refused { status: u16, why: String },
@@ -42,45 +42,45 @@ impl Explain for DevClientError {
             }
             DevClientError::Http(_) => "check that 'coda-host dev' is still running".into(),
             DevClientError::Refused { .. } => return None,
-            DevClientError::Answer(_) => "is that URL the one of a 'coda-host dev' of this version?".into(),
+            DevClientError::Answer(_) => "give the URL of a 'coda-host dev' of this version".into(),
         })
     }
 }
 
-/// One step of a job's way.
+/// A state that a job reached.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Step {
+pub struct JobStep {
     pub state: String,
-    /// As the protocol writes times.
+    /// The time in the protocol's format.
     pub at: String,
 }
 
-impl Step {
+impl JobStep {
     pub fn time(&self) -> Option<OffsetDateTime> {
         OffsetDateTime::parse(&self.at, &Rfc3339).ok()
     }
 }
 
-/// What is known of a job.
+/// The state of a job at the development cloud.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct JobView {
+pub struct DevJob {
     pub job_id: String,
-    /// Delivered or cancelled: nothing more will come.
+    /// Whether the job was delivered or cancelled, so that no other state will follow.
     pub over: bool,
-    /// Oldest first.
-    pub states: Vec<Step>,
+    /// The states of the job, oldest first.
+    pub states: Vec<JobStep>,
     /// The delivered body, null before.
     pub webhook: Value,
     /// The error of a failed job's status hash.
     pub error: Option<String>,
 }
 
-impl JobView {
+impl DevJob {
     pub fn has(&self, state: &str) -> bool {
         self.states.iter().any(|s| s.state == state)
     }
 
-    /// Whether its end is known; a webhook may be seen before the status that precedes it.
+    /// Whether the end of the job is in its states. A webhook may be seen before the status that precedes it.
     pub fn ended(&self) -> bool {
         ["completed", "failed", "cancelled"].iter().any(|state| self.has(state))
     }
@@ -101,7 +101,7 @@ pub struct DevClient {
 impl DevClient {
     /// `base` is the URL that `coda-host dev` prints.
     pub fn new(base: &str) -> Result<DevClient, DevClientError> {
-        // Asked once here, so that a wrong URL is told before anything else.
+        // Parsed once here, so that a wrong URL is reported before anything else.
         Target::parse(base)?;
         Ok(DevClient { http: HttpClient::local()?, base: base.trim_end_matches('/').into() })
     }
@@ -125,8 +125,8 @@ impl DevClient {
         Ok(sent.job_id)
     }
 
-    /// What is known of a job; waits up to `wait` until it is over or has more than `states` states.
-    pub async fn job(&self, id: &str, states: usize, wait: Duration) -> Result<JobView, DevClientError> {
+    /// Returns the state of a job. Waits up to `wait` until the job is over or has more than `states` states.
+    pub async fn job(&self, id: &str, states: usize, wait: Duration) -> Result<DevJob, DevClientError> {
         let id = segment(id);
         let path = format!("/dev/jobs/{id}?wait={}&states={states}", wait.as_secs_f64());
         let target = Target::parse(&format!("{}{path}", self.base))?;
@@ -155,8 +155,8 @@ fn body(answer: Response) -> Result<Bytes, DevClientError> {
     if answer.status.is_success() {
         return Ok(body);
     }
-    let told: Option<Value> = serde_json::from_slice(&body).ok();
-    let why = match told.as_ref().and_then(|v| v["error"].as_str()) {
+    let parsed: Option<Value> = serde_json::from_slice(&body).ok();
+    let why = match parsed.as_ref().and_then(|v| v["error"].as_str()) {
         Some(why) => why.to_owned(),
         None => cut(String::from_utf8_lossy(&body).trim(), 400).to_owned(),
     };

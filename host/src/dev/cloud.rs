@@ -32,7 +32,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 pub use record::{
-    Answer, BundleEdit, ConnectSeen, HeartbeatSeen, Hook, JobSeen, State, Submitted, WebhookSeen,
+    Answer, BundleEdit, DevCloudState, Hook, JobDeliveries, ReceivedConnect, ReceivedHeartbeat,
+    ReceivedWebhook, SubmittedJob,
 };
 pub use tokens::Keys;
 
@@ -46,12 +47,12 @@ pub const HEARTBEAT: &str = "/api/internal/qpu/heartbeat";
 pub const WEBHOOK: &str = "/api/internal/qpu/webhook";
 pub const HEALTH: &str = "/api/internal/qpu/health";
 
-/// Larger than any circuit or result that is legal.
+/// Largest body that is read, above the size of every legal circuit or result.
 const BODY_LIMIT: usize = 32 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DevCloudError {
-    #[error("an RSA key could not be made")]
+    #[error("an RSA key could not be generated")]
     Keys,
     #[error("the development cloud can't listen on {address}")]
     Listen { address: SocketAddr, source: io::Error },
@@ -69,15 +70,15 @@ impl Explain for DevCloudError {
     fn hint(&self) -> Option<String> {
         match self {
             DevCloudError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                Some("another program has that port: choose another, or port 0 for a free one".into())
+                Some("choose another port, or port 0 for a free one".into())
             }
-            DevCloudError::NotLoopback(_) => Some("listen on 127.0.0.1".into()),
+            DevCloudError::NotLoopback(_) => Some("use 127.0.0.1".into()),
             _ => None,
         }
     }
 }
 
-/// What the cloud says of its one QPU, and how it serves.
+/// The QPU of the development cloud, and how the cloud serves.
 #[derive(Clone)]
 pub struct Options {
     pub qpu_id: String,
@@ -88,11 +89,11 @@ pub struct Options {
     pub listen: SocketAddr,
     /// One-time tokens that may be redeemed.
     pub tokens: Vec<String>,
-    /// Made at start when there are none.
+    /// The signing keys; generated at the start when there are none.
     pub keys: Option<Arc<Keys>>,
     /// Serves https, as `https://localhost:<port>`.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// Records kept, at least.
+    /// Smallest number of records that are kept.
     pub keep: usize,
     /// How often a waiting `/dev/jobs` request looks at Redis.
     pub poll: Duration,
@@ -127,7 +128,7 @@ struct Shared {
     address: SocketAddr,
     base: String,
     keys: RwLock<Arc<Keys>>,
-    state: Mutex<State>,
+    state: Mutex<DevCloudState>,
     tick: watch::Sender<u64>,
     hooks: RwLock<Arc<Hooks>>,
     jobs: jobs::Jobs,
@@ -149,8 +150,10 @@ impl DevCloud {
             Some(_) => format!("https://localhost:{}", address.port()),
             None => format!("http://{address}"),
         };
-        let state =
-            State { tokens: options.tokens.iter().map(|t| (t.clone(), false)).collect(), ..State::default() };
+        let state = DevCloudState {
+            tokens: options.tokens.iter().map(|t| (t.clone(), false)).collect(),
+            ..DevCloudState::default()
+        };
         let jobs = jobs::Jobs::new(&options).map_err(DevCloudError::RedisUrl)?;
         let shared = Arc::new(Shared {
             address,
@@ -181,7 +184,7 @@ impl DevCloud {
         (keys.private_pem.clone(), keys.kid.clone())
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, DevCloudState> {
         self.shared.state()
     }
 
@@ -190,20 +193,20 @@ impl DevCloud {
         self.state().tokens.insert(token.into(), false);
     }
 
-    /// From now on this key counts; nodes get it with their next connect.
+    /// Replaces the key; nodes receive the new one with their next connect.
     pub fn rotate_keys(&self, keys: Arc<Keys>) {
         *self.shared.keys.write() = keys;
     }
 
-    pub fn on_webhook(&self, hook: impl Fn(&WebhookSeen) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn on_webhook(&self, hook: impl Fn(&ReceivedWebhook) -> Option<Answer> + Send + Sync + 'static) {
         self.shared.change_hooks(|h| h.webhook = Some(Arc::new(hook)));
     }
 
-    pub fn on_heartbeat(&self, hook: impl Fn(&HeartbeatSeen) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn on_heartbeat(&self, hook: impl Fn(&ReceivedHeartbeat) -> Option<Answer> + Send + Sync + 'static) {
         self.shared.change_hooks(|h| h.heartbeat = Some(Arc::new(hook)));
     }
 
-    pub fn on_connect(&self, hook: impl Fn(&ConnectSeen) -> Option<Answer> + Send + Sync + 'static) {
+    pub fn on_connect(&self, hook: impl Fn(&ReceivedConnect) -> Option<Answer> + Send + Sync + 'static) {
         self.shared.change_hooks(|h| h.connect = Some(Arc::new(hook)));
     }
 
@@ -212,13 +215,13 @@ impl DevCloud {
         self.shared.change_hooks(|h| h.bundle = Some(Arc::new(edit)));
     }
 
-    /// Behaves as usual again.
+    /// Removes every hook.
     pub fn clear_hooks(&self) {
         self.shared.change_hooks(|h| *h = Hooks::default());
     }
 
-    /// Waits until `done` holds, looking again after every recorded request; false when `limit` is over.
-    pub async fn wait_until(&self, limit: Duration, mut done: impl FnMut(&State) -> bool) -> bool {
+    /// Waits until `done` returns true, checked after every recorded request. Returns false when `limit` is over.
+    pub async fn wait_until(&self, limit: Duration, mut done: impl FnMut(&DevCloudState) -> bool) -> bool {
         let mut ticks = self.shared.tick.subscribe();
         let waiting = async {
             loop {
@@ -234,7 +237,7 @@ impl DevCloud {
         tokio::time::timeout(limit, waiting).await.unwrap_or(false)
     }
 
-    /// Closes the port and every connection, as a cloud that is down. What was seen stays.
+    /// Closes the port and every connection, like a cloud that is down. The records stay.
     pub async fn go_down(&self) {
         let task = self.listening.lock().take();
         if let Some(task) = task {
@@ -264,7 +267,7 @@ impl Drop for DevCloud {
     }
 }
 
-/// Its connections live in a set of its own, so that aborting it closes them.
+/// Accepts connections. They are in a `JoinSet` of this task, so that aborting the task closes them.
 async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {
@@ -320,7 +323,7 @@ struct Named<'a> {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DevCloudState> {
         self.state.lock()
     }
 
@@ -337,7 +340,7 @@ impl Shared {
         change(Arc::make_mut(&mut hooks));
     }
 
-    fn seen(&self) {
+    fn notify_waiters(&self) {
         self.tick.send_modify(|n| *n += 1);
     }
 
@@ -380,7 +383,7 @@ impl Shared {
             job.attempts += 1;
             job.attempts
         };
-        let mut seen = WebhookSeen {
+        let mut seen = ReceivedWebhook {
             at: Instant::now(),
             time: OffsetDateTime::now_utc(),
             job_id,
@@ -414,14 +417,14 @@ impl Shared {
             state.webhooks.push(seen);
             state.trim(self.options.keep);
         }
-        self.seen();
+        self.notify_waiters();
         finish(&answer, reply).await
     }
 
     async fn heartbeat(&self, bearer: &str, body: &[u8]) -> Result<Reply, Dropped> {
         let jwt = self.keys().check(bearer, &self.options.qpu_id);
         let body = serde_json::from_slice(body).unwrap_or(Value::Null);
-        let mut seen = HeartbeatSeen { at: Instant::now(), body, jwt, answered: None };
+        let mut seen = ReceivedHeartbeat { at: Instant::now(), body, jwt, answered: None };
         let answer =
             self.hooks().heartbeat.as_ref().and_then(|hook| hook(&seen)).unwrap_or_else(Answer::usual);
         let usual = || match seen.jwt {
@@ -438,14 +441,14 @@ impl Shared {
             state.heartbeats.push(seen);
             state.trim(self.options.keep);
         }
-        self.seen();
+        self.notify_waiters();
         finish(&answer, reply).await
     }
 
     async fn connect(&self, bearer: &str, body: &[u8]) -> Result<Reply, Dropped> {
         let body = serde_json::from_slice(body).unwrap_or(Value::Null);
         let jwt = bearer.split('.').count() == 3;
-        let mut seen = ConnectSeen { at: Instant::now(), jwt, body, answered: None };
+        let mut seen = ReceivedConnect { at: Instant::now(), jwt, body, answered: None };
         let hooks = self.hooks();
         let answer = hooks.connect.as_ref().and_then(|hook| hook(&seen)).unwrap_or_else(Answer::usual);
         let process = answer.processed || matches!(answer.end, End::Usual);
@@ -461,7 +464,7 @@ impl Shared {
             state.connects.push(seen);
             state.trim(self.options.keep);
         }
-        self.seen();
+        self.notify_waiters();
         finish(&answer, reply).await
     }
 
@@ -508,7 +511,7 @@ impl Shared {
         (200, bundle)
     }
 
-    /// What the cloud finds wrong with reported edges.
+    /// Returns what is wrong with the reported edges.
     fn bad_topology(&self, edges: Option<&Value>) -> Option<&'static str> {
         let edges = edges.filter(|e| !e.is_null())?;
         let Some(edges) = edges.as_array() else { return Some("connectivity is not a list") };

@@ -1,7 +1,7 @@
 //! Follows every job on the QPU's stream, whoever sent it, from its status hash and the webhooks seen.
 //!
-//! It only reads, with commands of its own connection, and looks often enough to be live; the times it tells
-//! are those of the states themselves.
+//! It only reads, over a separate connection, often enough to appear live. The times that it reports are those of the
+//! states themselves.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use tokio::time::Instant;
 use super::cloud::DevCloud;
 use crate::model::MessageId;
 
-/// How long a read waits for a new job when there is none to look at.
+/// How long a read waits for a new job while no job is followed.
 const BLOCK_MS: u32 = 200;
-/// Pause between looks at the jobs under way.
+/// Pause between two reads of the followed jobs.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const REDIS_LIMIT: Duration = Duration::from_secs(5);
-/// New messages taken, and jobs looked at, in one round.
+/// Number of new messages, and of followed jobs, that are read at once.
 const AT_ONCE: usize = 500;
 /// A finished job whose result goes elsewhere is no longer looked at after this time.
 const FORGET: Duration = Duration::from_secs(60);
@@ -36,20 +36,20 @@ const STATES: [(&str, &str); 4] = [
 
 /// A job has reached a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moved {
+pub struct StateChange {
     pub job_id: String,
     pub state: &'static str,
     /// Since it was queued; `None` when the time can't be read.
     pub after: Option<time::Duration>,
-    /// Of a failed job.
+    /// The error of a failed job.
     pub error: Option<String>,
 }
 
 struct Active {
     job_id: String,
     queued: OffsetDateTime,
-    told: Vec<&'static str>,
-    /// When its end was seen first.
+    reported: Vec<&'static str>,
+    /// When the end of the job was seen first.
     ended: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Follower {
     /// Follows the jobs that come from now on.
     ///
     /// # Errors
-    /// When Redis doesn't answer.
+    /// Redis doesn't answer.
     pub async fn new(redis_url: &str, qpu_id: &str) -> Result<Follower, redis::RedisError> {
         let config = ConnectionManagerConfig::new()
             .set_response_timeout(Some(REDIS_LIMIT))
@@ -80,14 +80,14 @@ impl Follower {
         Ok(Follower { redis, stream, last, active: BTreeMap::new() })
     }
 
-    /// The next movements, at least one.
+    /// Waits for the next changes, and returns at least one.
     ///
     /// # Errors
-    /// When Redis fails; the follower can be asked again.
-    pub async fn next(&mut self, cloud: &DevCloud) -> Result<Vec<Moved>, redis::RedisError> {
+    /// Redis fails. The follower can be used again.
+    pub async fn next(&mut self, cloud: &DevCloud) -> Result<Vec<StateChange>, redis::RedisError> {
         loop {
             let mut moved = self.arrivals(cloud).await?;
-            moved.extend(self.look(cloud).await?);
+            moved.extend(self.state_changes(cloud).await?);
             if !moved.is_empty() {
                 return Ok(moved);
             }
@@ -97,7 +97,7 @@ impl Follower {
         }
     }
 
-    async fn arrivals(&mut self, cloud: &DevCloud) -> Result<Vec<Moved>, redis::RedisError> {
+    async fn arrivals(&mut self, cloud: &DevCloud) -> Result<Vec<StateChange>, redis::RedisError> {
         let mut read = redis::cmd("XREAD");
         read.arg("COUNT").arg(AT_ONCE);
         if self.active.is_empty() {
@@ -119,13 +119,13 @@ impl Follower {
                 continue;
             };
             let after = Some(time::Duration::ZERO);
-            moved.push(Moved { job_id: job_id.clone(), state: "queued", after, error: None });
-            self.active.insert(id, Active { job_id, queued, told: vec![], ended: None });
+            moved.push(StateChange { job_id: job_id.clone(), state: "queued", after, error: None });
+            self.active.insert(id, Active { job_id, queued, reported: vec![], ended: None });
         }
         Ok(moved)
     }
 
-    async fn look(&mut self, cloud: &DevCloud) -> Result<Vec<Moved>, redis::RedisError> {
+    async fn state_changes(&mut self, cloud: &DevCloud) -> Result<Vec<StateChange>, redis::RedisError> {
         if self.active.is_empty() {
             return Ok(Vec::new());
         }
@@ -149,27 +149,27 @@ impl Follower {
 }
 
 impl Active {
-    /// Tells what is new; true when nothing more will come.
+    /// Adds the new states to `moved`. Returns whether no other state will follow.
     fn update(
         &mut self,
         id: MessageId,
         hash: &HashMap<String, String>,
         accepted: Option<OffsetDateTime>,
-        moved: &mut Vec<Moved>,
+        moved: &mut Vec<StateChange>,
     ) -> bool {
         // A job id that was used before has a hash of an earlier message.
         let ours = hash.get("message_id").is_none_or(|m| *m == id.to_string());
         for (field, state) in STATES.iter().filter(|_| ours) {
             let Some(at) = hash.get(*field) else { continue };
             let at = OffsetDateTime::parse(at, &Rfc3339).ok();
-            // Fields are merged, so one of an earlier run stays beside ours.
+            // Fields are merged, so a field of an earlier run remains.
             let earlier = at.is_some_and(|at| at + Duration::from_secs(1) < self.queued);
-            if !earlier && !self.told.contains(state) {
+            if !earlier && !self.reported.contains(state) {
                 let error = if *state == "failed" { hash.get("error").cloned() } else { None };
                 moved.push(self.reached(state, at, error));
             }
         }
-        let ended = ["completed", "failed", "cancelled"].iter().any(|s| self.told.contains(s));
+        let ended = ["completed", "failed", "cancelled"].iter().any(|s| self.reported.contains(s));
         let accepted = accepted.filter(|at| *at >= self.queued);
         if ended || accepted.is_some() {
             self.ended.get_or_insert_with(Instant::now);
@@ -179,13 +179,18 @@ impl Active {
             moved.push(self.reached("delivered", Some(at), None));
             return true;
         }
-        self.told.contains(&"cancelled") || since_end > FORGET
+        self.reported.contains(&"cancelled") || since_end > FORGET
     }
 
-    fn reached(&mut self, state: &'static str, at: Option<OffsetDateTime>, error: Option<String>) -> Moved {
-        self.told.push(state);
+    fn reached(
+        &mut self,
+        state: &'static str,
+        at: Option<OffsetDateTime>,
+        error: Option<String>,
+    ) -> StateChange {
+        self.reported.push(state);
         let after = at.map(|at| (at - self.queued).max(time::Duration::ZERO));
-        Moved { job_id: self.job_id.clone(), state, after, error }
+        StateChange { job_id: self.job_id.clone(), state, after, error }
     }
 }
 
@@ -198,19 +203,19 @@ mod tests {
     const ID: MessageId = MessageId { ms: 5, seq: 0 };
 
     fn job() -> Active {
-        Active { job_id: "j".into(), queued: QUEUED, told: vec![], ended: None }
+        Active { job_id: "j".into(), queued: QUEUED, reported: vec![], ended: None }
     }
 
     fn hash(fields: &[(&str, &str)]) -> HashMap<String, String> {
         fields.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
     }
 
-    fn states(moved: &[Moved]) -> Vec<&'static str> {
+    fn states(moved: &[StateChange]) -> Vec<&'static str> {
         moved.iter().map(|m| m.state).collect()
     }
 
     #[test]
-    fn each_state_is_told_once_with_its_time() {
+    fn each_state_is_reported_once_with_its_time() {
         let (mut job, mut moved) = (job(), Vec::new());
         let started = ("started_at", "2026-01-01T00:00:00.002500+00:00");
         assert!(!job.update(ID, &hash(&[started]), None, &mut moved));

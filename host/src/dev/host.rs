@@ -1,7 +1,7 @@
 //! The host that `coda-host dev` runs: this very binary as a child process, its log in a file.
 //!
-//! It dies with this process, and has a process group of its own, so that a Ctrl-C reaches it once, through
-//! us, and not a second time from the terminal.
+//! The child dies with this process. It has a separate process group, so that a Ctrl-C reaches it once, through this
+//! process, and not a second time from the terminal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -20,7 +20,7 @@ const TAIL: u64 = 64 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DevHostError {
-    #[error("the path of this program could not be found out")]
+    #[error("the path of this program is unknown")]
     Binary(#[source] io::Error),
     #[error("the log {} can't be written", path.display())]
     Log { path: PathBuf, source: io::Error },
@@ -41,21 +41,23 @@ impl Explain for DevHostError {
         Some(match self {
             DevHostError::Binary(_) => "mount /proc".into(),
             DevHostError::Log { .. } => "check --dir, TMPDIR and the space there (df -h)".into(),
-            DevHostError::Spawn { .. } => "was the program replaced while it ran? Start it again".into(),
+            DevHostError::Spawn { .. } => {
+                "start it again; the program may have been replaced while it ran".into()
+            }
             DevHostError::Wait(_) | DevHostError::Stop(_) => return None,
         })
     }
 }
 
-/// What the child is told, beside what this process inherited.
-pub struct Orders {
+/// The arguments and variables of the child, in addition to the inherited ones.
+pub struct HostCommand {
     pub arguments: Vec<String>,
-    /// Variables that it must not inherit.
+    /// Variables that the child must not inherit.
     pub without: Vec<String>,
     pub with: Vec<(&'static str, String)>,
 }
 
-impl Orders {
+impl HostCommand {
     fn command(&self) -> Result<(Command, PathBuf), DevHostError> {
         let binary = std::env::current_exe().map_err(DevHostError::Binary)?;
         let mut command = Command::new(&binary);
@@ -69,7 +71,7 @@ impl Orders {
         Ok((command, binary))
     }
 
-    /// Runs it to its end; its errors go where ours go.
+    /// Runs the child to its end; its stderr is that of this process.
     pub async fn output(&self, into: &Path) -> Result<(ExitStatus, Vec<u8>), DevHostError> {
         let log = |source| DevHostError::Log { path: into.to_path_buf(), source };
         let (mut command, path) = self.command()?;
@@ -81,7 +83,7 @@ impl Orders {
         Ok((status, std::fs::read(into).map_err(log)?))
     }
 
-    /// Starts it, its output at the end of the file `log`.
+    /// Starts the child with its output appended to the file `log`.
     pub fn start(&self, log: &Path) -> Result<DevHost, DevHostError> {
         let failed = |source| DevHostError::Log { path: log.to_path_buf(), source };
         let (mut command, path) = self.command()?;
@@ -108,7 +110,7 @@ impl DevHost {
         self.child.id()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the child ends by itself.
     pub async fn ended(&mut self) -> Result<ExitStatus, DevHostError> {
         loop {
             if let Some(status) = self.child.try_wait().map_err(DevHostError::Wait)? {
@@ -118,7 +120,7 @@ impl DevHost {
         }
     }
 
-    /// Asks it to stop and waits until it has: it finishes its jobs first, within its own limit.
+    /// Asks the child to stop and waits for its end. It finishes its jobs first, within its own limit.
     pub async fn stop(&mut self) -> Result<ExitStatus, DevHostError> {
         sys::ask_to_stop(&mut self.child).map_err(DevHostError::Stop)?;
         self.ended().await

@@ -29,7 +29,7 @@ pub enum DevRedisError {
     NotInstalled,
     #[error("{BINARY} could not be started")]
     Spawn(#[source] io::Error),
-    #[error("no private directory for {BINARY} could be made")]
+    #[error("no private directory for {BINARY} could be created")]
     Directory(#[source] io::Error),
     #[error("no free port of 127.0.0.1 could be found")]
     Port(#[source] io::Error),
@@ -95,7 +95,7 @@ impl DevRedis {
         self.port
     }
 
-    /// Without a password, even if one was set by an argument.
+    /// The URL without a password, even if an argument set one.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -188,7 +188,7 @@ async fn free_port() -> Result<u16, DevRedisError> {
     Err(DevRedisError::Port(failed))
 }
 
-/// Whether it answers; one that wants a password is there too.
+/// Whether the server answers. A server that requires a password answers too.
 async fn ping(port: u16) -> bool {
     let talk = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;

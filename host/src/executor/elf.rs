@@ -73,12 +73,13 @@ impl Explain for ElfError {
             }
             ElfError::OtherMachine { .. } => "ask the vendor for a build for this machine".into(),
             ElfError::NoDescriptor { .. } | ElfError::Descriptor { .. } => {
-                "the vendor must build it with the coda-host SDK (export_executor! or coda_executor.h)".into()
+                "ask the vendor to build it with the coda-host SDK (export_executor! or coda_executor.h)"
+                    .into()
             }
             ElfError::Interface { verdict: Verdict::NewerMinor, .. } => {
                 "upgrade coda-host, or ask the vendor for a build against an older SDK".into()
             }
-            ElfError::Interface { .. } => "the vendor must rebuild it with this version's SDK".into(),
+            ElfError::Interface { .. } => "ask the vendor to rebuild it with this version's SDK".into(),
         })
     }
 

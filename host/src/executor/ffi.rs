@@ -23,7 +23,7 @@ use library::FunctionTable;
 use reply::{Replies, Reply};
 use services::release;
 
-pub use library::{CreateRequest, Library, OpenError};
+pub use library::{CreateRequest, Library, LibraryOpenError};
 pub use reply::DeviceReply;
 pub use services::{Common, JobContext, Sink};
 

@@ -12,7 +12,7 @@ use coda_plugin_abi::descriptor::Descriptor;
 use sha2::{Digest as _, Sha256};
 
 use super::elf::{self, ElfError};
-use super::ffi::{Library, OpenError};
+use super::ffi::{Library, LibraryOpenError};
 use super::locate::{FactorySource, Located};
 use crate::error::{Explain, exit};
 
@@ -71,20 +71,20 @@ impl Explain for LoadError {
                     .into()
             }
             LoadError::PanicAborts { .. } => {
-                "the vendor must build it with panic = \"unwind\", or set CODA_EXECUTOR_ISOLATION=process"
+                "ask the vendor to build it with panic = \"unwind\", or set CODA_EXECUTOR_ISOLATION=process"
                     .into()
             }
-            LoadError::Table { .. } => "the vendor must correct what coda_executor_entry returns".into(),
+            LoadError::Table { .. } => "ask the vendor to correct what coda_executor_entry returns".into(),
             LoadError::Writable { path, .. } => {
                 format!("chown root:root {0} && chmod go-w {0}", path.display())
             }
             LoadError::Copy { .. } => "check space and permissions of the state directory".into(),
             LoadError::Loader { text, .. } => loader_hint(text),
             LoadError::NoModule { .. } => {
-                "the vendor must export it: by export_executor! in Rust, as coda_executor_entry in C and C++"
+                "ask the vendor to export it: by export_executor! in Rust, as coda_executor_entry in C and C++"
                     .into()
             }
-            LoadError::Layout { .. } => "the vendor must rebuild it with this version's SDK".into(),
+            LoadError::Layout { .. } => "ask the vendor to rebuild it with this version's SDK".into(),
             LoadError::NoEntry { .. } => "correct the part behind the colon in executor_factory".into(),
         })
     }
@@ -98,11 +98,11 @@ impl Explain for LoadError {
 fn loader_hint(text: &str) -> String {
     // "version `GLIBC_2.99' not found", likewise for the C++ library.
     if text.contains("version `") && text.contains("' not found") {
-        "it was built on a newer system than this one: ask the vendor for a build for this system, or \
-         upgrade the system"
+        "ask the vendor for a build for this system, or upgrade the system: the library was built on a newer system \
+         than this one"
             .into()
     } else if text.contains("undefined symbol") {
-        "a library it uses is missing from its dependencies, or has another version: tell the vendor".into()
+        "tell the vendor: a library it uses is missing from its dependencies, or has another version".into()
     } else if text.contains("cannot open shared object file") {
         "install the library it names, or set LD_LIBRARY_PATH to where the vendor keeps it".into()
     } else {
@@ -180,18 +180,18 @@ impl PreparedLibrary {
     }
 
     /// An error of the opening in terms of the operator's file.
-    pub fn refused(&self, error: OpenError) -> LoadError {
+    pub fn refused(&self, error: LibraryOpenError) -> LoadError {
         let path = self.path.clone();
         match error {
             // The loader knows the copy; its own words begin with it, or name it.
-            OpenError::Loader(text) => {
+            LibraryOpenError::Loader(text) => {
                 let (copy, own) = (self.opened.display().to_string(), path.display().to_string());
                 let text = text.strip_prefix(&format!("{copy}: ")).unwrap_or(&text).replace(&copy, &own);
                 LoadError::Loader { path, text }
             }
-            OpenError::NoModule(text) => LoadError::NoModule { path, text },
-            OpenError::Layout(text) => LoadError::Layout { path, text },
-            OpenError::Table(text) => LoadError::Table { path, text },
+            LibraryOpenError::NoModule(text) => LoadError::NoModule { path, text },
+            LibraryOpenError::Layout(text) => LoadError::Layout { path, text },
+            LibraryOpenError::Table(text) => LoadError::Table { path, text },
         }
     }
 }

@@ -104,10 +104,10 @@ impl Explain for LocateError {
                  'libacme.so' or './libacme.so:create_executor'"
                 .into(),
             LocateError::NoFile { origin: FactorySource::DeviceConfig(_), .. } => {
-                "relative paths in device.yaml are relative to that file; check the path".into()
+                "check the path; relative paths in device.yaml are relative to that file".into()
             }
             LocateError::NoFile { .. } => {
-                "relative paths in the environment are relative to the working directory; check the path"
+                "check the path; relative paths in the environment are relative to the working directory"
                     .into()
             }
             LocateError::NotFound { .. } => {

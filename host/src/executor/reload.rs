@@ -95,8 +95,8 @@ impl ExecutorReloader {
     /// another one, or a run does not end in time. The former executor stays in use then.
     pub fn reload(&self, request: &StartRequest, limit: Duration) -> Result<Reload, ReloadError> {
         let Plugin::Remote(remote) = &self.plugin else { return Err(ReloadError::NotIsolated) };
-        if !request.config_path.as_os_str().is_empty() {
-            loader::trusted(&request.config_path).map_err(StartError::Load)?;
+        if let Some(config) = &request.config_path {
+            loader::trusted(config).map_err(StartError::Load)?;
         }
         let prepared =
             loader::prepare(&request.located, &request.state_dir, true).map_err(StartError::Load)?;
@@ -118,7 +118,7 @@ impl ExecutorReloader {
     }
 
     fn explain(&self, error: MakeError, prepared: &PreparedLibrary, request: &StartRequest) -> ReloadError {
-        ReloadError::New(explain_make_error(error, prepared, &request.config_path, &self.common))
+        ReloadError::New(explain_make_error(error, prepared, request.config_path.as_deref(), &self.common))
     }
 
     fn swap_while_paused(

@@ -17,7 +17,7 @@ const SHORTEST_SECRET: usize = 4;
 
 /// One thing that is wrong in a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfigFault {
     /// From 1; `None` when it concerns the file as a whole.
     pub line: Option<usize>,
     /// Dotted, as `noise.readout`; empty for the whole file.
@@ -25,7 +25,7 @@ pub struct Fault {
     pub what: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;
@@ -44,7 +44,7 @@ pub enum SchemaError {
     #[error("it is no YAML: {0}")]
     Yaml(String),
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Config(Vec<Fault>),
+    Config(Vec<ConfigFault>),
 }
 
 /// Checks a config; returns the values of its secret keys.
@@ -55,7 +55,7 @@ pub fn check(schema: &str, yaml: &str) -> Result<Vec<String>, SchemaError> {
     let schema: Value = serde_json::from_str(schema).map_err(|e| SchemaError::Schema(e.to_string()))?;
     let validator = jsonschema::validator_for(&schema).map_err(|e| SchemaError::Schema(e.to_string()))?;
     let config = config(yaml)?;
-    let mut faults: Vec<Fault> =
+    let mut faults: Vec<ConfigFault> =
         validator.iter_errors(&config).flat_map(|e| faults(&schema, yaml, &e)).collect();
     if faults.is_empty() {
         let mut secrets = Vec::new();
@@ -93,7 +93,7 @@ fn config(yaml: &str) -> Result<Value, SchemaError> {
 }
 
 /// An error in the config's own terms; one of unknown keys is several.
-fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
+fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -> Vec<ConfigFault> {
     use jsonschema::error::ValidationErrorKind as Kind;
     let path: Vec<String> = error
         .instance_path()
@@ -103,7 +103,7 @@ fn faults(schema: &Value, yaml: &str, error: &jsonschema::ValidationError<'_>) -
         .map(|p| p.replace("~1", "/").replace("~0", "~"))
         .collect();
     let fault =
-        |path: &[String], what: String| Fault { line: line_of(yaml, path), key: path.join("."), what };
+        |path: &[String], what: String| ConfigFault { line: line_of(yaml, path), key: path.join("."), what };
     match error.kind() {
         Kind::AdditionalProperties { unexpected } | Kind::UnevaluatedProperties { unexpected } => {
             let known = properties(schema, subschema(schema, &path)).join(", ");

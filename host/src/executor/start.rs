@@ -26,8 +26,8 @@ use crate::sys::{Account, Dispositions};
 pub struct StartRequest {
     pub located: Located,
     pub state_dir: PathBuf,
-    /// Absolute path of the device config; empty without one.
-    pub config_path: PathBuf,
+    /// Absolute path of the device config; `None` without one.
+    pub config_path: Option<PathBuf>,
     /// The text of the device config; empty without one.
     pub config_text: String,
     pub native_gate_set: String,
@@ -172,8 +172,8 @@ pub(super) fn first_slot(
 }
 
 fn create(request: StartRequest) -> Result<LoadedPlugin, StartError> {
-    if !request.config_path.as_os_str().is_empty() {
-        loader::trusted(&request.config_path)?;
+    if let Some(config) = &request.config_path {
+        loader::trusted(config)?;
     }
     let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
     let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
@@ -191,7 +191,7 @@ fn create_in_worker(
     restart: Restart,
 ) -> Result<Plugin, StartError> {
     let remote = Remote::start(worker_spec(prepared, request), common.clone(), restart)
-        .map_err(|e| explain_make_error(e, prepared, &request.config_path, common))?;
+        .map_err(|e| explain_make_error(e, prepared, request.config_path.as_deref(), common))?;
     Ok(Plugin::Remote(remote))
 }
 
@@ -203,13 +203,16 @@ fn create_in_process(
     let name = common.plugin();
     let library = prepared.open()?;
     signals::restore_after(&request.dispositions, &name, "loading");
-    let secrets = schema::of_plugin(&library, &request.located.entry, &request.config_text)
-        .map_err(|what| StartError::Config { config: request.config_path.clone(), what })?;
+    let secrets =
+        schema::of_plugin(&library, &request.located.entry, &request.config_text).map_err(|what| {
+            StartError::Config { config: request.config_path.clone().unwrap_or_default(), what }
+        })?;
     common.hide(&secrets);
     let created = library.create(&CreateRequest {
         common: common.clone(),
         entry: request.located.entry,
-        config_path: request.config_path,
+        // At the interface an empty path says that there is no device config.
+        config_path: request.config_path.unwrap_or_default(),
         config_text: request.config_text,
         native_gate_set: request.native_gate_set,
         num_qubits: request.num_qubits,
@@ -226,13 +229,15 @@ fn create_in_process(
 pub(super) fn explain_make_error(
     error: MakeError,
     prepared: &PreparedLibrary,
-    config: &Path,
+    config: Option<&Path>,
     common: &Common,
 ) -> StartError {
     let path = prepared.path.clone();
     match error {
         MakeError::Open(e) => prepared.refused(e).into(),
-        MakeError::Config(what) => StartError::Config { config: config.to_path_buf(), what },
+        MakeError::Config(what) => {
+            StartError::Config { config: config.unwrap_or(Path::new("")).to_path_buf(), what }
+        }
         MakeError::Create(error) => StartError::Create { path, error: common.masked_error(error) },
         MakeError::Describe(error) => StartError::Describe { path, error: common.masked_error(error) },
         MakeError::Process(what) => StartError::Process { path, what },
@@ -250,7 +255,7 @@ pub(super) fn worker_spec(prepared: &PreparedLibrary, request: &StartRequest) ->
     let in_place = prepared.opened == prepared.path;
     let mut reads = Vec::new();
     if account.is_some() {
-        reads.extend(Some(request.config_path.clone()).filter(|p| !p.as_os_str().is_empty()));
+        reads.extend(request.config_path.clone());
         reads.extend(Some(prepared.opened.clone()).filter(|_| in_place));
         reads.extend(prepared.companions.iter().cloned());
     }
@@ -263,7 +268,7 @@ pub(super) fn worker_spec(prepared: &PreparedLibrary, request: &StartRequest) ->
         api_minor: prepared.descriptor.api_minor,
         plugin: prepared.descriptor.name.clone(),
         entry: prepared.entry.clone(),
-        config_path: request.config_path.clone(),
+        config_path: request.config_path.clone().unwrap_or_default(),
         config_text: request.config_text.clone(),
         native_gate_set: request.native_gate_set.clone(),
         num_qubits: request.num_qubits,

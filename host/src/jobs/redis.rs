@@ -65,7 +65,7 @@ impl Explain for RedisSettingsError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             RedisSettingsError::Url { .. } => {
-                "expected redis://, rediss:// or unix://, as the cloud's bundle gives it".into()
+                "give a URL of redis://, rediss:// or unix://, as the cloud's bundle does".into()
             }
             RedisSettingsError::CaFile { .. } => "correct CODA_CA_FILE".into(),
         })

@@ -66,7 +66,7 @@ impl Explain for PolicyError {
         Some(match self {
             PolicyError::Url(e) => return e.hint(),
             PolicyError::Host { origin } => {
-                format!("if that host is to be trusted: CODA_CALLBACK_ORIGINS={}", origin.host)
+                format!("set CODA_CALLBACK_ORIGINS={} if that host is to be trusted", origin.host)
             }
             PolicyError::Clear { .. } => "have the job sent with an https callback URL".into(),
             PolicyError::Entry { .. } => "write hosts with commas between them, or 'any'".into(),
@@ -454,7 +454,7 @@ mod tests {
         assert!(!error.to_string().contains("secret"));
         assert_eq!(
             error.hint().unwrap(),
-            "if that host is to be trusted: CODA_CALLBACK_ORIGINS=evil.example"
+            "set CODA_CALLBACK_ORIGINS=evil.example if that host is to be trusted"
         );
     }
 

@@ -26,7 +26,7 @@ const MAX_BYTES: u64 = 256 << 10;
 const MAX_COUNTS: usize = 4096;
 
 /// An answer of the plugin.
-pub type Answer = Result<Outcome, Error>;
+pub type JobAnswer = Result<Outcome, Error>;
 
 /// The answers file, open for adding.
 pub struct AnswerJournal {
@@ -38,7 +38,7 @@ pub struct AnswerJournal {
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeptAnswer {
     pub job_id: String,
-    pub answer: Answer,
+    pub answer: JobAnswer,
 }
 
 /// The kept answers, by the message that each one answers.
@@ -81,7 +81,7 @@ impl AnswerJournal {
     }
 
     /// Adds an answer. For the slot's thread, first thing after the run.
-    pub fn keep(&self, id: MessageId, job: &str, answer: &Answer) {
+    pub fn keep(&self, id: MessageId, job: &str, answer: &JobAnswer) {
         let stored = match answer {
             Ok(o) if o.counts.len() > MAX_COUNTS => return,
             // NaN and infinity have no JSON; such an answer fails its job anyway.
@@ -177,8 +177,8 @@ mod tests {
     #[test]
     fn answers_survive_and_a_torn_line_is_passed_over() {
         let dir = tempfile::tempdir().unwrap();
-        let good: Answer = Ok(Outcome::from_counts([("01".to_string(), 7)]).with_time_ms(1.5));
-        let bad: Answer = Err(Error::new(ErrorCode::Hardware, "cold").at(Stage::Run).retryable());
+        let good: JobAnswer = Ok(Outcome::from_counts([("01".to_string(), 7)]).with_time_ms(1.5));
+        let bad: JobAnswer = Err(Error::new(ErrorCode::Hardware, "cold").at(Stage::Run).retryable());
         {
             let (answers, kept) = AnswerJournal::open(dir.path()).unwrap();
             assert!(kept.is_empty());
@@ -204,7 +204,7 @@ mod tests {
     fn the_file_stays_small_and_the_last_answers_are_there() {
         let dir = tempfile::tempdir().unwrap();
         let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
-        let answer: Answer = Ok(Outcome::from_counts([("0".repeat(50), 7)]));
+        let answer: JobAnswer = Ok(Outcome::from_counts([("0".repeat(50), 7)]));
         for n in 0..10_000 {
             answers.keep(id(n), "J", &answer);
         }
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_damaged_line_costs_its_own_answer_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let answer: Answer = Ok(Outcome::from_counts([("0".to_string(), 1)]));
+        let answer: JobAnswer = Ok(Outcome::from_counts([("0".to_string(), 1)]));
         {
             let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
             (1..=3).for_each(|n| answers.keep(id(n), "J", &answer));

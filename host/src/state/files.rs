@@ -74,7 +74,7 @@ impl Explain for FileError {
                 )
             }
             FileError::Owner { path, user, .. } => {
-                format!("if the file is yours: chown {user} {}; else move it away", quoted(path))
+                format!("chown {user} {} if the file is yours; else move it away", quoted(path))
             }
             FileError::TooLarge { path, .. } => format!("look at it: head -c 300 {}", quoted(path)),
             FileError::NoName { .. } => return None,

@@ -82,7 +82,7 @@ impl SqliteFailure {
     pub fn read_hint(&self, what: &str) -> String {
         match self.cause {
             SqliteCause::Busy => {
-                format!("end the other program that holds {what} open, such as a backup or an sqlite3 shell")
+                format!("stop the other program that holds {what} open, such as a backup or an sqlite3 shell")
             }
             SqliteCause::Damaged => {
                 format!("restore the file of {what} from a backup, or move it away to begin a new one")

@@ -1,4 +1,4 @@
-//! Programs of this machine: found through PATH, run to their end within a limit, their output kept.
+//! Runs programs of this machine: finds them in PATH, waits for their end within a limit, and returns their output.
 //!
 //! Blocking. Output goes through files instead of pipes, because a daemon that a program leaves behind would
 //! hold a pipe open for ever.
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::Explain;
 
-/// Most of an output that is kept.
+/// How many bytes of an output are kept.
 const KEPT: u64 = 64 << 10;
-/// Where system programs are, which not every user's PATH says.
+/// Directories of system programs, which are missing in the PATH of some users.
 const SYSTEM: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +49,9 @@ impl Explain for CommandError {
     }
 }
 
-/// What a program left.
+/// The exit status and the output of a program.
 #[derive(Debug)]
-pub struct Output {
+pub struct CommandOutput {
     pub success: bool,
     pub stdout: String,
     pub stderr: String,
@@ -62,18 +62,18 @@ pub struct Output {
 pub struct Programs(Vec<PathBuf>);
 
 impl Programs {
-    /// Those of a PATH, and where system programs are.
+    /// Searches the directories of a PATH and those of system programs.
     pub fn of_path(path: &str) -> Programs {
         let named = path.split(':').filter(|d| d.starts_with('/'));
         Programs(named.chain(SYSTEM).map(PathBuf::from).collect())
     }
 
-    /// Only these.
+    /// Searches only these directories.
     pub fn within(dirs: Vec<PathBuf>) -> Programs {
         Programs(dirs)
     }
 
-    /// Where the program is.
+    /// Returns the path of a program.
     pub fn find(&self, name: &str) -> Option<PathBuf> {
         let runnable = |path: &Path| {
             path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
@@ -81,11 +81,16 @@ impl Programs {
         self.0.iter().map(|dir| dir.join(name)).find(|path| runnable(path))
     }
 
-    /// Runs a program to its end.
+    /// Runs a program to its end. A program that fails is not an error; its status is returned.
     ///
     /// # Errors
-    /// When it isn't there, can't be started or takes too long. That it fails is no error.
-    pub fn run(&self, name: &str, arguments: &[&OsStr], limit: Duration) -> Result<Output, CommandError> {
+    /// The program is not installed, can't be started, or takes longer than `limit`.
+    pub fn run(
+        &self,
+        name: &str,
+        arguments: &[&OsStr],
+        limit: Duration,
+    ) -> Result<CommandOutput, CommandError> {
         let path = self.find(name).ok_or_else(|| CommandError::NotFound(name.into()))?;
         run(&path, arguments, limit)
             .map_err(|source| CommandError::Run { path: path.clone(), source })?
@@ -93,8 +98,8 @@ impl Programs {
     }
 }
 
-/// `None` when it took too long.
-fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<Output>> {
+/// Runs a program; returns `None` when it took longer than `limit`.
+fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<CommandOutput>> {
     let until = Instant::now() + limit;
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
     let mut child = Command::new(path)
@@ -116,10 +121,14 @@ fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<
         }
         pause = (pause * 2).min(Duration::from_millis(50));
     };
-    Ok(Some(Output { success: status.success(), stdout: kept(&mut stdout)?, stderr: kept(&mut stderr)? }))
+    Ok(Some(CommandOutput {
+        success: status.success(),
+        stdout: read_bounded(&mut stdout)?,
+        stderr: read_bounded(&mut stderr)?,
+    }))
 }
 
-fn kept(file: &mut File) -> io::Result<String> {
+fn read_bounded(file: &mut File) -> io::Result<String> {
     file.rewind()?;
     let mut bytes = Vec::new();
     file.take(KEPT).read_to_end(&mut bytes)?;
@@ -130,7 +139,7 @@ fn kept(file: &mut File) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str, limit: Duration) -> Result<Output, CommandError> {
+    fn shell(script: &str, limit: Duration) -> Result<CommandOutput, CommandError> {
         Programs::of_path("/usr/bin:/bin").run("sh", &["-c".as_ref(), script.as_ref()], limit)
     }
 

@@ -4,7 +4,7 @@
 //! by a cloud VPN endpoint needs, and nothing that starts a program, loads a library, names a file of this
 //! machine, opens a port or asks a person. What is not in the table is refused.
 
-/// What one argument may be.
+/// The form of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// One of these words.
@@ -116,11 +116,15 @@ pub const ALLOWED: &[Directive] = &[
     plain("tls-version-max", &[TLS_VERSION], "control channel"),
     plain("key-direction", &[Shape::Number(0, 1)], "which half of the tls-auth key is whose"),
     plain("auth-nocache", &[], "forgets passwords, of which there are none"),
-    plain("auth-retry", &[Shape::Word(&["none", "nointeract"])], "what follows a refusal; nobody is asked"),
-    // When keys are made anew and connections given up.
-    open("reneg-sec", &[SECONDS, SECONDS], 1, "how often keys are made anew"),
-    plain("reneg-bytes", &[BYTES], "how often keys are made anew"),
-    plain("reneg-pkts", &[BYTES], "how often keys are made anew"),
+    plain(
+        "auth-retry",
+        &[Shape::Word(&["none", "nointeract"])],
+        "what follows a refusal; no interactive question",
+    ),
+    // When keys are renegotiated and connections given up.
+    open("reneg-sec", &[SECONDS, SECONDS], 1, "how often keys are renegotiated"),
+    plain("reneg-bytes", &[BYTES], "how often keys are renegotiated"),
+    plain("reneg-pkts", &[BYTES], "how often keys are renegotiated"),
     plain("hand-window", &[SECONDS], "how long a handshake may take"),
     plain("tls-timeout", &[SECONDS], "how long a control packet is waited for"),
     plain("keepalive", &[SECONDS, SECONDS], "notices a dead connection"),
@@ -132,7 +136,7 @@ pub const ALLOWED: &[Directive] = &[
     link("server-poll-timeout", &[SECONDS], 1, "the old name of connect-timeout"),
     link("connect-retry", &[SECONDS, SECONDS], 1, "pauses between tries"),
     link("connect-retry-max", &[COUNT], 1, "how often a server is tried"),
-    link("explicit-exit-notify", &[Shape::Number(0, 10)], 0, "tells the server of the end"),
+    link("explicit-exit-notify", &[Shape::Number(0, 10)], 0, "notifies the server of the end"),
     open("replay-window", &[COUNT, SECONDS], 1, "how late packets may come"),
     // What survives a restart of the connection.
     plain("persist-key", &[], "keeps keys over a reconnect"),
@@ -168,13 +172,13 @@ pub fn find(name: &str) -> Option<&'static Directive> {
 }
 
 impl Directive {
-    /// Whether these arguments fit.
+    /// Whether these arguments are allowed.
     pub fn takes(&self, arguments: &[String]) -> bool {
         (self.required..=self.arguments.len()).contains(&arguments.len())
             && self.arguments.iter().zip(arguments).all(|(shape, text)| shape.fits(text))
     }
 
-    /// How it is written, for an error.
+    /// Returns the usage of the directive, for an error.
     pub fn usage(&self) -> String {
         let mut usage = self.name.to_owned();
         for (i, shape) in self.arguments.iter().enumerate() {

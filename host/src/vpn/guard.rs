@@ -20,7 +20,7 @@ use crate::model::cut;
 
 /// Probed when the settings name nothing.
 const HEALTH_PATH: &str = "/api/internal/qpu/health";
-/// Most of an error of a probe that is shown.
+/// How many characters of a probe's error are shown.
 const SHOWN: usize = 200;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum VpnState {
 }
 
 impl VpnState {
-    /// As `/ready` says it.
+    /// The name of the state in `/ready`.
     pub fn name(self) -> &'static str {
         match self {
             VpnState::Booting => "booting",
@@ -52,7 +52,7 @@ impl VpnState {
     }
 }
 
-/// What others see.
+/// The state of the VPN that other modules read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VpnStatus {
     pub state: VpnState,
@@ -65,7 +65,7 @@ pub struct VpnStatus {
 #[derive(Debug, thiserror::Error)]
 #[error("VPN preflight failed: {reason}")]
 pub struct PreflightError {
-    reason: String,
+    pub reason: String,
 }
 
 impl Explain for PreflightError {
@@ -75,7 +75,7 @@ impl Explain for PreflightError {
 
     fn hint(&self) -> Option<String> {
         Some(
-            "bring the tunnel up (coda-node-openvpn.log tells what OpenVPN did), or start all the same with \
+            "bring the tunnel up (see coda-node-openvpn.log), or allow a degraded start with \
              CODA_ALLOW_DEGRADED_STARTUP=true"
                 .into(),
         )
@@ -104,7 +104,7 @@ struct Probe {
 
 impl Guard {
     /// # Errors
-    /// When a probe's URL or a header can't be used.
+    /// The URL of a probe or a header is not valid.
     pub fn new(
         openvpn: Openvpn,
         client: HttpClient,
@@ -146,7 +146,7 @@ impl Guard {
     /// The first check.
     ///
     /// # Errors
-    /// When it fails and the settings don't allow to start all the same.
+    /// A check fails, and the settings don't allow a degraded start.
     pub async fn preflight(&self) -> Result<(), PreflightError> {
         if !self.required {
             return Ok(());
@@ -249,7 +249,7 @@ impl Guard {
     }
 }
 
-/// What failed, in the order of the probes.
+/// The failures of the probes, in their order.
 fn in_order(mut all: Vec<(usize, Option<String>)>) -> Vec<String> {
     all.sort_by_key(|(i, _)| *i);
     all.into_iter().filter_map(|(_, failed)| failed).collect()

@@ -7,7 +7,7 @@ use super::command::{CommandError, Programs};
 /// The tunnel's interface: the one that is hinted at, else the first tun interface; `None` when it isn't up.
 ///
 /// # Errors
-/// When `ip` can't be run.
+/// The program `ip` can't be run.
 pub fn detect(
     programs: &Programs,
     hint: Option<&str>,
@@ -50,7 +50,7 @@ fn is_up(line: &str) -> bool {
 /// `redirect-gateway` has that effect, and a control system in another network is then cut off.
 ///
 /// # Errors
-/// When `ip` can't be run.
+/// The program `ip` can't be run.
 pub fn has_default_route(
     programs: &Programs,
     interface: &str,

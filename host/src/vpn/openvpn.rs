@@ -1,10 +1,10 @@
 //! The OpenVPN daemon that the host manages: its files, its start, its end.
 //!
-//! One thing at a time: whoever starts or stops it holds the turn until it is done, also when the one who
-//! asked has gone; then a start is broken off and leaves nothing. The daemon is known by its pid file, which
-//! is believed only when that process is an OpenVPN with our profile, and it is signalled through a
-//! descriptor, so never another process. A tunnel that is up already is used as it is: ours is managed
-//! again, anybody else's is left alone. The files have the names of the Python node's, which can take over.
+//! Starts and stops are serialized: each holds the start-stop lock until it has finished, even when the caller has gone.
+//! A start whose caller has gone is interrupted and leaves nothing behind. The daemon is found by its pid file, which is
+//! believed only when that process is an OpenVPN with this host's profile. It is signalled through a process descriptor,
+//! so never another process. A tunnel that is already up is used: this host's own is managed again, any other is left
+//! alone. The files have the names that the Python node uses, so that either can take over from the other.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::command::{CommandError, Programs};
 use super::interface;
-use super::profile::{self, Checked, MAX_PROFILE, ProfileError};
+use super::profile::{self, CheckedProfile, MAX_PROFILE, ProfileError};
 use crate::config::settings::VpnSettings;
 use crate::error::{Explain, exit};
 use crate::state::files::{self, FileError};
@@ -30,10 +30,10 @@ use crate::sys::ProcessHandle;
 pub const PID_FILE: &str = "coda-node-openvpn.pid";
 pub const LOG_FILE: &str = "coda-node-openvpn.log";
 
-/// Lines of the log that an error shows, and the most that is read for them.
+/// Number of log lines that an error shows, and the bytes that are read for them.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: u64 = 16 << 10;
-/// How often a starting daemon is looked at.
+/// Pause between two looks at a starting daemon.
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
@@ -58,9 +58,9 @@ pub enum OpenvpnError {
     Process { action: &'static str, source: io::Error },
     #[error("OpenVPN is still running after SIGKILL")]
     Unstoppable,
-    #[error("the start of the VPN was broken off")]
-    BrokenOff,
-    #[error("the work on the VPN ended unexpectedly")]
+    #[error("the start of the VPN was interrupted")]
+    Interrupted,
+    #[error("the VPN task ended unexpectedly")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -75,7 +75,7 @@ impl Explain for OpenvpnError {
             OpenvpnError::File(e) => e.code(),
             OpenvpnError::Command(e) => e.code(),
             OpenvpnError::Process { .. } | OpenvpnError::Unstoppable => "openvpn-process",
-            OpenvpnError::BrokenOff => "vpn-broken-off",
+            OpenvpnError::Interrupted => "vpn-interrupted",
             OpenvpnError::Task(_) => "vpn-task",
         }
     }
@@ -86,24 +86,24 @@ impl Explain for OpenvpnError {
                 "install the package openvpn, or set CODA_NODE_AUTO_VPN=false and bring the tunnel up yourself"
                     .into()
             }
-            OpenvpnError::NotStarted(_) => "OpenVPN needs root (or CAP_NET_ADMIN) and /dev/net/tun".into(),
+            OpenvpnError::NotStarted(_) => "start the host as root (or with CAP_NET_ADMIN), and make sure that /dev/net/tun exists".into(),
             OpenvpnError::NoTunnel { .. } | OpenvpnError::Ended { .. } => {
-                "see the lines of its log above: mostly the server can't be reached, the certificate has \
-                 expired, or /dev/net/tun may not be used; CODA_VPN_START_TIMEOUT_SEC gives it more time"
+                "see the lines of its log above; common reasons: the server can't be reached, the certificate has \
+                 expired, or /dev/net/tun may not be used; CODA_VPN_START_TIMEOUT_SEC allows more time"
                     .into()
             }
             OpenvpnError::NoStoredProfile { path } => {
-                format!("it should be {}; a new token comes from the Coda admin panel", path.display())
+                format!("get a new token in the Coda admin panel; the profile is then stored as {}", path.display())
             }
             OpenvpnError::StoredProfile { .. } => {
-                "somebody changed it after it was stored: provision anew with a new node token".into()
+                "provision again with a new node token: the file was changed after it was stored".into()
             }
             OpenvpnError::File(e) => return e.hint(),
             OpenvpnError::Command(e) => return e.hint(),
             OpenvpnError::Process { .. } | OpenvpnError::Unstoppable => {
                 "look for it with ps -C openvpn, and stop it as the user it runs as".into()
             }
-            OpenvpnError::BrokenOff => return None,
+            OpenvpnError::Interrupted => return None,
             OpenvpnError::Task(_) => "report this as a bug of coda-host".into(),
         })
     }
@@ -122,8 +122,8 @@ impl Explain for OpenvpnError {
 /// The end of OpenVPN's log, as a cause.
 #[derive(Debug)]
 pub struct LogTail {
-    path: PathBuf,
-    lines: String,
+    pub(crate) path: PathBuf,
+    pub(crate) lines: String,
 }
 
 impl fmt::Display for LogTail {
@@ -165,7 +165,7 @@ struct Managed {
     start_timeout: Duration,
     stop_timeout: Duration,
     command_timeout: Duration,
-    turn: Arc<Mutex<()>>,
+    start_stop_lock: Arc<Mutex<()>>,
 }
 
 impl Openvpn {
@@ -179,14 +179,14 @@ impl Openvpn {
             start_timeout: settings.start_timeout,
             stop_timeout: settings.stop_timeout,
             command_timeout: settings.command_timeout,
-            turn: Arc::default(),
+            start_stop_lock: Arc::default(),
         }))
     }
 
     /// Whether a profile is stored.
     ///
     /// # Errors
-    /// When the file is not one that may be used.
+    /// The stored file is not a regular file of this user.
     pub fn has_profile(&self) -> Result<bool, OpenvpnError> {
         Ok(files::read(&self.0.profile, MAX_PROFILE as u64)?.is_some())
     }
@@ -194,31 +194,34 @@ impl Openvpn {
     /// Brings the stored profile's tunnel up, unless one is up already.
     ///
     /// # Errors
-    /// When there is no profile, or the tunnel doesn't come up; then no daemon is left.
+    /// There is no stored profile, or the tunnel doesn't come up. No daemon is left then.
     pub async fn up_stored(&self, hint: Option<String>) -> Result<Tunnel, OpenvpnError> {
-        self.in_turn(move |managed, cancel| managed.up_stored(hint.as_deref(), cancel)).await
+        self.with_start_stop_lock(move |managed, cancel| managed.up_stored(hint.as_deref(), cancel)).await
     }
 
     /// Stores this profile and brings its tunnel up, unless one is up already. `anew` also replaces a tunnel
     /// of ours that another profile made.
     ///
     /// # Errors
-    /// When the tunnel doesn't come up; then the files are as they were, and no daemon is left.
+    /// The tunnel doesn't come up. The files are then as before, and no daemon is left.
     pub async fn up_with(
         &self,
-        profile: Checked,
+        profile: CheckedProfile,
         hint: Option<String>,
         anew: bool,
     ) -> Result<Tunnel, OpenvpnError> {
-        self.in_turn(move |managed, cancel| managed.up_with(&profile, hint.as_deref(), anew, cancel)).await
+        self.with_start_stop_lock(move |managed, cancel| {
+            managed.up_with(&profile, hint.as_deref(), anew, cancel)
+        })
+        .await
     }
 
     /// Takes back what brought this tunnel up.
     ///
     /// # Errors
-    /// When the daemon can't be stopped or a file can't be put back.
+    /// The daemon can't be stopped, or a file can't be restored.
     pub async fn undo(&self, tunnel: Tunnel) -> Result<(), OpenvpnError> {
-        self.in_turn(move |managed, _| match tunnel.undo {
+        self.with_start_stop_lock(move |managed, _| match tunnel.undo {
             Some(undo) => managed.take_back(undo, tunnel.started),
             None if tunnel.started => managed.down().map(|_| ()),
             None => Ok(()),
@@ -229,9 +232,9 @@ impl Openvpn {
     /// Stops the daemon if it is ours; says whether there was one.
     ///
     /// # Errors
-    /// When it can't be stopped.
+    /// The daemon can't be stopped.
     pub async fn down(&self) -> Result<bool, OpenvpnError> {
-        self.in_turn(|managed, _| managed.down()).await
+        self.with_start_stop_lock(|managed, _| managed.down()).await
     }
 
     /// The process id of our daemon.
@@ -254,23 +257,23 @@ impl Openvpn {
     /// Stops the daemon if it is ours, for a process that does nothing else with it; blocks.
     ///
     /// # Errors
-    /// When it can't be stopped.
+    /// The daemon can't be stopped.
     pub fn stop_now(&self) -> Result<bool, OpenvpnError> {
         self.0.down()
     }
 
-    /// Does blocking work while it holds the turn. When the caller goes away the work is told to break off.
-    async fn in_turn<T: Send + 'static>(
+    /// Does blocking work while it holds the start-stop lock. When the caller goes away, the work is cancelled.
+    async fn with_start_stop_lock<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Managed, &CancellationToken) -> Result<T, OpenvpnError> + Send + 'static,
     ) -> Result<T, OpenvpnError> {
-        let turn = self.0.turn.clone().lock_owned().await;
+        let lock = self.0.start_stop_lock.clone().lock_owned().await;
         let cancel = CancellationToken::new();
         let gone = cancel.clone().drop_guard();
         let managed = self.0.clone();
         let done = tokio::task::spawn_blocking(move || {
             let done = work(&managed, &cancel);
-            drop(turn);
+            drop(lock);
             done
         })
         .await?;
@@ -300,12 +303,12 @@ impl Managed {
 
     fn up_with(
         &self,
-        profile: &Checked,
+        profile: &CheckedProfile,
         hint: Option<&str>,
         anew: bool,
         cancel: &CancellationToken,
     ) -> Result<Tunnel, OpenvpnError> {
-        // A file that can't be read because of its mode or owner is no profile to go back to.
+        // A file that can't be read because of its mode or owner can't be restored later.
         let before = files::read(&self.profile, MAX_PROFILE as u64).unwrap_or_default();
         let same = before.as_deref() == Some(profile.text().expose().as_bytes());
         self.store(profile)?;
@@ -334,7 +337,7 @@ impl Managed {
         }
     }
 
-    fn store(&self, profile: &Checked) -> Result<(), OpenvpnError> {
+    fn store(&self, profile: &CheckedProfile) -> Result<(), OpenvpnError> {
         if let Some(dir) = self.profile.parent() {
             files::ensure_dir(dir)?;
         }
@@ -425,7 +428,7 @@ impl Managed {
         let mut seen: Option<ProcessHandle> = None;
         loop {
             if cancel.is_cancelled() {
-                return Err(OpenvpnError::BrokenOff);
+                return Err(OpenvpnError::Interrupted);
             }
             if seen.is_none() {
                 seen = self.find()?.map(|(_, process)| process);
@@ -501,7 +504,7 @@ fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
-/// A number above 1 and nothing else; whatever else the file holds, or is, counts as none.
+/// Reads a pid: a number above 1 and nothing else. Any other content is treated as no pid.
 fn read_pid(path: &Path) -> Option<u32> {
     let content = read_end(path, 32).ok()?;
     let text = std::str::from_utf8(&content).ok()?.trim();

@@ -11,7 +11,7 @@ use crate::vpn::standin::Standin;
 
 const PROFILE: &str = "client\ndev tun\nremote vpn.example 443\nreneg-sec 0\n";
 
-fn checked(text: &str) -> Checked {
+fn checked(text: &str) -> CheckedProfile {
     profile::check(text.as_bytes()).unwrap()
 }
 
@@ -122,7 +122,7 @@ async fn whoever_goes_away_while_it_starts_leaves_no_daemon() {
     });
     standin.wait(|| !standin.starts().is_empty()).await;
     starting.abort();
-    // Waits for its turn, so for the end of what was broken off.
+    // Waits for the lock, so for the end of the interrupted start.
     assert!(!vpn.down().await.unwrap());
     assert!(standin.is_clean(), "{:?}", standin.leftovers());
     assert!(!standin.tunnel_is_up());

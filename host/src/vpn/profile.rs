@@ -24,13 +24,13 @@ const BOM: &str = "\u{feff}";
 
 /// A profile that may be given to OpenVPN.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckedProfile {
     text: Secret,
-    /// Whether `reneg-sec 0` was appended, because the profile doesn't say when keys are made anew.
+    /// Whether `reneg-sec 0` was appended, because the profile does not set the renegotiation of keys.
     pub reneg_appended: bool,
 }
 
-impl Checked {
+impl CheckedProfile {
     /// The whole text, with the appended line.
     pub fn text(&self) -> &Secret {
         &self.text
@@ -43,14 +43,14 @@ pub enum ProfileError {
     #[error("the VPN profile is larger than {MAX_PROFILE} bytes")]
     TooLarge,
     #[error("line {line} of the VPN profile {problem}")]
-    Line { line: usize, problem: Problem },
+    Line { line: usize, problem: ProfileProblem },
     #[error("the VPN profile has no '{0}'")]
     Missing(&'static str),
 }
 
-/// What is wrong with a line.
+/// Why a line is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Problem {
+pub enum ProfileProblem {
     NotText,
     Control(u8),
     TooLong,
@@ -69,28 +69,30 @@ pub enum Problem {
     NoRemote,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ProfileProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::NotText => write!(f, "is not UTF-8 text"),
-            Problem::Control(byte) => write!(f, "holds the control character 0x{byte:02x}"),
-            Problem::TooLong => write!(f, "is longer than the {MAX_LINE} bytes that OpenVPN reads at once"),
-            Problem::TooManyWords => write!(f, "has more than {MAX_WORDS} words"),
-            Problem::Backslash => write!(f, "has a backslash before a character that needs none"),
-            Problem::Quote(quote) => write!(f, "has no closing {quote}"),
-            Problem::NoDirective => write!(f, "begins with something that is no directive"),
-            Problem::NotAllowed(name) => write!(f, "has the directive '{name}', which is not allowed"),
-            Problem::NotInline(name) => {
+            ProfileProblem::NotText => write!(f, "is not UTF-8 text"),
+            ProfileProblem::Control(byte) => write!(f, "holds the control character 0x{byte:02x}"),
+            ProfileProblem::TooLong => {
+                write!(f, "is longer than the {MAX_LINE} bytes that OpenVPN reads at once")
+            }
+            ProfileProblem::TooManyWords => write!(f, "has more than {MAX_WORDS} words"),
+            ProfileProblem::Backslash => write!(f, "has a backslash before a character that needs none"),
+            ProfileProblem::Quote(quote) => write!(f, "has no closing {quote}"),
+            ProfileProblem::NoDirective => write!(f, "begins with something that is no directive"),
+            ProfileProblem::NotAllowed(name) => write!(f, "has the directive '{name}', which is not allowed"),
+            ProfileProblem::NotInline(name) => {
                 write!(f, "has '{name}' with an argument; only the block <{name}> is allowed")
             }
-            Problem::NotInConnection(name) => write!(f, "has '{name}' inside a <connection> block"),
-            Problem::Arguments(directive) => {
+            ProfileProblem::NotInConnection(name) => write!(f, "has '{name}' inside a <connection> block"),
+            ProfileProblem::Arguments(directive) => {
                 write!(f, "has '{}' with other arguments than '{}'", directive.name, directive.usage())
             }
-            Problem::Block(name) => write!(f, "opens the block <{name}>, which is not allowed"),
-            Problem::Unclosed(name) => write!(f, "opens the block <{name}>, which is never closed"),
-            Problem::BehindEnd(name) => write!(f, "has something behind </{name}>"),
-            Problem::NoRemote => write!(f, "opens a <connection> block that has no 'remote'"),
+            ProfileProblem::Block(name) => write!(f, "opens the block <{name}>, which is not allowed"),
+            ProfileProblem::Unclosed(name) => write!(f, "opens the block <{name}>, which is never closed"),
+            ProfileProblem::BehindEnd(name) => write!(f, "has something behind </{name}>"),
+            ProfileProblem::NoRemote => write!(f, "opens a <connection> block that has no 'remote'"),
         }
     }
 }
@@ -116,14 +118,14 @@ impl Explain for ProfileError {
 /// Checks a profile as it came or as it lies on the disk.
 ///
 /// # Errors
-/// The first line that can't be let through.
-pub fn check(profile: &[u8]) -> Result<Checked, ProfileError> {
+/// A line of the profile is not allowed, or a required directive is missing. The error names the first such line.
+pub fn check(profile: &[u8]) -> Result<CheckedProfile, ProfileError> {
     if profile.len() > MAX_PROFILE {
         return Err(ProfileError::TooLarge);
     }
     let text = std::str::from_utf8(profile).map_err(|e| {
         let before = profile.get(..e.valid_up_to()).unwrap_or_default();
-        at(1 + before.iter().filter(|b| **b == b'\n').count(), Problem::NotText)
+        at(1 + before.iter().filter(|b| **b == b'\n').count(), ProfileProblem::NotText)
     })?;
     let mut reader = Reader { lines: text.split_inclusive('\n').enumerate(), said: Said::default() };
     reader.profile()?;
@@ -141,10 +143,10 @@ pub fn check(profile: &[u8]) -> Result<Checked, ProfileError> {
         }
         text.push_str("reneg-sec 0\n");
     }
-    Ok(Checked { text: Secret::new(text), reneg_appended: !said.reneg })
+    Ok(CheckedProfile { text: Secret::new(text), reneg_appended: !said.reneg })
 }
 
-fn at(line: usize, problem: Problem) -> ProfileError {
+fn at(line: usize, problem: ProfileProblem) -> ProfileError {
     ProfileError::Line { line, problem }
 }
 
@@ -167,12 +169,12 @@ impl<'a, L: Iterator<Item = (usize, &'a str)>> Reader<'a, L> {
         let Some((index, raw)) = self.lines.next() else { return Ok(None) };
         let line = index + 1;
         if raw.len() > MAX_LINE {
-            return Err(at(line, Problem::TooLong));
+            return Err(at(line, ProfileProblem::TooLong));
         }
         let text = raw.strip_suffix('\n').unwrap_or(raw);
         let text = text.strip_suffix('\r').unwrap_or(text);
         if let Some(control) = text.bytes().find(|b| b.is_ascii_control() && *b != b'\t') {
-            return Err(at(line, Problem::Control(control)));
+            return Err(at(line, ProfileProblem::Control(control)));
         }
         Ok(Some((line, text)))
     }
@@ -180,13 +182,13 @@ impl<'a, L: Iterator<Item = (usize, &'a str)>> Reader<'a, L> {
     fn profile(&mut self) -> Result<(), ProfileError> {
         while let Some((line, text)) = self.next()? {
             let text = if line == 1 { text.strip_prefix(BOM).unwrap_or(text) } else { text };
-            let Some((name, arguments)) = words(text).map_err(|p| at(line, p))? else { continue };
+            let Some((name, arguments)) = split_words(text).map_err(|p| at(line, p))? else { continue };
             match block(&name, &arguments) {
                 Some("connection") => self.connection(line)?,
                 Some(inline) if INLINE.contains(&inline) => {
                     self.block(line, inline, |_, _, _| Ok(()))?;
                 }
-                Some(other) => return Err(at(line, unknown(other, Problem::Block))),
+                Some(other) => return Err(at(line, unknown(other, ProfileProblem::Block))),
                 None => self.directive(line, &name, &arguments, false)?,
             }
         }
@@ -203,28 +205,28 @@ impl<'a, L: Iterator<Item = (usize, &'a str)>> Reader<'a, L> {
         let end = format!("</{name}>");
         while let Some((line, text)) = self.next()? {
             match text.trim_start_matches([' ', '\t']).strip_prefix(&end) {
-                // OpenVPN ignores it; whoever wrote it may have meant something by it.
+                // OpenVPN ignores it, but the author may have meant something by it.
                 Some(rest) if !rest.trim_matches([' ', '\t']).is_empty() => {
-                    return Err(at(line, Problem::BehindEnd(name.to_owned())));
+                    return Err(at(line, ProfileProblem::BehindEnd(name.to_owned())));
                 }
                 Some(_) => return Ok(()),
                 None => each(self, line, text)?,
             }
         }
-        Err(at(opened, Problem::Unclosed(name.to_owned())))
+        Err(at(opened, ProfileProblem::Unclosed(name.to_owned())))
     }
 
     fn connection(&mut self, opened: usize) -> Result<(), ProfileError> {
         let mut remotes = 0;
         self.block(opened, "connection", |reader, line, text| {
-            let Some((name, arguments)) = words(text).map_err(|p| at(line, p))? else { return Ok(()) };
+            let Some((name, arguments)) = split_words(text).map_err(|p| at(line, p))? else { return Ok(()) };
             if let Some(inner) = block(&name, &arguments) {
-                return Err(at(line, unknown(inner, Problem::NotInConnection)));
+                return Err(at(line, unknown(inner, ProfileProblem::NotInConnection)));
             }
             remotes += usize::from(name == "remote");
             reader.directive(line, &name, &arguments, true)
         })?;
-        if remotes == 0 { Err(at(opened, Problem::NoRemote)) } else { Ok(()) }
+        if remotes == 0 { Err(at(opened, ProfileProblem::NoRemote)) } else { Ok(()) }
     }
 
     fn directive(
@@ -235,16 +237,16 @@ impl<'a, L: Iterator<Item = (usize, &'a str)>> Reader<'a, L> {
         in_connection: bool,
     ) -> Result<(), ProfileError> {
         if let Some(inline) = INLINE.iter().find(|i| **i == name) {
-            return Err(at(line, Problem::NotInline(inline)));
+            return Err(at(line, ProfileProblem::NotInline(inline)));
         }
         let Some(directive) = directives::find(name) else {
-            return Err(at(line, unknown(name, Problem::NotAllowed)));
+            return Err(at(line, unknown(name, ProfileProblem::NotAllowed)));
         };
         if in_connection && !directive.in_connection {
-            return Err(at(line, Problem::NotInConnection(name.to_owned())));
+            return Err(at(line, ProfileProblem::NotInConnection(name.to_owned())));
         }
         if !directive.takes(arguments) {
-            return Err(at(line, Problem::Arguments(directive)));
+            return Err(at(line, ProfileProblem::Arguments(directive)));
         }
         match name {
             "client" => self.said.client = true,
@@ -258,11 +260,11 @@ impl<'a, L: Iterator<Item = (usize, &'a str)>> Reader<'a, L> {
 }
 
 /// Names what was found only when it looks like a name: it might be a piece of a key.
-fn unknown(name: &str, problem: impl Fn(String) -> Problem) -> Problem {
+fn unknown(name: &str, problem: impl Fn(String) -> ProfileProblem) -> ProfileProblem {
     let looks = (1..=32).contains(&name.len())
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         && name.bytes().any(|b| b.is_ascii_lowercase());
-    if looks { problem(name.to_owned()) } else { Problem::NoDirective }
+    if looks { problem(name.to_owned()) } else { ProfileProblem::NoDirective }
 }
 
 /// The name of the block that this line opens.
@@ -274,7 +276,7 @@ fn block<'a>(name: &'a str, arguments: &[String]) -> Option<&'a str> {
 }
 
 /// The directive of a line, without a leading `--`, and its arguments; `None` for an empty line or a comment.
-fn words(line: &str) -> Result<Option<(String, Vec<String>)>, Problem> {
+fn split_words(line: &str) -> Result<Option<(String, Vec<String>)>, ProfileProblem> {
     let mut words = split(line)?;
     if words.is_empty() {
         return Ok(None);
@@ -294,7 +296,7 @@ enum Inside {
 }
 
 /// Splits a line into words as OpenVPN does. Other blanks than space and tab don't get here.
-fn split(line: &str) -> Result<Vec<String>, Problem> {
+fn split(line: &str) -> Result<Vec<String>, ProfileProblem> {
     let blank = |c: char| matches!(c, ' ' | '\t');
     let mut words = Vec::new();
     let mut word = String::new();
@@ -307,7 +309,7 @@ fn split(line: &str) -> Result<Vec<String>, Problem> {
         }
         let taken = match inside {
             Inside::Nothing if blank(c) => false,
-            // Behind a backslash too.
+            // After a backslash too.
             Inside::Nothing if matches!(c, '#' | ';') => return Ok(words),
             Inside::Nothing if matches!(c, '"' | '\'') && !escaped => {
                 inside = Inside::Quotes(c);
@@ -331,26 +333,26 @@ fn split(line: &str) -> Result<Vec<String>, Problem> {
         };
         if taken {
             if escaped && !(matches!(c, '\\' | '"') || blank(c)) {
-                return Err(Problem::Backslash);
+                return Err(ProfileProblem::Backslash);
             }
             word.push(c);
         }
         escaped = false;
         if words.len() > MAX_WORDS {
-            return Err(Problem::TooManyWords);
+            return Err(ProfileProblem::TooManyWords);
         }
     }
     match inside {
-        Inside::Quotes(quote) => return Err(Problem::Quote(quote)),
+        Inside::Quotes(quote) => return Err(ProfileProblem::Quote(quote)),
         Inside::Bare => words.push(word),
         Inside::Nothing => (),
     }
     // A backslash at the end of a line escapes the line feed, which ends a bare word all the same.
     if escaped {
-        return Err(Problem::Backslash);
+        return Err(ProfileProblem::Backslash);
     }
     if words.len() > MAX_WORDS {
-        return Err(Problem::TooManyWords);
+        return Err(ProfileProblem::TooManyWords);
     }
     Ok(words)
 }

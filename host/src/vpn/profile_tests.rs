@@ -22,7 +22,7 @@ fn harmless() -> String {
 }
 
 /// A line laid into an otherwise harmless profile, and the error.
-fn with(line: &str) -> Result<Checked, ProfileError> {
+fn with(line: &str) -> Result<CheckedProfile, ProfileError> {
     check(format!("client\ndev tun\nremote vpn.example 1194\n{line}\nverb 3\n").as_bytes())
 }
 
@@ -71,9 +71,13 @@ fn every_way_to_say_a_forbidden_directive_is_refused_by_its_name() {
     for form in forms {
         let error = with(form).unwrap_err();
         match &error {
-            ProfileError::Line { line: 4, problem: Problem::NotAllowed(name) } => assert_eq!(name, "up"),
+            ProfileError::Line { line: 4, problem: ProfileProblem::NotAllowed(name) } => {
+                assert_eq!(name, "up")
+            }
             // An empty first word is no directive to OpenVPN either.
-            ProfileError::Line { line: 4, problem: Problem::NoDirective } => assert!(form.starts_with("''")),
+            ProfileError::Line { line: 4, problem: ProfileProblem::NoDirective } => {
+                assert!(form.starts_with("''"))
+            }
             other => panic!("{form:?}: {other:?}"),
         }
     }
@@ -141,10 +145,10 @@ fn forbidden_directives_are_named_with_their_line() {
     for line in names {
         let name = line.split(' ').next().unwrap();
         let error = with(line).unwrap_err();
-        let expected = ProfileError::Line { line: 4, problem: Problem::NotAllowed(name.into()) };
+        let expected = ProfileError::Line { line: 4, problem: ProfileProblem::NotAllowed(name.into()) };
         assert_eq!(error, expected, "{line}");
         let inside = with(&format!("<connection>\nremote h\n{line}\n</connection>")).unwrap_err();
-        assert_eq!(inside, ProfileError::Line { line: 6, problem: Problem::NotAllowed(name.into()) });
+        assert_eq!(inside, ProfileError::Line { line: 6, problem: ProfileProblem::NotAllowed(name.into()) });
     }
 }
 
@@ -154,51 +158,57 @@ fn every_other_trick_is_refused() {
     let in_key = format!("<ca>\n{}</ca>\nup x\n</ca>", "A".repeat(255));
     let many = format!("remote {}", "a ".repeat(20));
     let at = |line, problem| Err(ProfileError::Line { line, problem });
-    let arguments = |name| Problem::Arguments(directives::find(name).unwrap());
+    let arguments = |name| ProfileProblem::Arguments(directives::find(name).unwrap());
     let cases = [
-        ("u\\p x", at(4, Problem::Backslash)),
-        ("\\up x", at(4, Problem::Backslash)),
-        ("verb \\3", at(4, Problem::Backslash)),
-        ("verb 3\\", at(4, Problem::Backslash)),
-        ("\"up x", at(4, Problem::Quote('"'))),
-        ("verify-x509-name 'x", at(4, Problem::Quote('\''))),
-        ("UP x", at(4, Problem::NoDirective)),
-        ("----up x", at(4, Problem::NotAllowed("--up".into()))),
-        ("-up x", at(4, Problem::NotAllowed("-up".into()))),
-        ("\u{feff}up x", at(4, Problem::NoDirective)),
-        ("<up>\nx\n</up>", at(4, Problem::Block("up".into()))),
-        ("\"<up>\"\nx\n</up>", at(4, Problem::Block("up".into()))),
-        ("--<up>\nx\n</up>", at(4, Problem::Block("up".into()))),
-        ("<auth-user-pass>\nme\npw\n</auth-user-pass>", at(4, Problem::Block("auth-user-pass".into()))),
-        ("<config>\nx\n</config>", at(4, Problem::Block("config".into()))),
-        ("<CA>\nx\n</CA>", at(4, Problem::NoDirective)),
-        ("<ca> x", at(4, Problem::NoDirective)),
-        ("<ca>\nup x", at(4, Problem::Unclosed("ca".into()))),
-        ("<ca>\nx\n< /ca>\nup x", at(4, Problem::Unclosed("ca".into()))),
-        ("<ca>\nx\n</CA>\nup x", at(4, Problem::Unclosed("ca".into()))),
-        ("<ca>\nx\n</ca> up x", at(6, Problem::BehindEnd("ca".into()))),
-        ("<ca>\nx\n</ca>up x", at(6, Problem::BehindEnd("ca".into()))),
-        ("<ca>\nx\n\t </ca>\nup x\n</ca>", at(7, Problem::NotAllowed("up".into()))),
-        ("</ca>", at(4, Problem::NoDirective)),
+        ("u\\p x", at(4, ProfileProblem::Backslash)),
+        ("\\up x", at(4, ProfileProblem::Backslash)),
+        ("verb \\3", at(4, ProfileProblem::Backslash)),
+        ("verb 3\\", at(4, ProfileProblem::Backslash)),
+        ("\"up x", at(4, ProfileProblem::Quote('"'))),
+        ("verify-x509-name 'x", at(4, ProfileProblem::Quote('\''))),
+        ("UP x", at(4, ProfileProblem::NoDirective)),
+        ("----up x", at(4, ProfileProblem::NotAllowed("--up".into()))),
+        ("-up x", at(4, ProfileProblem::NotAllowed("-up".into()))),
+        ("\u{feff}up x", at(4, ProfileProblem::NoDirective)),
+        ("<up>\nx\n</up>", at(4, ProfileProblem::Block("up".into()))),
+        ("\"<up>\"\nx\n</up>", at(4, ProfileProblem::Block("up".into()))),
+        ("--<up>\nx\n</up>", at(4, ProfileProblem::Block("up".into()))),
+        (
+            "<auth-user-pass>\nme\npw\n</auth-user-pass>",
+            at(4, ProfileProblem::Block("auth-user-pass".into())),
+        ),
+        ("<config>\nx\n</config>", at(4, ProfileProblem::Block("config".into()))),
+        ("<CA>\nx\n</CA>", at(4, ProfileProblem::NoDirective)),
+        ("<ca> x", at(4, ProfileProblem::NoDirective)),
+        ("<ca>\nup x", at(4, ProfileProblem::Unclosed("ca".into()))),
+        ("<ca>\nx\n< /ca>\nup x", at(4, ProfileProblem::Unclosed("ca".into()))),
+        ("<ca>\nx\n</CA>\nup x", at(4, ProfileProblem::Unclosed("ca".into()))),
+        ("<ca>\nx\n</ca> up x", at(6, ProfileProblem::BehindEnd("ca".into()))),
+        ("<ca>\nx\n</ca>up x", at(6, ProfileProblem::BehindEnd("ca".into()))),
+        ("<ca>\nx\n\t </ca>\nup x\n</ca>", at(7, ProfileProblem::NotAllowed("up".into()))),
+        ("</ca>", at(4, ProfileProblem::NoDirective)),
         (
             "<connection>\nremote h\n<ca>\nx\n</ca>\n</connection>",
-            at(6, Problem::NotInConnection("ca".into())),
+            at(6, ProfileProblem::NotInConnection("ca".into())),
         ),
-        ("<connection>\nremote h\nclient\n</connection>", at(6, Problem::NotInConnection("client".into()))),
-        ("<connection>\nproto udp\n</connection>", at(4, Problem::NoRemote)),
-        ("<connection>\nremote h\n--up x\n</connection>", at(6, Problem::NotAllowed("up".into()))),
-        ("<connection>\nremote h\n", at(7, Problem::NotInConnection("verb".into()))),
-        ("ca /etc/shadow", at(4, Problem::NotInline("ca"))),
-        ("tls-auth [inline] 1", at(4, Problem::NotInline("tls-auth"))),
-        ("up x\0", at(4, Problem::Control(0))),
-        ("verb 3\0\nup x", at(4, Problem::Control(0))),
-        ("<ca>\nx\0\n</ca>", at(5, Problem::Control(0))),
-        ("verb 3\rup x", at(4, Problem::Control(b'\r'))),
-        ("verb 3\x0bup", at(4, Problem::Control(0x0b))),
-        ("<ca>\nx\r</ca>\n", at(5, Problem::Control(b'\r'))),
-        (&long, at(4, Problem::TooLong)),
-        (&in_key, at(5, Problem::TooLong)),
-        (&many, at(4, Problem::TooManyWords)),
+        (
+            "<connection>\nremote h\nclient\n</connection>",
+            at(6, ProfileProblem::NotInConnection("client".into())),
+        ),
+        ("<connection>\nproto udp\n</connection>", at(4, ProfileProblem::NoRemote)),
+        ("<connection>\nremote h\n--up x\n</connection>", at(6, ProfileProblem::NotAllowed("up".into()))),
+        ("<connection>\nremote h\n", at(7, ProfileProblem::NotInConnection("verb".into()))),
+        ("ca /etc/shadow", at(4, ProfileProblem::NotInline("ca"))),
+        ("tls-auth [inline] 1", at(4, ProfileProblem::NotInline("tls-auth"))),
+        ("up x\0", at(4, ProfileProblem::Control(0))),
+        ("verb 3\0\nup x", at(4, ProfileProblem::Control(0))),
+        ("<ca>\nx\0\n</ca>", at(5, ProfileProblem::Control(0))),
+        ("verb 3\rup x", at(4, ProfileProblem::Control(b'\r'))),
+        ("verb 3\x0bup", at(4, ProfileProblem::Control(0x0b))),
+        ("<ca>\nx\r</ca>\n", at(5, ProfileProblem::Control(b'\r'))),
+        (&long, at(4, ProfileProblem::TooLong)),
+        (&in_key, at(5, ProfileProblem::TooLong)),
+        (&many, at(4, ProfileProblem::TooManyWords)),
         ("dev tap", at(4, arguments("dev"))),
         ("dev /dev/sda", at(4, arguments("dev"))),
         ("verb 11", at(4, arguments("verb"))),
@@ -221,7 +231,7 @@ fn every_other_trick_is_refused() {
     for (text, expected) in cases {
         assert_eq!(with(text), expected, "{text:?}");
     }
-    assert_eq!(check(b"client\nremote h\xff\n"), at(2, Problem::NotText));
+    assert_eq!(check(b"client\nremote h\xff\n"), at(2, ProfileProblem::NotText));
     assert_eq!(check(b"remote h\n"), Err(ProfileError::Missing("client")));
     assert_eq!(check(b"client\n# remote h\n"), Err(ProfileError::Missing("remote")));
     assert_eq!(check(b""), Err(ProfileError::Missing("client")));

@@ -100,7 +100,7 @@ impl Network {
     }
 
     /// As a cloud endpoint exports it, with CRLF, and without a `reneg-sec`.
-    fn profile(&self) -> Checked {
+    fn profile(&self) -> CheckedProfile {
         let (cert, key) = self.certificate(ExtendedKeyUsagePurpose::ClientAuth);
         let text = format!(
             "client\ndev tun\nproto udp\nremote {SERVER} 1194\nresolv-retry infinite\nnobind\n\

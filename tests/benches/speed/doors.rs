@@ -3,7 +3,6 @@
 //! Plugins that measure zeros at once, so that the time of a run is the way to the plugin and back. The executor is
 //! driven as the host drives it; what is measured is the time that it reports for a run.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +50,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
             pinned: None,
         },
         state_dir: dir.path().to_path_buf(),
-        config_path: PathBuf::new(),
+        config_path: None,
         config_text: config.into(),
         native_gate_set: "cz".into(),
         num_qubits: 50,

@@ -142,7 +142,7 @@ async fn doctor_passes_beside_a_running_host_and_without_one() {
 async fn doctor_changes_nothing() {
     let host = Plan::simulator("").prepare().await;
     let said = host.cli(&["doctor"]).await;
-    assert!(said.out.contains("can be made") && said.out.contains("opens the device"), "{said:?}");
+    assert!(said.out.contains("can be created") && said.out.contains("opens the device"), "{said:?}");
     assert!(!host.state_dir().exists(), "the state directory was made");
     assert!(host.cloud.state().connects.is_empty(), "the token could have been spent");
 }
@@ -237,7 +237,7 @@ async fn dead_letters_are_shown_and_dropped() {
     let said = host.cli(&["results", "show", &id]).await;
     assert!(said.code == 0 && said.out.contains("J1") && said.out.contains("callback_url"), "{said:?}");
     let said = host.cli(&["results", "retry", &id]).await;
-    assert!(said.code == 1 && said.err.contains("nobody to send it to"), "{said:?}");
+    assert!(said.code == 1 && said.err.contains("is a dead letter"), "{said:?}");
     let said = host.cli(&["results", "drop", &id]).await;
     assert!(said.code == 0 && said.out.contains("dropped the dead letter"), "{said:?}");
     assert!(host.state_file().dead_letters().is_empty());
@@ -402,7 +402,7 @@ async fn a_log_for_machines_is_one_object_a_line_to_the_end() {
     let said = host.cli(&["--log-format", "json", "start"]).await;
     assert_eq!(said.code, 3, "{said:?}");
     let misplaced = host.cli(&["--port", "1", "status"]).await;
-    assert!(misplaced.code == 2 && misplaced.err.contains("behind its name"), "{misplaced:?}");
+    assert!(misplaced.code == 2 && misplaced.err.contains("after its name"), "{misplaced:?}");
     let last: Value = serde_json::from_str(said.err.lines().last().unwrap()).unwrap();
     assert_eq!((&last["level"], &last["exit_status"]), (&"ERROR".into(), &3.into()));
     assert!(last["message"].as_str().unwrap().contains("missing.so") && last["hint"].is_string(), "{last}");

@@ -161,5 +161,5 @@ async fn a_host_without_a_cloud_reloads_and_tells_of_itself() {
     )
     .unwrap();
     let doctor = peer.cli(&["doctor"]).await;
-    assert!(doctor.out.contains("it can't take over a quantum state"), "{}", doctor.text());
+    assert!(doctor.out.contains("it can't evolve a quantum state"), "{}", doctor.text());
 }

@@ -208,11 +208,11 @@ async fn plugins_for_another_interface_or_system_are_refused_with_who_must_act()
         ),
         (
             make("older-major.so", &|b| state_version(b, major - 1, 7)),
-            ["was built for plugin interface 0.7", "the vendor must rebuild it"],
+            ["was built for plugin interface 0.7", "ask the vendor to rebuild it"],
         ),
         (
             make("layout.so", &|b| swap(b, b"kind;q0;q1;reserved;param;", b"kind;q0;q1;reserved;phase;")),
-            ["differs from this coda-host in the memory layout", "the vendor must rebuild it"],
+            ["differs from this coda-host in the memory layout", "ask the vendor to rebuild it"],
         ),
         (
             make("dependency.so", &|b| swap(b, b"libgcc_s.so.1\0", b"libvendor.so3\0")),

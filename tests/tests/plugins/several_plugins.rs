@@ -1,6 +1,6 @@
 //! Several plugins in one process, through the executor stage's own interface: each is itself.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use coda_host::error::Explain as _;
@@ -35,7 +35,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
     let request = StartRequest {
         located,
         state_dir: state_dir.to_path_buf(),
-        config_path: PathBuf::new(),
+        config_path: None,
         config_text: config.into(),
         native_gate_set: "cz".into(),
         num_qubits: qubits,

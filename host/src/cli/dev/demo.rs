@@ -1,14 +1,15 @@
-//! `coda-host dev --demo`: three circuits through everything, each one's way and histogram, and a check of
-//! what must be true of them.
+//! `coda-host dev --demo`: runs three circuits end to end, shows the states and the histogram of each, and checks the
+//! results.
 
 use std::time::{Duration, Instant};
 
-use crate::cli::note::Note;
-use crate::cli::submit::{conclude, follow, since};
-use crate::cli::way::Out;
-use crate::dev::client::{DevClient, JobView};
+use super::DevError;
+use crate::cli::dev_session::DevSession;
+use crate::cli::follow_job::{CancelPlan, follow, show_outcome, since};
+use crate::cli::terminal::Terminal;
+use crate::dev::client::{DevClient, DevJob};
 use crate::dev::cloud::DevCloud;
-use crate::error::{Failure, exit};
+use crate::error::Failure;
 
 const SHOTS: u32 = 1000;
 /// A job is acknowledged shortly after its result was accepted.
@@ -40,18 +41,19 @@ const CIRCUITS: [Circuit; 3] = [
     },
 ];
 
-/// Runs them one after the other; whether everything was as it must be.
-pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, Failure> {
-    let client = DevClient::new(&note.url)?;
+/// Runs the circuits one after the other. Returns whether every check passed.
+pub async fn run(cloud: &DevCloud, session: &DevSession, out: &mut Terminal) -> Result<bool, Failure> {
+    let client = DevClient::new(&session.url)?;
     let mut wrong = Vec::new();
     for circuit in &CIRCUITS {
         let id = client.submit(circuit.json, SHOTS).await?;
         out.line(&format!("{}  {id}", out.bold(circuit.title)))?;
-        let view = follow(&client, &id, (&mut None, &[]), |step, queued| {
+        let plan = CancelPlan { at: &mut None, ids: &[] };
+        let view = follow(&client, &id, plan, |step, queued| {
             out.line(&format!("  {}", out.step(&step.state, since(step, queued))))
         })
         .await?;
-        conclude(out, &view)?;
+        show_outcome(out, &view)?;
         out.line("")?;
         if let Err(why) = check(circuit, &view) {
             wrong.push(format!("{}: {why}", circuit.title));
@@ -61,12 +63,12 @@ pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, F
     if bad_tokens > 0 {
         wrong.push(format!("{bad_tokens} webhooks came with a token that doesn't verify"));
     }
-    let pending = pending(note).await?;
+    let pending = pending(session).await?;
     if pending > 0 {
         wrong.push(format!("{pending} messages are not acknowledged"));
     }
     if wrong.is_empty() {
-        let text = "all three delivered: counts as they must be, tokens verified, messages acknowledged";
+        let text = "all three delivered: counts are possible, tokens verified, messages acknowledged";
         out.line(&format!("{}\n", out.bold(text)))?;
     }
     for what in &wrong {
@@ -75,7 +77,7 @@ pub async fn run(cloud: &DevCloud, note: &Note, out: &mut Out) -> Result<bool, F
     Ok(wrong.is_empty())
 }
 
-fn check(circuit: &Circuit, view: &JobView) -> Result<(), String> {
+fn check(circuit: &Circuit, view: &DevJob) -> Result<(), String> {
     for state in ["executing", "completed", "delivered"] {
         if !view.has(state) {
             return Err(format!("never seen as {state}"));
@@ -87,28 +89,21 @@ fn check(circuit: &Circuit, view: &JobView) -> Result<(), String> {
         return Err(format!("the counts make {shots} shots, not {SHOTS}"));
     }
     match circuit.only.and_then(|only| counts.iter().find(|(key, _)| !only.contains(&key.as_str()))) {
-        Some((key, n)) => Err(format!("{key} was counted {n} times, which can't be")),
+        Some((key, n)) => Err(format!("{key} was counted {n} times, which is impossible")),
         None => Ok(()),
     }
 }
 
-/// Messages of the group that are not acknowledged, once the last results have had time to be.
-async fn pending(note: &Note) -> Result<u64, Failure> {
-    let failed = |e: redis::RedisError| Failure {
-        code: "dev-redis",
-        message: "the private Redis could not be asked what is pending".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: exit::FAILURE,
-    };
-    let client = redis::Client::open(note.redis_url.as_str()).map_err(failed)?;
-    let mut connection = client.get_multiplexed_async_connection().await.map_err(failed)?;
+/// Counts the messages that are still not acknowledged after [`ACK_LIMIT`].
+async fn pending(session: &DevSession) -> Result<u64, Failure> {
+    let client = redis::Client::open(session.redis_url.as_str()).map_err(DevError::Redis)?;
+    let mut connection = client.get_multiplexed_async_connection().await.map_err(DevError::Redis)?;
     let since = Instant::now();
     loop {
         let mut ask = redis::cmd("XPENDING");
-        ask.arg(format!("qpu:{}:jobs", note.qpu_id)).arg(format!("qpu:{}:workers", note.qpu_id));
+        ask.arg(format!("qpu:{}:jobs", session.qpu_id)).arg(format!("qpu:{}:workers", session.qpu_id));
         let (pending, _, _, _): (u64, redis::Value, redis::Value, redis::Value) =
-            ask.query_async(&mut connection).await.map_err(failed)?;
+            ask.query_async(&mut connection).await.map_err(DevError::Redis)?;
         if pending == 0 || since.elapsed() > ACK_LIMIT {
             return Ok(pending);
         }

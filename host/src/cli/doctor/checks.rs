@@ -22,14 +22,14 @@ use crate::sys::{self, Dispositions};
 use crate::vpn::command::Programs;
 use crate::vpn::interface;
 
-/// Of one question to the network.
+/// Limit of one request over the network.
 const LIMIT: Duration = Duration::from_secs(5);
 /// A clock that is off by more makes tokens invalid here or there.
 const CLOCK_WARN: Duration = Duration::from_secs(30);
 const CLOCK_FAIL: Duration = Duration::from_secs(300);
 
-/// Runs them all; none keeps the others from running.
-pub async fn all(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
+/// Runs every check. A failed check does not stop the others.
+pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let dirs = match load::dirs(env) {
         Ok(dirs) => dirs,
@@ -69,10 +69,12 @@ pub async fn all(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
     findings.push(plugin(&prepared, env, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
     if prepared.settings.peer.enabled {
-        findings.extend(peer::all(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
+        findings
+            .extend(peer::peer_checks(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
     }
     if no_cloud {
-        findings.push(Finding::skip("cloud", "without one (CODA_NO_CLOUD), so no Redis and no VPN either"));
+        findings
+            .push(Finding::skip("cloud", "not used (CODA_NO_CLOUD), so Redis and VPN are not used either"));
         return findings;
     }
     findings.extend(cloud(&prepared).await);
@@ -85,7 +87,7 @@ pub async fn all(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
 fn directories(dirs: &Dirs) -> Vec<Finding> {
     let mut findings = Vec::new();
     let shown = dirs.state.display();
-    // A start makes it where it is missing: then the directory above counts.
+    // A start creates a missing directory, so the nearest existing one above it is checked.
     let there = dirs.state.ancestors().find(|d| d.exists()).unwrap_or(&dirs.state);
     findings.push(match tempfile::tempfile_in(there) {
         Ok(_) => match (in_memory(there), sys::free_bytes(there)) {
@@ -97,7 +99,7 @@ fn directories(dirs: &Dirs) -> Vec<Finding> {
             (_, Ok(free)) if free < 64 << 20 => {
                 Finding::fail("state", format!("{shown} has {} MiB left", free >> 20), "free space there")
             }
-            _ if there != dirs.state => Finding::pass("state", format!("{shown} can be made")),
+            _ if there != dirs.state => Finding::pass("state", format!("{shown} can be created")),
             _ => Finding::pass("state", format!("{shown} is writable")),
         },
         Err(e) => Finding::fail("state", format!("{shown}: {e}"), "make it writable, or set CODA_STATE_DIR"),
@@ -113,7 +115,7 @@ fn directories(dirs: &Dirs) -> Vec<Finding> {
     findings
 }
 
-/// Whether the directory lies on a tmpfs: the longest mount point that holds it says.
+/// Whether the directory is on a tmpfs, by the longest mount point that contains it.
 fn in_memory(dir: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mount = |line: &str| {
@@ -164,7 +166,7 @@ fn results(state: &Path) -> Finding {
     }
 }
 
-/// Whose rights a plugin's process has, where it has one.
+/// The account of the plugin's worker process; `None` when the plugin runs in the host.
 fn runs_as(prepared: &Prepared) -> Option<Finding> {
     if !prepared.settings.executor.isolated {
         return None;
@@ -176,7 +178,10 @@ fn runs_as(prepared: &Prepared) -> Option<Finding> {
         Ok(RunsAs::Host) => Finding::pass("isolation", "the plugin's process runs as the host does"),
         Ok(RunsAs::Root) => Finding::warn(
             "isolation",
-            format!("the plugin's process runs as root, for there is no account {}", account::USUAL),
+            format!(
+                "the plugin's process runs as root, because the account {} does not exist",
+                account::USUAL
+            ),
             account::MAKE_USUAL,
         ),
         Err(failure) => Finding::failure("isolation", &failure),
@@ -205,7 +210,7 @@ async fn plugin(prepared: &Prepared, env: &ProcessEnv, only_file: bool) -> Findi
 
 async fn opened(prepared: &Prepared, located: Located) -> Finding {
     let dispositions = Arc::new(Dispositions::capture());
-    // The library's copy goes with this directory; beside the state, where a start would load it from.
+    // The library's copy is removed with this directory, which is inside the state directory as in a start.
     let state = &prepared.settings.dirs.state;
     let scratch = match tempfile::tempdir_in(state).or_else(|_| tempfile::tempdir()) {
         Ok(scratch) => scratch,
@@ -240,7 +245,7 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
             if prepared.settings.peer.enabled && active.hooks.evolve_qubits.is_none() {
                 return Finding::warn(
                     "plugin",
-                    format!("{found}; it can't take over a quantum state, so every reservation is declined"),
+                    format!("{found}; it can't evolve a quantum state, so every reservation is declined"),
                     "use a plugin with evolve_state (interface 1.1), or unset CODA_PEER",
                 );
             }
@@ -303,13 +308,13 @@ async fn redis(prepared: &Prepared) -> Vec<Finding> {
     };
     match redis.look().await {
         Ok(look) => {
-            let version = look.version.unwrap_or_else(|| "version not told".into());
+            let version = look.version.unwrap_or_else(|| "unknown version".into());
             let stream = match (look.length, look.pending) {
                 (Some(length), Some(pending)) => {
                     format!("; {length} message(s) in the stream, {pending} pending")
                 }
                 (Some(length), None) => format!("; {length} message(s) in the stream, no group yet"),
-                _ => "; the stream can't be looked at with this account".into(),
+                _ => "; this account may not read the stream's length".into(),
             };
             vec![Finding::pass("redis", format!("reachable, {version}{stream}"))]
         }
@@ -332,10 +337,12 @@ fn openvpn(prepared: &Prepared, env: &ProcessEnv) -> Finding {
         None if prepared.settings.identity.qpu_id.is_empty() => Finding {
             name: "vpn",
             verdict: Verdict::Warn,
-            found: "there is no openvpn".into(),
-            todo: Some("apt-get install openvpn, if Coda sets this QPU up with a VPN".into()),
+            found: "openvpn is not installed".into(),
+            todo: Some("install it if Coda sets this QPU up with a VPN: apt-get install openvpn".into()),
         },
-        None => Finding::fail("vpn", "there is no openvpn, but a VPN is required", "apt-get install openvpn"),
+        None => {
+            Finding::fail("vpn", "openvpn is not installed, but a VPN is required", "apt-get install openvpn")
+        }
     }
 }
 
@@ -349,7 +356,7 @@ fn tunnel(prepared: &Prepared, env: &ProcessEnv, running: bool) -> Vec<Finding> 
     let up = match interface::detect(&programs, vpn.interface_hint.as_deref(), vpn.command_timeout) {
         Ok(Some(up)) => up,
         Ok(None) if running => {
-            let todo = "coda-node-openvpn.log beside the credentials tells what OpenVPN did";
+            let todo = "see coda-node-openvpn.log in the directory of the credentials";
             return vec![Finding::fail("tunnel", "no VPN tunnel interface is up", todo)];
         }
         Ok(None) => return vec![Finding::skip("tunnel", "the host brings it up when it starts")],
@@ -362,7 +369,7 @@ fn tunnel(prepared: &Prepared, env: &ProcessEnv, running: bool) -> Vec<Finding> 
             verdict: Verdict::Warn,
             found: format!("the VPN has taken over the default route ({up}): a control system in another network may be cut off"),
             todo: Some(
-                "give that network a route of its own (ip route add NETWORK via GATEWAY), or have the VPN's server \
+                "add a route to that network (ip route add NETWORK via GATEWAY), or have the VPN's server \
                  push routes instead of redirect-gateway"
                     .into(),
             ),

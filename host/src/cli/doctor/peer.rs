@@ -12,8 +12,13 @@ use super::Finding;
 use crate::config::settings::{AllowSetting, PeerSettings};
 use crate::peers::identity;
 
-/// Runs them all.
-pub async fn all(settings: &PeerSettings, state: &Path, running: bool, limit: Duration) -> Vec<Finding> {
+/// Runs every check of a peer.
+pub async fn peer_checks(
+    settings: &PeerSettings,
+    state: &Path,
+    running: bool,
+    limit: Duration,
+) -> Vec<Finding> {
     let mut findings = vec![known_as(state), rights(settings)];
     if !running {
         findings.extend(settings.listen.iter().map(listens));
@@ -27,7 +32,7 @@ pub async fn all(settings: &PeerSettings, state: &Path, running: bool, limit: Du
 fn known_as(state: &Path) -> Finding {
     match identity::stored(state) {
         Ok(Some(key)) => Finding::pass("peer", format!("known as {}", key.public().to_peer_id())),
-        Ok(None) => Finding::pass("peer", "the first start makes its identity"),
+        Ok(None) => Finding::pass("peer", "the first start creates its identity"),
         Err(e) => Finding::failure("peer", &e.into()),
     }
 }
@@ -36,8 +41,8 @@ fn rights(settings: &PeerSettings) -> Finding {
     match &settings.allow {
         AllowSetting::Any => Finding::warn(
             "peer rights",
-            "everybody who reaches this host may reserve its slots",
-            "name the coordinators' peer ids in CODA_PEER_ALLOW, unless that is meant",
+            "every peer that reaches this host may reserve its slots",
+            "set CODA_PEER_ALLOW to the peer ids of the coordinators, unless this is intended",
         ),
         AllowSetting::Bootstrap if settings.network.bootstrap.is_empty() => Finding::warn(
             "peer rights",
@@ -55,7 +60,7 @@ fn listens(address: &Multiaddr) -> Finding {
     let Some((host, port)) = tcp(address) else {
         return Finding::fail(
             "peer port",
-            format!("{address} is no TCP address"),
+            format!("{address} is not a TCP address"),
             "CODA_PEER_LISTEN takes /ip4/ADDRESS/tcp/PORT",
         );
     };
@@ -73,7 +78,7 @@ async fn reachable(address: &Multiaddr, limit: Duration) -> Finding {
         Finding::fail("bootstrap", format!("{address}: {why}"), todo)
     };
     let Some((host, port)) = tcp(address) else {
-        return unreachable("no TCP address".into());
+        return unreachable("not a TCP address".into());
     };
     match tokio::time::timeout(limit, TcpStream::connect((host.as_str(), port))).await {
         Ok(Ok(_)) => Finding::pass("bootstrap", format!("{address} is reachable")),
@@ -82,7 +87,7 @@ async fn reachable(address: &Multiaddr, limit: Duration) -> Finding {
     }
 }
 
-/// Host and port of an address.
+/// Host and port of a TCP multiaddress; `None` for other addresses.
 fn tcp(address: &Multiaddr) -> Option<(String, u16)> {
     let mut parts = address.iter();
     let host = match parts.next()? {

@@ -1,7 +1,7 @@
-//! `coda-host plugin check`: every case in a child of its own, as lines, JSON or JUnit.
+//! `coda-host plugin check`: runs every case in a child process, and reports as lines, JSON or JUnit.
 
 use std::collections::HashMap;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use rand::Rng as _;
 
-use super::super::way::Out;
 use crate::app;
 use crate::check::{self, CASES, Case, CheckOptions, report, runner};
+use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 use crate::executor::elf;
 use crate::executor::locate::DEFAULT_ENTRY;
 
@@ -40,11 +40,11 @@ pub struct Args {
     /// Run only the cases whose name begins so (may be given several times)
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Fewer circuits and shots, for devices where a run is dear
+    /// Use fewer circuits and shots, for devices on which a run is expensive
     #[arg(long)]
     quick: bool,
-    /// Distance in total variation between counts and exact probabilities that is forgiven, beside what chance
-    /// allows: 0 for exact simulators, what its error rates explain for a real device
+    /// Tolerated distance in total variation between counts and exact probabilities, in addition to the statistical
+    /// error: 0 for exact simulators, the effect of the error rates for a real device
     #[arg(long, value_name = "DISTANCE", default_value_t = 0.0)]
     tolerance: f64,
     /// Seed of the random circuits; drawn and printed when not given
@@ -53,15 +53,15 @@ pub struct Args {
     /// How long one case may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     time_limit: u64,
-    /// The results as JSON
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
-    /// Write the results to this file in the form that CI systems read
+    /// Write the results to this file in JUnit format, for CI systems
     #[arg(long, value_name = "FILE.xml", value_hint = clap::ValueHint::FilePath)]
     junit: Option<PathBuf>,
 }
 
-/// For the children.
+/// The arguments of a child process.
 #[derive(Debug, clap::Args)]
 pub struct CaseArgs {
     case: String,
@@ -69,8 +69,49 @@ pub struct CaseArgs {
     answer: PathBuf,
 }
 
+/// Why nothing could be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginCheckError {
+    #[error("no case is named '{only}'")]
+    NoCase { only: String, known: String },
+    #[error("--tolerance is {0}, expected 0 to 1")]
+    Tolerance(f64),
+    #[error("no temporary directory could be created")]
+    TemporaryDirectory(#[source] io::Error),
+    #[error("no process could be started for a case")]
+    Spawn(#[source] io::Error),
+    #[error("the report {} can't be written", path.display())]
+    Report { path: PathBuf, source: io::Error },
+    #[error("the library {} can't be read", path.display())]
+    Library { path: PathBuf, source: io::Error },
+    #[error("this command is for `plugin check` itself: {reason}")]
+    CaseProcess { reason: String },
+}
+
+impl Explain for PluginCheckError {
+    fn code(&self) -> &'static str {
+        "plugin-check"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            PluginCheckError::NoCase { known, .. } => format!("choose among the cases: {known}"),
+            PluginCheckError::Tolerance(_) => "give a distance such as 0.1".into(),
+            PluginCheckError::TemporaryDirectory(_) => "check TMPDIR and the free space there (df -h)".into(),
+            PluginCheckError::Spawn(_) => "check the limits on processes and open files (ulimit -a)".into(),
+            PluginCheckError::Report { .. } => "give --junit a file in a directory that is writable".into(),
+            PluginCheckError::Library { .. } => "give the path of the plugin's library".into(),
+            PluginCheckError::CaseProcess { .. } => "run `coda-host plugin check` instead".into(),
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CONFIG
+    }
+}
+
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     if args.list {
         for case in CASES {
             out.line(&format!("{:<22}{}", case.name, case.about))?;
@@ -83,16 +124,15 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         .collect();
     if chosen.is_empty() {
         let known: Vec<&str> = CASES.iter().map(|c| c.name).collect();
-        let hint = format!("the cases are: {}", known.join(", "));
-        return Err(unusable(format!("no case is named '{}'", args.only.join("' or '")), Some(hint)));
+        let only = args.only.join("' or '");
+        return Err(PluginCheckError::NoCase { only, known: known.join(", ") }.into());
     }
     if !(0.0..1.0).contains(&args.tolerance) {
-        return Err(unusable(format!("--tolerance is {}, expected 0 to 1", args.tolerance), None));
+        return Err(PluginCheckError::Tolerance(args.tolerance).into());
     }
-    let scratch = tempfile::tempdir().map_err(|e| unusable(format!("no temporary directory: {e}"), None))?;
+    let scratch = tempfile::tempdir().map_err(PluginCheckError::TemporaryDirectory)?;
     let options = options(&args, env, scratch.path())?;
-    let program =
-        std::env::current_exe().map_err(|e| unusable(format!("this program can't be found: {e}"), None))?;
+    let program = std::env::current_exe().map_err(PluginCheckError::Spawn)?;
     if !args.json {
         out.line(&format!("checking {} (seed {})", options.library.display(), options.seed))?;
     }
@@ -104,8 +144,9 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         };
         let result = match results.iter().find_map(runner::CaseResult::is_the_end) {
             Some(why) => runner::CaseResult::not_run(case, why),
-            None => runner::run(case, &options, &program, &mut || bar.tick())
-                .map_err(|e| unusable(format!("no process could be started for a case: {e}"), None))?,
+            None => {
+                runner::run(case, &options, &program, &mut || bar.tick()).map_err(PluginCheckError::Spawn)?
+            }
         };
         bar.finish_and_clear();
         if !args.json {
@@ -115,7 +156,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     }
     if let Some(path) = &args.junit {
         std::fs::write(path, report::junit(&results, &options))
-            .map_err(|e| unusable(format!("{} can't be written: {e}", path.display()), None))?;
+            .map_err(|source| PluginCheckError::Report { path: path.clone(), source })?;
     }
     match args.json {
         true => out.line(&report::json(&results, &options).to_string())?,
@@ -127,12 +168,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
 
 fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions, Failure> {
     let file = args.file.as_ref().map(|f| env.cwd.join(f)).unwrap_or_default();
-    let library = file.canonicalize().map_err(|e| {
-        unusable(
-            format!("{} can't be read: {e}", file.display()),
-            Some("give the path of the plugin's library".into()),
-        )
-    })?;
+    let library = file.canonicalize().map_err(|source| PluginCheckError::Library { path: file, source })?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
         flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
@@ -144,7 +180,7 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
         .as_deref()
         .and_then(|f| f.rsplit_once(':'))
         .map(|(_, entry)| entry.to_string());
-    // A file that is no plugin has none; the case about the descriptor says why.
+    // A file that is not a plugin has no entries; the case about the descriptor reports why.
     let entries = elf::inspect(&library).map(|found| found.descriptor.entries).unwrap_or_default();
     let usual = || match entries.iter().any(|e| e == DEFAULT_ENTRY) {
         true => DEFAULT_ENTRY.to_string(),
@@ -153,7 +189,7 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
     Ok(CheckOptions {
         library,
         entry: named.unwrap_or_else(usual),
-        config_path: prepared.device.path,
+        config_path: prepared.device.path.unwrap_or_default(),
         config_text: prepared.device.text,
         native_gate_set: prepared.settings.identity.native_gate_set,
         num_qubits: prepared.settings.identity.num_qubits,
@@ -165,18 +201,14 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
     })
 }
 
-/// The child's side of one case.
+/// Runs one case in the child process, by the order in a file, and writes the verdict into another file.
 pub fn run_case(args: &CaseArgs) -> Result<ExitCode, Failure> {
-    let failed = |what: String| unusable(format!("this command is for `plugin check` itself: {what}"), None);
-    let case = check::case(&args.case).ok_or_else(|| failed(format!("no case '{}'", args.case)))?;
-    let order = std::fs::read(&args.order).map_err(|e| failed(e.to_string()))?;
-    let options: CheckOptions = serde_json::from_slice(&order).map_err(|e| failed(e.to_string()))?;
+    let unusable = |reason: String| PluginCheckError::CaseProcess { reason };
+    let case = check::case(&args.case).ok_or_else(|| unusable(format!("no case '{}'", args.case)))?;
+    let order = std::fs::read(&args.order).map_err(|e| unusable(e.to_string()))?;
+    let options: CheckOptions = serde_json::from_slice(&order).map_err(|e| unusable(e.to_string()))?;
     let verdict = check::run_here(case, &options);
-    let answer = serde_json::to_vec(&verdict).map_err(|e| failed(e.to_string()))?;
-    std::fs::write(&args.answer, answer).map_err(|e| failed(e.to_string()))?;
+    let answer = serde_json::to_vec(&verdict).map_err(|e| unusable(e.to_string()))?;
+    std::fs::write(&args.answer, answer).map_err(|e| unusable(e.to_string()))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn unusable(message: String, hint: Option<String>) -> Failure {
-    Failure { code: "plugin-check", message, causes: Vec::new(), hint, exit: exit::CONFIG }
 }

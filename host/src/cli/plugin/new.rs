@@ -1,13 +1,13 @@
-//! `coda-host plugin new`: a plugin's project that builds offline against the SDK, and passes its tests as it is.
+//! `coda-host plugin new`: creates the project of a plugin that builds offline against the SDK and passes its tests.
 //!
-//! The sources are those of the examples, under the new name: what is generated here is what is tested there.
+//! The sources are those of the examples under the new name, so the tests of the examples cover the generated code.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::super::way::Out;
+use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::{Explain, Failure, exit};
 
 macro_rules! example {
     ($path:literal) => {
@@ -37,7 +37,7 @@ pub struct Args {
     /// The language
     #[arg(long, value_enum)]
     lang: Language,
-    /// The SDK (CODA_SDK; share/coda-host/sdk beside this program when it is there)
+    /// The SDK (CODA_SDK; share/coda-host/sdk next to this program, if it exists)
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     sdk: Option<PathBuf>,
 }
@@ -45,24 +45,54 @@ pub struct Args {
 /// A file of the project: its path and what is in it.
 type Content = (&'static str, String);
 
+/// Why no project was created.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginNewError {
+    #[error("'{0}' can't be a plugin's name")]
+    Name(String),
+    #[error("{} exists already", .0.display())]
+    Exists(PathBuf),
+    #[error("{} can't be written", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("the SDK is not installed")]
+    NoSdk,
+    #[error("{} holds no SDK", .0.display())]
+    NotSdk(PathBuf),
+}
+
+impl Explain for PluginNewError {
+    fn code(&self) -> &'static str {
+        "plugin-new"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            PluginNewError::Name(_) => "use small letters, digits and dashes, and a letter first".into(),
+            PluginNewError::Exists(_) => "choose another name, or remove it".into(),
+            PluginNewError::Write { .. } => "check space and permissions".into(),
+            PluginNewError::NoSdk | PluginNewError::NotSdk(_) => {
+                "run 'make install' (or 'make sdk' and --sdk target/sdk) in coda-host's source".into()
+            }
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::CONFIG
+    }
+}
+
 pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if !args.name.starts_with(|c: char| c.is_ascii_lowercase())
         || !args.name.chars().all(good)
         || args.name.len() > 48
     {
-        return Err(unusable(
-            format!("'{}' can't be a plugin's name", args.name),
-            "small letters, digits and dashes, the first a letter",
-        ));
+        return Err(PluginNewError::Name(args.name.clone()).into());
     }
     let sdk = sdk(args, env)?;
     let dir = env.cwd.join(&args.name);
     if dir.exists() {
-        return Err(unusable(
-            format!("{} exists already", dir.display()),
-            "choose another name, or remove it",
-        ));
+        return Err(PluginNewError::Exists(dir).into());
     }
     let files = match args.lang {
         Language::Rust => rust(&args.name, &sdk),
@@ -75,11 +105,9 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             .parent()
             .map_or(Ok(()), std::fs::create_dir_all)
             .and_then(|()| std::fs::write(&path, content));
-        written.map_err(|e| {
-            unusable(format!("{} can't be written: {e}", path.display()), "check space and permissions")
-        })?;
+        written.map_err(|source| PluginNewError::Write { path, source })?;
     }
-    let mut out = Out::new(env);
+    let mut out = Terminal::new(env);
     let (build, library) = match args.lang {
         Language::Rust => (
             "cargo test && cargo build --release",
@@ -87,13 +115,13 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         ),
         _ => ("make", format!("lib{}.so", args.name)),
     };
-    out.line(&format!("{} is there; next:", dir.display()))?;
+    out.line(&format!("created {}; next:", args.name))?;
     out.line(&format!("  cd {} && {build}", args.name))?;
     out.line(&format!("  coda-host plugin check {library} --device device.yaml"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, Failure> {
+fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, PluginNewError> {
     let named = args.sdk.clone().or_else(|| env.ours("CODA_SDK").map(PathBuf::from)).map(|p| env.cwd.join(p));
     let beside = std::env::current_exe()
         .ok()
@@ -105,14 +133,10 @@ fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, Failure> {
         Some(named) => Some(named.clone()).filter(is_sdk),
         None => usual.into_iter().flatten().find(is_sdk),
     };
-    found.ok_or_else(|| {
-        let what =
-            named.map_or("the SDK is not installed".to_string(), |n| format!("{} is no SDK", n.display()));
-        unusable(what, "run 'make install' (or 'make sdk' and --sdk target/sdk) in coda-host's source")
-    })
+    found.ok_or(named.map_or(PluginNewError::NoSdk, PluginNewError::NotSdk))
 }
 
-/// `acme-qpu` as a name of a type.
+/// A plugin's name in the form of a type: `AcmeQpu` for `acme-qpu`.
 fn pascal(name: &str) -> String {
     let part = |p: &str| p[..1].to_ascii_uppercase() + &p[1..];
     name.split('-').filter(|p| !p.is_empty()).map(part).collect()
@@ -128,7 +152,7 @@ fn common(name: &str, lang: &str, library: &str, build: &str) -> Vec<Content> {
          what stands for the hardware\nby your control stack, and set the kind to hardware.\n\n\
          ```\n{build}\ncoda-host plugin check {library} --device device.yaml          # every case, each in its own process\n\
          coda-host run circuit.json --device device.yaml --shots 1000   # one circuit\n\
-         coda-host dev --device device.yaml --demo                      # a private cloud on this machine\n```\n\n\
+         coda-host dev --device device.yaml --demo                      # a local Coda sandbox\n```\n\n\
          The interface's reference, and a tutorial: docs/plugins.md of coda-host.\n"
     );
     let ci = format!(
@@ -209,10 +233,6 @@ fn foreign(name: &str, sdk: &Path, ending: &'static str) -> Vec<Content> {
         ("toy_device.h", example!("example-c/toy_device.h").into()),
     ]);
     files
-}
-
-fn unusable(message: String, hint: &str) -> Failure {
-    Failure { code: "plugin-new", message, causes: Vec::new(), hint: Some(hint.into()), exit: exit::CONFIG }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::Instant;
 
-use super::{Options, Reply, Shared, Submitted, WEBHOOK, error, reply};
+use super::{Options, Reply, Shared, SubmittedJob, WEBHOOK, error, reply};
 use crate::model::iso_time;
 
 /// Longest wait of one request.
@@ -98,7 +98,7 @@ impl Shared {
         ];
         // Before it can come back through the webhook.
         let at = OffsetDateTime::now_utc();
-        let submitted = Submitted { at, message_id: String::new() };
+        let submitted = SubmittedJob { at, message_id: String::new() };
         self.state().submitted.insert(job_id.as_str().into(), submitted);
         let mut redis = self.jobs.redis().await?;
         let id: Option<String> =
@@ -132,7 +132,7 @@ impl Shared {
         let mut ticks = self.tick.subscribe();
         loop {
             ticks.borrow_and_update();
-            let Some(view) = self.look(id).await? else {
+            let Some(view) = self.job_status(id).await? else {
                 return Ok(error(404, "no such job was sent from here"));
             };
             let enough = states.is_some_and(|n| view.states.len() > n);
@@ -145,7 +145,7 @@ impl Shared {
         }
     }
 
-    async fn look(&self, id: &str) -> Result<Option<View>, redis::RedisError> {
+    async fn job_status(&self, id: &str) -> Result<Option<JobStatus>, redis::RedisError> {
         let Some(submitted) = self.state().submitted.get(id).cloned() else { return Ok(None) };
         let mut redis = self.jobs.redis().await?;
         let hash: HashMap<String, String> = redis.hgetall(format!("qpu:job:{id}:status")).await?;
@@ -168,7 +168,7 @@ impl Shared {
         let over = states.iter().any(|(state, _)| matches!(*state, "delivered" | "cancelled"));
         let webhook = serde_json::from_slice(&job.body).unwrap_or(Value::Null);
         let error = hash.get("error").cloned();
-        Ok(Some(View {
+        Ok(Some(JobStatus {
             states,
             over,
             attempts: job.attempts,
@@ -179,7 +179,7 @@ impl Shared {
     }
 }
 
-struct View {
+struct JobStatus {
     states: Vec<(&'static str, String)>,
     over: bool,
     attempts: u32,
@@ -188,7 +188,7 @@ struct View {
     message_id: String,
 }
 
-impl View {
+impl JobStatus {
     fn json(&self, id: &str) -> Value {
         let states: Vec<Value> =
             self.states.iter().map(|(state, at)| json!({ "state": state, "at": at })).collect();

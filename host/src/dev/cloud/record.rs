@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 /// One webhook attempt.
 #[derive(Debug, Clone)]
-pub struct WebhookSeen {
+pub struct ReceivedWebhook {
     pub at: Instant,
     pub time: OffsetDateTime,
     pub job_id: Arc<str>,
@@ -25,7 +25,7 @@ pub struct WebhookSeen {
     pub answered: Option<u16>,
 }
 
-impl WebhookSeen {
+impl ReceivedWebhook {
     /// The body, null when it isn't JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
@@ -33,7 +33,7 @@ impl WebhookSeen {
 }
 
 #[derive(Debug, Clone)]
-pub struct HeartbeatSeen {
+pub struct ReceivedHeartbeat {
     pub at: Instant,
     pub body: Value,
     pub jwt: Result<(), &'static str>,
@@ -41,7 +41,7 @@ pub struct HeartbeatSeen {
 }
 
 #[derive(Debug, Clone)]
-pub struct ConnectSeen {
+pub struct ReceivedConnect {
     pub at: Instant,
     /// Whether a signed token was shown, by its two dots.
     pub jwt: bool,
@@ -51,7 +51,7 @@ pub struct ConnectSeen {
 
 /// The deliveries of one job.
 #[derive(Debug, Clone, Default)]
-pub struct JobSeen {
+pub struct JobDeliveries {
     pub attempts: u32,
     /// Attempts that were answered 2xx.
     pub accepted: u32,
@@ -62,19 +62,19 @@ pub struct JobSeen {
 
 /// A job sent through the development cloud itself.
 #[derive(Debug, Clone)]
-pub struct Submitted {
+pub struct SubmittedJob {
     pub at: OffsetDateTime,
     pub message_id: String,
 }
 
 /// Everything seen since the start. Lists keep the newest `Options::keep` entries, counters count all.
 #[derive(Debug, Default)]
-pub struct State {
-    pub webhooks: Vec<WebhookSeen>,
-    pub heartbeats: Vec<HeartbeatSeen>,
-    pub connects: Vec<ConnectSeen>,
-    pub jobs: HashMap<Arc<str>, JobSeen>,
-    pub submitted: HashMap<Arc<str>, Submitted>,
+pub struct DevCloudState {
+    pub webhooks: Vec<ReceivedWebhook>,
+    pub heartbeats: Vec<ReceivedHeartbeat>,
+    pub connects: Vec<ReceivedConnect>,
+    pub jobs: HashMap<Arc<str>, JobDeliveries>,
+    pub submitted: HashMap<Arc<str>, SubmittedJob>,
     /// Webhook attempts in all.
     pub webhook_count: u64,
     /// Jobs with an accepted webhook.
@@ -85,20 +85,20 @@ pub struct State {
     pub(super) tokens: HashMap<String, bool>,
 }
 
-impl State {
+impl DevCloudState {
     pub fn accepted(&self, job_id: &str) -> bool {
         self.jobs.get(job_id).is_some_and(|job| job.accepted > 0)
     }
 
     /// A job's attempts, oldest first.
-    pub fn attempts<'a>(&'a self, job_id: &'a str) -> impl Iterator<Item = &'a WebhookSeen> {
+    pub fn attempts<'a>(&'a self, job_id: &'a str) -> impl Iterator<Item = &'a ReceivedWebhook> {
         self.webhooks.iter().filter(move |w| &*w.job_id == job_id)
     }
 
     /// Drops the older half of what is beyond the limit; jobs go with their last attempt.
     pub(super) fn trim(&mut self, keep: usize) {
         if self.webhooks.len() > keep.saturating_mul(2) {
-            let gone: Vec<WebhookSeen> = self.webhooks.drain(..self.webhooks.len() - keep).collect();
+            let gone: Vec<ReceivedWebhook> = self.webhooks.drain(..self.webhooks.len() - keep).collect();
             for webhook in gone {
                 let last = self.jobs.get(&webhook.job_id).is_some_and(|j| j.attempts == webhook.attempt);
                 if last {
@@ -191,8 +191,8 @@ pub type BundleEdit = Arc<dyn Fn(&mut Value) + Send + Sync>;
 
 #[derive(Clone, Default)]
 pub(super) struct Hooks {
-    pub(super) webhook: Option<Hook<WebhookSeen>>,
-    pub(super) heartbeat: Option<Hook<HeartbeatSeen>>,
-    pub(super) connect: Option<Hook<ConnectSeen>>,
+    pub(super) webhook: Option<Hook<ReceivedWebhook>>,
+    pub(super) heartbeat: Option<Hook<ReceivedHeartbeat>>,
+    pub(super) connect: Option<Hook<ReceivedConnect>>,
     pub(super) bundle: Option<BundleEdit>,
 }

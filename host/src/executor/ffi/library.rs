@@ -20,7 +20,7 @@ use super::{Common, Instance, JobContext};
 
 /// Why a library could not be opened.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum OpenError {
+pub enum LibraryOpenError {
     /// The system's loader refused it; its own words.
     Loader(String),
     /// It lacks the symbol that every plugin of its binding exports.
@@ -59,12 +59,12 @@ impl Library {
     ///
     /// # Errors
     /// When the loader or the layout check refuses the library, in the words of either.
-    pub fn open(path: &Path, binding: Binding, minor: u16) -> Result<Library, OpenError> {
+    pub fn open(path: &Path, binding: Binding, minor: u16) -> Result<Library, LibraryOpenError> {
         let flags = RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: loading runs the library's constructors; that a plugin's code is trusted to run in this
         // process is the meaning of configuring it. The file was checked to be a whole library.
         let library = unsafe { DynamicLibrary::open(Some(path.as_os_str()), flags) }
-            .map_err(|e| OpenError::Loader(loader_message(&e)))?;
+            .map_err(|e| LibraryOpenError::Loader(loader_message(&e)))?;
         let table = match binding {
             Binding::Rust => rust_binding(&library, minor),
             Binding::C => c_binding(&library),
@@ -128,12 +128,12 @@ fn loader_message(e: &libloading::Error) -> String {
     text.trim().to_string()
 }
 
-fn rust_binding(library: &DynamicLibrary, minor: u16) -> Result<FunctionTable, OpenError> {
+fn rust_binding(library: &DynamicLibrary, minor: u16) -> Result<FunctionTable, LibraryOpenError> {
     // SAFETY: the symbol, when present, is abi_stable's header, whose address is what AbiHeaderRef holds.
     let header = unsafe { library.get::<AbiHeaderRef>(ROOT_MODULE_SYMBOL.as_bytes()) }
         .map(|symbol| *symbol)
-        .map_err(|e| OpenError::NoModule(loader_message(&e)))?;
-    let header = header.upgrade().map_err(|e| OpenError::Layout(brief(&e)))?;
+        .map_err(|e| LibraryOpenError::NoModule(loader_message(&e)))?;
+    let header = header.upgrade().map_err(|e| LibraryOpenError::Layout(brief(&e)))?;
     // Each argument of the module's functions is a pointer or a transparent struct around one.
     macro_rules! table {
         ($module:ident, $evolve_state:expr, $config_schema:expr) => {
@@ -154,7 +154,7 @@ fn rust_binding(library: &DynamicLibrary, minor: u16) -> Result<FunctionTable, O
             }
         };
     }
-    let refused = |e| OpenError::Layout(brief(&e));
+    let refused = |e| LibraryOpenError::Layout(brief(&e));
     if minor == 0 {
         let module = header.init_root_module::<v1_0::ExecutorModuleRef>().map_err(refused)?;
         return Ok(table!(module, None, None));
@@ -174,13 +174,13 @@ unsafe fn same_form<F: Copy, G: Copy>(function: F) -> G {
     unsafe { std::mem::transmute_copy(&function) }
 }
 
-fn c_binding(library: &DynamicLibrary) -> Result<FunctionTable, OpenError> {
+fn c_binding(library: &DynamicLibrary) -> Result<FunctionTable, LibraryOpenError> {
     // SAFETY: the symbol's type is fixed by `coda_executor.h`, which the descriptor says this library follows.
     let entry = unsafe { library.get::<extern "C" fn() -> *const RawApi>(C_ENTRY_SYMBOL.as_bytes()) }
-        .map_err(|e| OpenError::NoModule(loader_message(&e)))?;
+        .map_err(|e| LibraryOpenError::NoModule(loader_message(&e)))?;
     let api = entry();
     if api.is_null() {
-        return Err(OpenError::Table(format!("{C_ENTRY_SYMBOL} returned null")));
+        return Err(LibraryOpenError::Table(format!("{C_ENTRY_SYMBOL} returned null")));
     }
     // SAFETY: `size` comes first in every version of the table.
     let size = unsafe { api.cast::<usize>().read() };
@@ -189,7 +189,7 @@ fn c_binding(library: &DynamicLibrary) -> Result<FunctionTable, OpenError> {
         let text = format!(
             "its size is {size} bytes, expected {least} or more (set it to sizeof(coda_executor_api))"
         );
-        return Err(OpenError::Table(text));
+        return Err(LibraryOpenError::Table(text));
     }
     let mut whole = std::mem::MaybeUninit::<RawApi>::zeroed();
     // SAFETY: no more is copied than the plugin states and we hold; zeros are a legal value of every field.
@@ -200,9 +200,9 @@ fn c_binding(library: &DynamicLibrary) -> Result<FunctionTable, OpenError> {
     };
     if version::compare(api.api_major, api.api_minor) != Verdict::Compatible {
         let text = format!("it states interface {}.{}, unlike the descriptor", api.api_major, api.api_minor);
-        return Err(OpenError::Table(text));
+        return Err(LibraryOpenError::Table(text));
     }
-    let missing = |name: &str| OpenError::Table(format!("it has no '{name}'"));
+    let missing = |name: &str| LibraryOpenError::Table(format!("it has no '{name}'"));
     Ok(FunctionTable {
         create: api.create.ok_or_else(|| missing("create"))?,
         device: api.device.ok_or_else(|| missing("device"))?,

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::super::active::MAX_SLOTS;
 use super::super::ffi::{
     BatchAnswers, CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library,
-    OpenError, Sink,
+    LibraryOpenError, Sink,
 };
 use super::super::schema;
 use super::frames::{
@@ -171,8 +171,8 @@ fn check(spec: &WorkerSpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), 
     let place = if spec.by_descriptor { Path::new(&descriptor) } else { &spec.opened };
     let library = Library::open(place, binding, spec.api_minor).map_err(|e| {
         StepOutcome::Open(match e {
-            OpenError::Loader(text) => {
-                OpenError::Loader(text.replace(&descriptor, &spec.opened.display().to_string()))
+            LibraryOpenError::Loader(text) => {
+                LibraryOpenError::Loader(text.replace(&descriptor, &spec.opened.display().to_string()))
             }
             other => other,
         })

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use coda_plugin_abi::Error;
 use serde::{Deserialize, Serialize};
 
-use super::super::ffi::{DeviceReply, OpenError};
+use super::super::ffi::{DeviceReply, LibraryOpenError};
 use crate::sys::Account;
 
 /// What the process needs to create the executor.
@@ -46,7 +46,7 @@ pub enum StepOutcome {
         path: PathBuf,
         why: String,
     },
-    Open(OpenError),
+    Open(LibraryOpenError),
     /// The config doesn't fit the plugin's schema.
     Config(String),
     Create(Error),
@@ -62,7 +62,7 @@ pub enum MakeError {
         path: PathBuf,
         why: String,
     },
-    Open(OpenError),
+    Open(LibraryOpenError),
     Config(String),
     Create(Error),
     Describe(Error),
@@ -75,7 +75,10 @@ impl MakeError {
     pub fn text(&self) -> String {
         match self {
             MakeError::Open(
-                OpenError::Loader(t) | OpenError::NoModule(t) | OpenError::Layout(t) | OpenError::Table(t),
+                LibraryOpenError::Loader(t)
+                | LibraryOpenError::NoModule(t)
+                | LibraryOpenError::Layout(t)
+                | LibraryOpenError::Table(t),
             )
             | MakeError::Config(t)
             | MakeError::Process(t) => t.clone(),

@@ -1,7 +1,7 @@
-//! The note that a running `coda-host dev` leaves, so that `coda-host submit` finds it without being told.
+//! The session file of a running `coda-host dev`, by which `coda-host submit` finds it.
 //!
-//! It lies in the user's runtime directory, or in the temp dir under a name with the user's id, 0600. A dev
-//! that was killed leaves a stale one behind: whoever reads it asks the URL before believing it.
+//! The file is in the user's runtime directory, or in the temporary directory under a name with the user's id, mode
+//! 0600. A dev that was killed leaves a stale file behind, so a reader asks the URL before it believes the file.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::config::load::ProcessEnv;
 use crate::state::files::{self, FileError};
 
-/// Far more than a note has.
+/// Largest session file that is read, far above the size of any.
 const SIZE_LIMIT: u64 = 64 << 10;
 
-/// Where everything of a running dev is.
+/// The addresses of a running dev.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct DevSession {
     pub pid: u32,
     pub url: String,
     pub redis_url: String,
@@ -24,10 +24,10 @@ pub struct Note {
     pub log: PathBuf,
 }
 
-/// Where the note of this user lies.
+/// The path of this user's session file.
 ///
 /// # Errors
-/// When the user can't be made out.
+/// The id of the user can't be read.
 pub fn path(env: &ProcessEnv) -> Result<PathBuf, FileError> {
     let set = |name: &str| env.environment.get(name).filter(|v| !v.is_empty());
     // After `su` the variable may name a directory that isn't there.
@@ -38,36 +38,38 @@ pub fn path(env: &ProcessEnv) -> Result<PathBuf, FileError> {
     Ok(temp.join(format!("coda-host-dev-{}.json", files::effective_user()?)))
 }
 
-impl Note {
-    /// Reads the note, `None` when there is none or it can't be understood.
+impl DevSession {
+    /// Reads the session file, `None` when there is none or it is malformed.
     ///
     /// # Errors
-    /// When the file isn't ours, or can't be read.
-    pub fn read(path: &Path) -> Result<Option<Note>, FileError> {
+    /// The file belongs to another user, or can't be read.
+    pub fn read(path: &Path) -> Result<Option<DevSession>, FileError> {
         let content = files::read(path, SIZE_LIMIT)?;
         Ok(content.and_then(|text| serde_json::from_slice(&text).ok()))
     }
 
+    /// Writes the session file.
+    ///
     /// # Errors
-    /// When the file can't be written.
+    /// The file can't be written.
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
         // A struct of texts and a number always has a JSON form.
         let text = serde_json::json!(self).to_string() + "\n";
         files::write(path, text.as_bytes())
     }
 
-    /// Removes the note if it is still this one.
+    /// Removes the session file if it still describes this session.
     ///
     /// # Errors
-    /// When it can't be read or removed.
+    /// The file can't be read or removed.
     pub fn remove(&self, path: &Path) -> Result<(), FileError> {
-        if Note::read(path)?.as_ref() == Some(self) {
+        if DevSession::read(path)?.as_ref() == Some(self) {
             files::remove(path)?;
         }
         Ok(())
     }
 
-    /// Whether its process lives; its id may have gone to another one since.
+    /// Whether a process with this id lives. The id may belong to another process by now.
     pub fn process_lives(&self) -> bool {
         Path::new(&format!("/proc/{}", self.pid)).exists()
     }
@@ -79,7 +81,7 @@ mod tests {
     use std::collections::HashMap;
 
     #[test]
-    fn a_note_is_found_where_it_was_left_and_only_its_own_is_removed() {
+    fn a_session_file_is_found_where_it_was_written_and_a_session_removes_only_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().display().to_string();
         let env = |name: &str, value: &str| ProcessEnv {
@@ -93,8 +95,8 @@ mod tests {
         let gone = super::path(&env("XDG_RUNTIME_DIR", "/no/such/dir")).unwrap();
         assert!(gone.starts_with("/tmp"), "{}", gone.display());
 
-        assert_eq!(Note::read(&path).unwrap(), None);
-        let note = Note {
+        assert_eq!(DevSession::read(&path).unwrap(), None);
+        let session = DevSession {
             pid: std::process::id(),
             url: "http://127.0.0.1:1".into(),
             redis_url: "redis://127.0.0.1:2".into(),
@@ -102,15 +104,15 @@ mod tests {
             qpu_id: "q".into(),
             log: "/l".into(),
         };
-        note.write(&path).unwrap();
-        assert_eq!(Note::read(&path).unwrap(), Some(note.clone()));
-        assert!(note.process_lives());
-        let other = Note { pid: 1, ..note.clone() };
+        session.write(&path).unwrap();
+        assert_eq!(DevSession::read(&path).unwrap(), Some(session.clone()));
+        assert!(session.process_lives());
+        let other = DevSession { pid: 1, ..session.clone() };
         other.remove(&path).unwrap();
-        assert!(path.exists(), "another dev's note is not ours to remove");
-        note.remove(&path).unwrap();
+        assert!(path.exists(), "another dev's session file stays");
+        session.remove(&path).unwrap();
         assert!(!path.exists());
         files::write(&path, b"not json").unwrap();
-        assert_eq!(Note::read(&path).unwrap(), None);
+        assert_eq!(DevSession::read(&path).unwrap(), None);
     }
 }

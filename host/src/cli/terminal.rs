@@ -1,31 +1,32 @@
-//! Lines about jobs on standard output, in colour on a terminal.
+//! Standard output for lines about jobs, in colour where it is a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
+use super::kit::CliError;
 use crate::config::load::ProcessEnv;
-use crate::error::{Failure, exit};
+use crate::error::Failure;
 use crate::model::cut;
 
-/// Most of an error that fits on a line.
+/// How many characters of an error are shown in a line.
 const ERROR_CHARACTERS: usize = 300;
 
-/// Standard output.
-pub struct Out {
+/// Standard output, until its reader closes it.
+pub struct Terminal {
     colour: bool,
     closed: bool,
 }
 
-impl Out {
-    pub fn new(env: &ProcessEnv) -> Out {
+impl Terminal {
+    pub fn new(env: &ProcessEnv) -> Terminal {
         // See no-color.org.
         let plain = env.environment.get("NO_COLOR").is_some_and(|v| !v.is_empty());
-        Out { colour: !plain && io::stdout().is_terminal(), closed: false }
+        Terminal { colour: !plain && io::stdout().is_terminal(), closed: false }
     }
 
-    /// Writes a text as it is and sees that it is there.
+    /// Writes a text as it is and flushes it. A reader that has seen enough (`| head`) is not an error.
     ///
     /// # Errors
-    /// When it can't be written; a reader that has seen enough (`| head`) is no error.
+    /// Standard output can't be written.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         if self.closed {
             return Ok(());
@@ -33,7 +34,7 @@ impl Out {
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
-            Err(e) => return Err(failed(e)),
+            Err(e) => return Err(CliError::Output(e).into()),
             Ok(()) => {}
         }
         Ok(())
@@ -47,7 +48,7 @@ impl Out {
         self.paint("1", text)
     }
 
-    /// A state's name, as wide as the longest, and the time since the job was queued.
+    /// The name of a state, padded to the longest name, and the time since the job was queued.
     pub fn step(&self, state: &str, after: Option<time::Duration>) -> String {
         let colour = match state {
             "queued" => "2",
@@ -65,8 +66,8 @@ impl Out {
     }
 }
 
-/// An error in one line of bearable length.
-pub fn short(error: &str) -> String {
+/// An error in one line, cut to [`ERROR_CHARACTERS`].
+pub fn one_line(error: &str) -> String {
     let line = error.split_whitespace().collect::<Vec<_>>().join(" ");
     match cut(&line, ERROR_CHARACTERS) {
         whole if whole.len() == line.len() => line,
@@ -81,33 +82,22 @@ fn ms(after: Option<time::Duration>) -> String {
     }
 }
 
-/// The output could not be written.
-pub fn failed(e: io::Error) -> Failure {
-    Failure {
-        code: "output",
-        message: "the output could not be written".into(),
-        causes: vec![e.to_string()],
-        hint: None,
-        exit: exit::FAILURE,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn steps_line_up_and_are_coloured_on_a_terminal_only() {
-        let plain = Out { colour: false, closed: false };
+        let plain = Terminal { colour: false, closed: false };
         assert_eq!(plain.step("queued", Some(time::Duration::ZERO)), "queued          0.0 ms");
         assert_eq!(
             plain.step("completed", Some(time::Duration::microseconds(1250))),
             "completed       1.2 ms"
         );
         assert_eq!(plain.step("failed", None), "failed            ? ms");
-        let colour = Out { colour: true, closed: false };
+        let colour = Terminal { colour: true, closed: false };
         assert!(colour.step("failed", None).starts_with("\x1b[31mfailed   \x1b[0m"));
-        assert_eq!(short("a\n  b"), "a b");
-        assert_eq!(short(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);
+        assert_eq!(one_line("a\n  b"), "a b");
+        assert_eq!(one_line(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);
     }
 }

@@ -1,0 +1,115 @@
+//! What every command needs: standard output, a runtime, stopping on a signal, and the failures that no stage has.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
+
+use crate::app;
+use crate::error::{Explain, Failure, exit};
+
+/// Most worker threads of a runtime. More of them only wake each other up, because the host's own work is small.
+const MAX_WORKERS: usize = 4;
+
+/// Why a command failed for reasons of the process itself.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    #[error("the output could not be written")]
+    Output(#[source] io::Error),
+    #[error("the manual pages could not be written into {}", dir.display())]
+    ManualPages { dir: PathBuf, source: io::Error },
+    #[error("the async runtime could not be started")]
+    Runtime(#[source] io::Error),
+    #[error("no temporary directory could be created")]
+    TemporaryDirectory(#[source] io::Error),
+    #[error("{task} ended unexpectedly")]
+    TaskEnded { task: &'static str, source: JoinError },
+    #[error("{effect}")]
+    Interrupted { effect: &'static str },
+    #[error("the worker process of the plugin failed")]
+    Worker(#[source] io::Error),
+    #[error("stop signals can't be blocked")]
+    BlockSignals(#[source] io::Error),
+    #[error("the working directory can't be read")]
+    WorkingDirectory(#[source] io::Error),
+    #[error("the secrets on standard input can't be read")]
+    Secrets(#[source] serde_json::Error),
+}
+
+impl Explain for CliError {
+    fn code(&self) -> &'static str {
+        match self {
+            CliError::Output(_) | CliError::ManualPages { .. } => "output",
+            CliError::Runtime(_) => "runtime",
+            CliError::TemporaryDirectory(_) => "temporary-directory",
+            CliError::TaskEnded { .. } => "host-ended",
+            CliError::Interrupted { .. } => "interrupted",
+            CliError::Worker(_) => "executor-worker",
+            CliError::BlockSignals(_) | CliError::WorkingDirectory(_) | CliError::Secrets(_) => "process-env",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            CliError::Output(_) => "check where standard output goes, and the free space there".into(),
+            CliError::ManualPages { dir, .. } => {
+                format!("check the permissions of {} and the free space there", dir.display())
+            }
+            CliError::TemporaryDirectory(_) => "check TMPDIR and the free space there (df -h)".into(),
+            CliError::Runtime(_) => "check the limits on processes and open files (ulimit -a)".into(),
+            CliError::TaskEnded { .. } | CliError::BlockSignals(_) => {
+                "report this as a bug of coda-host".into()
+            }
+            CliError::Worker(_) => "see the log of the host that started it".into(),
+            CliError::WorkingDirectory(_) => "change to a directory that exists and is readable".into(),
+            CliError::Secrets(_) => "use `coda-host start --daemon`, which writes them itself".into(),
+            CliError::Interrupted { .. } => return None,
+        })
+    }
+
+    fn exit(&self) -> u8 {
+        exit::FAILURE
+    }
+}
+
+/// Writes a command's output to standard output. A reader that has seen enough (`| head`) is not an error.
+///
+/// # Errors
+/// Standard output can't be written.
+pub fn print(text: impl AsRef<[u8]>) -> Result<ExitCode, Failure> {
+    match io::stdout().write_all(text.as_ref()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Output(e).into()),
+        Ok(()) | Err(_) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Starts a runtime for a command.
+///
+/// # Errors
+/// The threads can't be started.
+pub fn runtime() -> Result<Runtime, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(cores.min(MAX_WORKERS));
+    Ok(builder.enable_all().build().map_err(CliError::Runtime)?)
+}
+
+/// Runs a command's work to its end, or until a stop signal. `effect` tells the operator what the signal ended and
+/// what goes on.
+///
+/// # Errors
+/// The work fails, or a stop signal came first.
+pub async fn until_signal<T>(
+    work: impl Future<Output = Result<T, Failure>>,
+    effect: &'static str,
+) -> Result<T, Failure> {
+    let stop = CancellationToken::new();
+    app::watch_signals(stop.clone());
+    tokio::select! {
+        done = work => done,
+        () = stop.cancelled() => Err(CliError::Interrupted { effect }.into()),
+    }
+}
