@@ -58,7 +58,7 @@ impl Work {
                         },
                     }
                 }
-                Ended { executor, left: Leftover::default() }
+                Ended { executor: *executor, left: Leftover::default() }
             }
         }
     }
@@ -180,7 +180,7 @@ impl Registered {
             _ => {
                 reading = ApiSources::PeerOnly { peers, metrics, executor: status, reloads };
                 readiness = Readiness::PeerOnly;
-                running = (Work::Lending { executor, reports }, None, None, None);
+                running = (Work::Lending { executor: Box::new(executor), reports }, None, None, None);
                 tracing::info!("coda-host is up, without a cloud");
             }
         }
