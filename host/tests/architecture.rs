@@ -334,15 +334,6 @@ fn a_command_uses_what_commands_share_and_no_other_command() {
 const SHARED_TYPE_NAMES: &[(&str, &str)] = &[
     ("Answer", "of an executor to a run; of the development cloud to a request, as a hook scripts it"),
     ("Args", "the arguments of each command"),
-    ("Command", "the subcommands of a command; what is asked of a ledger"),
-    ("Decision", "of the admission of a job; of the event log's caller"),
-    ("Effect", "of the job table; of an operation on a quantum state"),
-    ("Known", "a peer; a gate"),
-    ("Names", "of Redis keys; of the parameters in an expression"),
-    ("Now", "of the job table; of the peers' protocol"),
-    ("Operation", "of a circuit; of a peer's document"),
-    ("Place", "of a log; in a circuit's text"),
-    ("State", "of a reservation; a quantum state on the wire"),
 ];
 
 /// The name of a public type that this line declares.

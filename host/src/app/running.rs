@@ -39,7 +39,7 @@ enum Work {
     Jobs(Box<Driver>),
     /// Only lends its slots; nothing is submitted, so nothing is reported.
     Lending {
-        executor: Executor,
+        executor: Box<Executor>,
         reports: mpsc::UnboundedReceiver<SlotReport>,
     },
 }

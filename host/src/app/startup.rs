@@ -89,20 +89,26 @@ impl ExecutorStarted {
             let cloud = settings.cloud.clone();
             tokio::task::spawn_blocking(move || HttpClient::new(&cloud))
         };
-        let starting = start_executor(&settings, &device, located, host.lifecycle.dispositions.clone());
-        tokio::pin!(starting);
-        let (executor, reports) = tokio::select! {
-            started = &mut starting => started?,
-            () = host.lifecycle.stop.cancelled() => {
-                // The plugin may be opening its session at this moment: then it must be closed again. Hardware that
-                // takes longer than a control call may is left to the end of the process.
-                let limit = settings.executor.control_timeout;
-                match tokio::time::timeout(limit, starting).await {
-                    Ok(Ok((executor, _))) => executor.shutdown(limit).await,
-                    Ok(Err(failure)) => tracing::debug!(error = failure.line(), "the start failed while stopping"),
-                    Err(_) => tracing::warn!(?limit, "stopped while the plugin was still creating its executor"),
+        let (executor, reports) = {
+            let starting = start_executor(&settings, &device, located, host.lifecycle.dispositions.clone());
+            tokio::pin!(starting);
+            tokio::select! {
+                started = &mut starting => started?,
+                () = host.lifecycle.stop.cancelled() => {
+                    // The plugin may be opening its session at this moment: then it must be closed again. Hardware
+                    // that takes longer than a control call may is left to the end of the process.
+                    let limit = settings.executor.control_timeout;
+                    match tokio::time::timeout(limit, starting).await {
+                        Ok(Ok((executor, _))) => executor.shutdown(limit).await,
+                        Ok(Err(failure)) => {
+                            tracing::debug!(error = failure.line(), "the start failed while stopping");
+                        }
+                        Err(_) => {
+                            tracing::warn!(?limit, "stopped while the plugin was still creating its executor");
+                        }
+                    }
+                    return Err(Halt::Stopped);
                 }
-                return Err(Halt::Stopped);
             }
         };
         Ok(ExecutorStarted { host, settings: Arc::new(settings), executor, reports, stored, client })
