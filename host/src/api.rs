@@ -208,6 +208,8 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
         is_redis_up,
         stuck_call: snapshot.stuck.clone(),
         store_error: snapshot.store_error.clone(),
+        check_error: snapshot.check_error.clone(),
+        pending_error: s.gate.pending_error(),
         faults: snapshot.faults.iter().map(ToString::to_string).collect(),
         is_state_disk_full: s.gate.disk_full(),
         vpn: match vpn.state {

@@ -10,6 +10,7 @@
 //! status     the fields of a job's status hash, pure
 //! journal    what is in the plugin and what it answered, for the next process
 //! redis      connections, and what is asked
+//! replies    replies of Redis: a value, an absence or an error, pure
 //! adopt      takes over what a dead consumer left
 //! writes     what is written, in order, until it is confirmed
 //! ```
@@ -21,6 +22,7 @@ pub mod driver;
 pub mod journal;
 pub mod message;
 pub mod redis;
+pub mod replies;
 mod status;
 pub mod stream;
 pub mod table;

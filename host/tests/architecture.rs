@@ -116,6 +116,7 @@ const PURE: &[&str] = &[
     "error.rs",
     "executor/evolve.rs",
     "jobs/admission.rs",
+    "jobs/replies.rs",
     "jobs/status.rs",
     "jobs/table.rs",
     "jobs/table/end.rs",

@@ -49,6 +49,10 @@ pub struct CloudHealth {
     pub stuck_call: Option<String>,
     /// Why results can't be stored.
     pub store_error: Option<String>,
+    /// Why claimed messages can't be checked.
+    pub check_error: Option<String>,
+    /// Why pending messages can't be looked at.
+    pub pending_error: Option<String>,
     /// Events that fitted no job's state.
     pub faults: Vec<String>,
     pub is_state_disk_full: bool,
@@ -73,6 +77,8 @@ pub enum Reason {
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
     StoreFailed(String),
+    ChecksFail(String),
+    PendingUnreadable(String),
     Fault(String),
     StateDiskFull,
     VpnUnusable(Option<String>),
@@ -102,6 +108,16 @@ impl fmt::Display for Reason {
             Reason::StoreFailed(error) => {
                 write!(f, "results can't be stored, so nothing more is run: {error}; free space or unlock it")
             }
+            Reason::ChecksFail(error) => {
+                write!(
+                    f,
+                    "claimed messages can't be checked and stay pending: {error}; correct what it names"
+                )
+            }
+            Reason::PendingUnreadable(error) => write!(
+                f,
+                "messages that were left pending can't be looked at: {error}; allow the command or wait for the server"
+            ),
             Reason::Fault(fault) => write!(f, "{fault}: report this as a bug, then restart"),
             Reason::StateDiskFull => {
                 f.write_str("the state disk is nearly full: free space, no jobs are claimed until then")
@@ -129,6 +145,8 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
 
     if let Some(cloud) = cloud {
         reasons.extend(cloud.store_error.clone().map(Reason::StoreFailed));
+        reasons.extend(cloud.check_error.clone().map(Reason::ChecksFail));
+        reasons.extend(cloud.pending_error.clone().map(Reason::PendingUnreadable));
         reasons.extend(cloud.faults.iter().cloned().map(Reason::Fault));
         reasons.extend(cloud.is_state_disk_full.then_some(Reason::StateDiskFull));
         if let VpnHealth::Unusable(why) = &cloud.vpn {
@@ -147,6 +165,8 @@ mod tests {
             is_redis_up: true,
             stuck_call: None,
             store_error: None,
+            check_error: None,
+            pending_error: None,
             faults: Vec::new(),
             is_state_disk_full: false,
             vpn: VpnHealth::Usable,
@@ -192,6 +212,16 @@ mod tests {
             ),
             (
                 fine(),
+                CloudHealth { check_error: Some("Redis refused HGET: NOPERM".into()), ..healthy() },
+                &["can't be checked and stay pending", "NOPERM"],
+            ),
+            (
+                fine(),
+                CloudHealth { pending_error: Some("Redis refused XRANGE: NOPERM".into()), ..healthy() },
+                &["left pending can't be looked at", "NOPERM"],
+            ),
+            (
+                fine(),
                 CloudHealth {
                     faults: vec!["job J2 got the event Started in the state Parked".into()],
                     ..healthy()
@@ -224,12 +254,14 @@ mod tests {
             is_redis_up: false,
             stuck_call: Some("device call".into()),
             store_error: Some("disk".into()),
+            check_error: Some("refused".into()),
+            pending_error: Some("refused".into()),
             faults: vec!["a".into(), "b".into()],
             is_state_disk_full: true,
             vpn: VpnHealth::Unusable(None),
         };
         let all = reasons(&ReadinessInputs { executor: executor.clone(), cloud: Some(cloud) });
-        assert_eq!(all.len(), 9);
+        assert_eq!(all.len(), 11);
         assert_eq!(all[0], Reason::RedisUnreachable, "first what most depends on");
         let alone = reasons(&ReadinessInputs { executor, cloud: None });
         assert!(matches!(alone[..], [Reason::StuckJob(_), Reason::WorkerDied(_)]), "{alone:?}");

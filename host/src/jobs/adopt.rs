@@ -9,7 +9,8 @@ use std::time::Duration;
 use redis::Value;
 use redis::aio::{ConnectionLike as _, MultiplexedConnection};
 
-use super::redis::{Redis, number, text, told};
+use super::redis::{Redis, number, text};
+use super::replies::server_words;
 use crate::model::MessageId;
 
 /// Messages claimed in one command.
@@ -49,7 +50,7 @@ impl Redis {
         pending.arg(&n.stream).arg(&n.group);
         let rows = match self.one(&mut conn, &pending).await? {
             Value::Array(parts) => parts.into_iter().nth(3),
-            Value::ServerError(e) => return Err(told(&e)),
+            Value::ServerError(e) => return Err(server_words(&e)),
             _ => None,
         };
         let Some(Value::Array(rows)) = rows else { return Ok(Vec::new()) };
@@ -75,7 +76,7 @@ impl Redis {
             pending.arg(&n.stream).arg(&n.group).arg(start.to_string()).arg("+").arg(PAGE).arg(from);
             let rows = match self.one(&mut conn, &pending).await? {
                 Value::Array(rows) => rows,
-                Value::ServerError(e) => return Err(told(&e)),
+                Value::ServerError(e) => return Err(server_words(&e)),
                 _ => Vec::new(),
             };
             let id = |row: Value| match row {
@@ -94,7 +95,7 @@ impl Redis {
             match self.one(&mut conn, &claim).await? {
                 // Entries that were trimmed away are not among them.
                 Value::Array(claimed) => adopted += claimed.len() as u64,
-                Value::ServerError(e) => return Err(told(&e)),
+                Value::ServerError(e) => return Err(server_words(&e)),
                 _ => {}
             }
         }

@@ -52,6 +52,8 @@ pub struct Snapshot {
     pub stuck: Option<String>,
     /// Why results can't be stored now; nothing is claimed then.
     pub store_error: Option<String>,
+    /// Why claimed messages can't be checked now; they stay pending.
+    pub check_error: Option<String>,
     /// Events that fitted no job's state.
     pub faults: Vec<Fault>,
     pub running: CurrentRun,
@@ -248,8 +250,9 @@ impl Driver {
     }
 
     fn publish(&self) {
+        let status = self.table.status();
         let TableStatus { current, slots, slots_busy, waiting, store_error, faults, last_success, .. } =
-            self.table.status();
+            status;
         self.parts.gate.set_store_failing(store_error.is_some());
         self.parts.metrics.slots_busy.set(slots_busy as i64);
         self.parts.metrics.waiting.set(waiting as i64);
@@ -263,6 +266,7 @@ impl Driver {
             waiting,
             stuck: self.parts.executor.stuck().map(|s| s.call),
             store_error,
+            check_error: status.check_error.map(|(_, error)| error),
             faults,
         };
         self.parts.snapshot.send_if_modified(|now| {

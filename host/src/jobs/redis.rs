@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::admission::JobRecord;
 use super::message::Message;
+use super::replies::{self, ReplyError};
 use super::writes::{Durability, Question, Write, Writer};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId, Secret, masked_url};
@@ -76,10 +77,16 @@ impl Explain for RedisSettingsError {
     }
 }
 
-/// Redis can't be asked now.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("Redis is unreachable: {0}")]
-pub struct Down(pub String);
+/// Redis says nothing about what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RedisFailure {
+    /// The server can't be reached.
+    #[error("Redis is unreachable: {0}")]
+    Down(String),
+    /// It answers with an error, or with something else than an answer.
+    #[error(transparent)]
+    Reply(#[from] ReplyError),
+}
 
 /// What a look at the server finds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,46 +258,38 @@ impl Redis {
         cmd.arg("GROUP").arg(&n.group).arg(&n.consumer).arg("COUNT").arg(count);
         cmd.arg("BLOCK").arg(self.inner.block.as_millis() as u64).arg("STREAMS").arg(&n.stream).arg(">");
         let reply: Value = cmd.query_async(conn).await?;
-        let Value::Array(streams) = reply else { return Ok(Vec::new()) };
-        let Some(Value::Array(stream)) = streams.into_iter().next() else { return Ok(Vec::new()) };
-        let Some(Value::Array(entries)) = stream.into_iter().nth(1) else { return Ok(Vec::new()) };
-        Ok(entries.into_iter().filter_map(entry).collect())
+        replies::new_messages(reply)
+            .map_err(|e| RedisError::from((redis::ErrorKind::Client, "unexpected reply", e.to_string())))
     }
 
     /// Ids of this consumer's pending messages from `from` on.
-    pub(super) async fn pending(&self, from: MessageId, count: usize) -> Result<Vec<MessageId>, Down> {
+    pub(super) async fn pending(
+        &self,
+        from: MessageId,
+        count: usize,
+    ) -> Result<Vec<MessageId>, RedisFailure> {
         let n = &self.inner.names;
         let mut pipe = redis::pipe();
         pipe.cmd("XPENDING").arg(&n.stream).arg(&n.group).arg(from.to_string()).arg("+").arg(count);
         pipe.arg(&n.consumer);
-        let rows = self.ask(&pipe).await?.into_iter().next();
-        let Some(Value::Array(rows)) = rows else { return Ok(Vec::new()) };
-        let id = |row: Value| match row {
-            Value::Array(columns) => columns.into_iter().next().and_then(text)?.parse().ok(),
-            _ => None,
-        };
-        Ok(rows.into_iter().filter_map(id).collect())
+        let reply = self.ask(&pipe).await?.into_iter().next().unwrap_or(Value::Nil);
+        Ok(replies::pending_ids(reply)?)
     }
 
     /// These entries of the stream; `None` for one that was trimmed away.
-    pub(super) async fn entries(&self, ids: &[MessageId]) -> Result<Vec<Option<Message>>, Down> {
+    pub(super) async fn entries(&self, ids: &[MessageId]) -> Result<Vec<Option<Message>>, RedisFailure> {
         let mut pipe = redis::pipe();
         for id in ids {
             let id = id.to_string();
             pipe.cmd("XRANGE").arg(&self.inner.names.stream).arg(&id).arg(&id);
         }
         let replies = self.ask(&pipe).await?;
-        Ok(replies
-            .into_iter()
-            .map(|reply| match reply {
-                Value::Array(found) => found.into_iter().next().and_then(entry),
-                _ => None,
-            })
-            .collect())
+        let entries = ids.iter().zip(replies).map(|(id, reply)| replies::entry_at(*id, reply));
+        Ok(entries.collect::<Result<Vec<_>, ReplyError>>()?)
     }
 
     /// What Redis records about these jobs.
-    pub async fn records(&self, jobs: &[JobId]) -> Result<Vec<JobRecord>, Down> {
+    pub async fn records(&self, jobs: &[JobId]) -> Result<Vec<JobRecord>, RedisFailure> {
         let mut pipe = redis::pipe();
         for job in jobs {
             let status = status_key(job);
@@ -298,41 +297,41 @@ impl Redis {
             pipe.cmd("HGET").arg(&status).arg("message_id");
             pipe.cmd("GET").arg(cancel_key(job));
         }
-        let replies = known(self.ask(&pipe).await?)?;
-        let mut replies = replies.into_iter();
+        let mut replies = self.ask(&pipe).await?.into_iter();
         let mut next = || replies.next().unwrap_or(Value::Nil);
-        Ok(jobs
-            .iter()
-            .map(|_| JobRecord {
-                state: text(next()),
-                message_id: text(next()),
-                cancelled: is_there(&next()),
+        let record = |_| {
+            Ok(JobRecord {
+                state: replies::hash_field("HGET", next())?,
+                message_id: replies::hash_field("HGET", next())?,
+                cancelled: replies::existence("GET", next())?,
             })
-            .collect())
+        };
+        Ok(jobs.iter().map(record).collect::<Result<Vec<_>, ReplyError>>()?)
     }
 
     /// Which of these jobs have a cancel key.
-    pub async fn cancelled(&self, jobs: &[JobId]) -> Result<Vec<bool>, Down> {
+    pub async fn cancelled(&self, jobs: &[JobId]) -> Result<Vec<bool>, RedisFailure> {
         let mut pipe = redis::pipe();
         for job in jobs {
             pipe.cmd("GET").arg(cancel_key(job));
         }
-        Ok(known(self.ask(&pipe).await?)?.iter().map(is_there).collect())
+        let replies = self.ask(&pipe).await?.into_iter();
+        Ok(replies.map(|reply| replies::existence("GET", reply)).collect::<Result<Vec<_>, ReplyError>>()?)
     }
 
     /// Whether this job has a cancel key; asked together with what others ask in this moment.
-    pub(super) async fn is_cancelled(&self, job: &JobId) -> Result<bool, Down> {
+    pub(super) async fn is_cancelled(&self, job: &JobId) -> Result<bool, RedisFailure> {
         let (answer, wait) = oneshot::channel();
         if self.inner.questions.send((job.clone(), answer)).is_err() {
-            return Err(Down("the host is stopping".into()));
+            return Err(RedisFailure::Down("the host is stopping".into()));
         }
-        wait.await.unwrap_or_else(|_| Err(Down("the host is stopping".into())))
+        wait.await.unwrap_or_else(|_| Err(RedisFailure::Down("the host is stopping".into())))
     }
 
     /// Sends a pipeline of reads; an error of a single command comes back as that value.
-    pub(super) async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, Down> {
+    pub(super) async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, RedisFailure> {
         let Link { connection, generation } = self.inner.link.borrow().clone();
-        let Some(mut connection) = connection else { return Err(Down("not connected".into())) };
+        let Some(mut connection) = connection else { return Err(RedisFailure::Down("not connected".into())) };
         let count = pipe.len();
         connection.send_packed_commands(pipe, 0, count).await.map_err(|e| {
             let lost = self.inner.link.send_if_modified(|link| {
@@ -345,7 +344,7 @@ impl Redis {
             if lost {
                 self.inner.failed.notify_one();
             }
-            Down(e.to_string())
+            RedisFailure::Down(e.to_string())
         })
     }
 
@@ -404,10 +403,10 @@ impl Redis {
     ///
     /// # Errors
     /// At once when Redis is down, or when it goes down meanwhile.
-    pub async fn write(&self, write: Write) -> Result<(), Down> {
+    pub async fn write(&self, write: Write) -> Result<(), RedisFailure> {
         let (answer, wait) = oneshot::channel();
         self.queue(write, Durability::BestEffort(Some(answer)));
-        wait.await.unwrap_or_else(|_| Err(Down("the host is stopping".into())))
+        wait.await.unwrap_or_else(|_| Err(RedisFailure::Down("the host is stopping".into())))
     }
 
     /// Writes and waits until Redis has confirmed it, however long that takes. False when the host stops.
@@ -440,25 +439,6 @@ fn query_db(url: &str) -> Option<i64> {
     url.query_pairs().find(|(k, _)| k == "db").and_then(|(_, v)| v.parse().ok())
 }
 
-/// Replies that say something. A server that is loading, is no master or refuses to be read knows nothing of a
-/// job, which is not the same as a job that isn't known; a key of another type is nobody's state.
-fn known(replies: Vec<Value>) -> Result<Vec<Value>, Down> {
-    let refused = replies.iter().find_map(|reply| match reply {
-        Value::ServerError(error) if error.code() != "WRONGTYPE" => Some(told(error)),
-        _ => None,
-    });
-    refused.map_or(Ok(replies), |why| Err(Down(why)))
-}
-
-/// A server's error as it said it.
-pub(super) fn told(error: &redis::ServerError) -> String {
-    format!("{} {}", error.code(), error.details().unwrap_or_default())
-}
-
-fn is_there(value: &Value) -> bool {
-    !matches!(value, Value::Nil | Value::ServerError(_))
-}
-
 pub(super) fn number(value: Value) -> Option<i64> {
     match value {
         Value::Int(n) => Some(n),
@@ -472,29 +452,6 @@ pub(super) fn text(value: Value) -> Option<String> {
         Value::SimpleString(text) => Some(text),
         _ => None,
     }
-}
-
-fn bytes(value: Value) -> Vec<u8> {
-    match value {
-        Value::BulkString(bytes) => bytes,
-        Value::SimpleString(text) => text.into_bytes(),
-        _ => Vec::new(),
-    }
-}
-
-/// `[id, [key, value, ...]]`.
-fn entry(value: Value) -> Option<Message> {
-    let Value::Array(parts) = value else { return None };
-    let mut parts = parts.into_iter();
-    let id = text(parts.next()?)?.parse().ok()?;
-    let mut fields = Vec::new();
-    if let Some(Value::Array(flat)) = parts.next() {
-        let mut flat = flat.into_iter();
-        while let (Some(key), Some(value)) = (flat.next(), flat.next()) {
-            fields.push((bytes(key), bytes(value)));
-        }
-    }
-    Some(Message { id, fields })
 }
 
 #[cfg(test)]

@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::message::Message;
-use super::redis::{Redis, masked};
+use super::redis::{Redis, RedisFailure, masked};
+use super::replies::ReplyError;
 use crate::backoff::Backoff;
 use crate::config::settings::JobSettings;
 use crate::executor::ExecutorStatus;
@@ -43,12 +45,32 @@ pub enum Claim {
 pub struct ClaimGate {
     disk_full: AtomicBool,
     store_failing: AtomicBool,
+    /// Why the server does not tell about pending messages.
+    pending_error: Mutex<Option<String>>,
 }
 
 impl ClaimGate {
     /// Whether claiming has stopped for want of disk space.
     pub fn disk_full(&self) -> bool {
         self.disk_full.load(Ordering::Relaxed)
+    }
+
+    /// Why pending messages can't be looked at.
+    pub fn pending_error(&self) -> Option<String> {
+        self.pending_error.lock().clone()
+    }
+
+    /// Notes why pending messages can't be looked at, and logs each change once.
+    fn set_pending_error(&self, error: Option<String>) {
+        let mut known = self.pending_error.lock();
+        if *known == error {
+            return;
+        }
+        match &error {
+            Some(error) => tracing::error!(error, "pending messages can't be looked at; they stay pending"),
+            None => tracing::info!("pending messages can be looked at again"),
+        }
+        *known = error;
     }
 
     /// Results can't be stored, or can be again: nothing is claimed that could not be finished.
@@ -72,6 +94,24 @@ pub struct Reader {
     pub state_dir: PathBuf,
     pub metrics: Arc<Metrics>,
     pub executor: ExecutorStatus,
+}
+
+/// Why a look through the pending list went no further.
+enum SweepError {
+    End(End),
+    Redis(RedisFailure),
+}
+
+impl From<End> for SweepError {
+    fn from(end: End) -> SweepError {
+        SweepError::End(end)
+    }
+}
+
+impl From<RedisFailure> for SweepError {
+    fn from(failure: RedisFailure) -> SweepError {
+        SweepError::Redis(failure)
+    }
 }
 
 /// Why serving ended.
@@ -225,12 +265,27 @@ impl Reader {
         self.claims.send(claim).await.map_err(|_| End::Stopped)
     }
 
-    /// Takes up this consumer's own pending messages, except those that the driver holds.
+    /// Takes up this consumer's own pending messages, except those that the driver holds. A server that refuses to
+    /// tell about them is no reason to claim nothing new: they stay pending, and are looked at again.
     async fn sweep(&self) -> Result<(), End> {
-        let lost = |down: super::redis::Down| End::Lost(down.0);
+        match self.take_up_pending().await {
+            Ok(()) => self.gate.set_pending_error(None),
+            Err(SweepError::End(end)) => return Err(end),
+            Err(SweepError::Redis(RedisFailure::Down(why))) => return Err(End::Lost(why)),
+            // The group is created again by the read that finds it missing.
+            Err(SweepError::Redis(RedisFailure::Reply(ReplyError::Refused { text, .. })))
+                if text.starts_with("NOGROUP") => {}
+            Err(SweepError::Redis(RedisFailure::Reply(error))) => {
+                self.gate.set_pending_error(Some(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn take_up_pending(&self) -> Result<(), SweepError> {
         let mut from = MessageId::ZERO;
         loop {
-            let ids = self.redis.pending(from, PENDING_PAGE).await.map_err(lost)?;
+            let ids = self.redis.pending(from, PENDING_PAGE).await?;
             let Some(last) = ids.last() else { return Ok(()) };
             from = last.next();
             let full = ids.len() == PENDING_PAGE;
@@ -243,18 +298,30 @@ impl Reader {
             while !unheld.is_empty() {
                 let permits = self.take_permits(unheld.len().min(self.read_max)).await?;
                 let ids: Vec<MessageId> = unheld.drain(..permits.num_permits().min(unheld.len())).collect();
-                let entries = self.redis.entries(&ids).await.map_err(lost)?;
-                let gone: Vec<MessageId> =
+                let entries = self.redis.entries(&ids).await?;
+                let absent: Vec<MessageId> =
                     ids.iter().zip(&entries).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
-                if !gone.is_empty() {
-                    self.tell(Claim::Trimmed(gone)).await?;
-                }
+                self.give_up_trimmed(absent).await?;
                 self.hand_over(entries.into_iter().flatten().collect(), permits).await?;
             }
             if !full {
                 return Ok(());
             }
         }
+    }
+
+    /// Nobody can run a message whose entry is gone; since that is final, the server is asked twice.
+    async fn give_up_trimmed(&self, absent: Vec<MessageId>) -> Result<(), SweepError> {
+        if absent.is_empty() {
+            return Ok(());
+        }
+        let again = self.redis.entries(&absent).await?;
+        let gone: Vec<MessageId> =
+            absent.iter().zip(&again).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
+        if !gone.is_empty() {
+            self.tell(Claim::Trimmed(gone)).await?;
+        }
+        Ok(())
     }
 
     fn disk_is_full(&self) -> bool {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use redis::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use super::redis::{Down, Link, Redis, status_key, told};
+use super::redis::{Link, Redis, RedisFailure, status_key};
+use super::replies::{ReplyError, server_words};
 use crate::model::{JobId, MessageId};
 
 /// Most writes of one pipeline.
@@ -47,13 +48,13 @@ impl Write {
 /// What happens to a write that Redis doesn't confirm.
 pub(super) enum Durability {
     /// Tried once, not asked after.
-    BestEffort(Option<oneshot::Sender<Result<(), Down>>>),
+    BestEffort(Option<oneshot::Sender<Result<(), RedisFailure>>>),
     /// Kept until it is confirmed.
     UntilConfirmed(oneshot::Sender<()>),
 }
 
 /// Has this job a cancel key?
-pub(super) type Question = (JobId, oneshot::Sender<Result<bool, Down>>);
+pub(super) type Question = (JobId, oneshot::Sender<Result<bool, RedisFailure>>);
 
 /// The writer's part, to be run as a task.
 pub struct Writer {
@@ -142,17 +143,18 @@ impl Writes {
             }
         }
         // What became of each write: done, refused for now, or not sent.
-        let mut failed: Vec<Option<Down>> = vec![None; group.len()];
+        let mut failed: Vec<Option<RedisFailure>> = vec![None; group.len()];
         match self.redis.ask(&pipe).await {
             Ok(replies) => {
                 for (owner, reply) in owners.iter().zip(&replies) {
                     if let Value::ServerError(error) = reply {
                         let job_id = group[*owner].0.status.as_ref().map(|(job, _)| &**job);
                         let again = !FOR_GOOD.contains(&error.code());
-                        let error = told(error);
+                        let error = server_words(error);
                         tracing::error!(job_id, error, again, "Redis refused to write a job's state");
                         if again {
-                            failed[*owner] = Some(Down(error));
+                            failed[*owner] =
+                                Some(ReplyError::Refused { command: "HSET or XACK", text: error }.into());
                         }
                     }
                 }

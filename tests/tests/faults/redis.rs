@@ -164,6 +164,8 @@ async fn a_pending_message_whose_entry_is_gone_is_acknowledged() {
     host.wait_nothing_pending().await;
     assert_eq!((host.metric("coda_host_trimmed_messages_total").await, host.attempts("J1")), (1, (0, 0)));
     assert!(host.log().contains(&gone));
+    let kept = host.state_file().dead_letters();
+    assert!(kept.len() == 1 && kept[0].reason.contains("gone from the stream"), "{kept:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,6 +232,47 @@ async fn an_account_with_the_python_nodes_commands_is_enough() {
     host.wait_nothing_pending().await;
     assert!(!host.log().contains("NOPERM"));
     assert!(!host.log().contains("p@ss#w") && !host.log().contains("p%40ss"), "the password is not shown");
+}
+
+/// An error of the server is not an absence: nothing is acknowledged, run or lost, and `/ready` has the server's words.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_the_account_may_not_use_leaves_the_messages_pending() {
+    for denied in ["xrange", "xpending", "hget", "get"] {
+        let mut host = Plan::simulator("").env("CODA_RECOVER_INTERVAL_SEC", "0.1").prepare().await;
+        let allowed =
+            "+xgroup +xreadgroup +xpending +xrange +xack +hget +hset +get +select +auth +info +xlen";
+        let mut user = cmd("ACL");
+        user.arg(&["SETUSER", "node", "on", ">secret", "~*"]).arg(allowed.split(' ').collect::<Vec<_>>());
+        host.redis::<()>(user.arg(format!("-{denied}"))).await;
+        let url = format!("redis://node:secret@127.0.0.1:{}/0", host.redis.port());
+        host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = json!(url));
+        for id in ["J1", "J2", "J3"] {
+            host.submit(id, &example(), 100).await;
+        }
+        claim_for_worker(&host, 3).await;
+        host.launch();
+        let words = format!("refused {}: NOPERM", denied.to_uppercase());
+        eventually(&format!("/ready says {words}"), async || {
+            let Some((503, body)) = host.try_get("/ready").await else { return false };
+            body.contains(&words)
+        })
+        .await;
+        assert_eq!((host.pending().await.len(), host.runs().await), (3, 0), "{denied}");
+
+        host.redis::<()>(cmd("ACL").arg(&["SETUSER", "node"]).arg(format!("+{denied}"))).await;
+        for id in ["J1", "J2", "J3"] {
+            host.delivered(id).await;
+        }
+        host.wait_nothing_pending().await;
+        eventually("it is ready again", async || host.ready().await.0 == 200).await;
+        assert_eq!(
+            (host.runs().await, host.metric("coda_host_trimmed_messages_total").await),
+            (3, 0),
+            "{denied}"
+        );
+        let said = host.log().matches(&words).count();
+        assert!(said < 50, "{denied} is logged {said} times");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -50,7 +50,7 @@ impl Driver {
             ),
             Notice::Trimmed { message_id } => {
                 metrics.trimmed.inc();
-                tracing::warn!(%message_id, "a pending message's entry is gone from the stream; acknowledged");
+                tracing::warn!(%message_id, "a pending message's entry is gone from the stream; kept as a dead letter and acknowledged");
             }
             Notice::DeadLetter { message_id, reason } => {
                 metrics.job(JobOutcome::DeadLetter);

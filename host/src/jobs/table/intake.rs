@@ -50,8 +50,11 @@ impl JobTable {
         for message_id in self.not_held(ids) {
             self.notify(Notice::Trimmed { message_id });
             let claim = Claim { message_id, at: now.elapsed, permit: false };
-            let ticket = self.enter(claim, JobState::Acknowledging { job_id: None, completed: false });
-            self.effects.push(Effect::Acknowledge { ticket, message_id, status: None });
+            let reason =
+                "its entry is gone from the stream, which was trimmed before the message ended".into();
+            let letter = DeadLetter { message_id, reason, fields: "{}".into() };
+            let ticket = self.enter(claim, JobState::Burying { letter: letter.clone(), retry: None });
+            self.effects.push(Effect::Bury { ticket, letter });
         }
     }
 
