@@ -1,4 +1,4 @@
-# Everything a person does here, by name. Needs a Rust toolchain, make and a C compiler; `deps` gets the rest.
+# Every task of this repository. Needs a Rust toolchain, make and a C compiler; the `deps` targets install the rest.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -7,7 +7,7 @@ DEVICE ?= device-configs/simulator.yaml
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 HOST := $(RELEASE)/coda-host
 PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
-# Plugins in C and C++, each from one file.
+# Plugins in C and C++, each built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
 HEADERS := $(wildcard plugin-abi/include/*)
 FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so)
@@ -22,67 +22,67 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
-# Empty where the venv could not be made: those tests are then skipped, and say so.
+# Empty if the venv could not be created: its tests are then skipped, with a message.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
 
 .PHONY: cxx sdk help run test test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
-help: ## This list
+help: ## Print this list
 	@echo 'make TARGET, where TARGET is one of'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
-run: deps build plugins ## A private Coda with a simulator: three circuits, then live jobs until Ctrl-C (ONCE=1: the three alone)
+run: deps build plugins ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
 	$(HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
 
-# Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. In two parts: the
-# plugins' tests switch on the conformance suite, which would have everything built twice.
-test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps failpoints build plugins sdk ## Every test, on the release binary with a real Redis and real plugins
+# Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. Two commands, because the
+# plugins' tests enable the conformance feature, which would make cargo build everything twice.
+test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps failpoints build plugins sdk ## Run all tests, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi -p futures-timer $(addprefix -p ,$(PLUGINS))
 
-# The model of the job table checks fewer events than in `make test`, so that this stays short.
-test-unit: ## Unit tests and rules of the source tree: cargo alone, no root, no installed packages (about a minute when built)
+# The model test of the job table runs fewer events than in `make test`, so that this stays short.
+test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
 	CODA_MODEL_EVENTS=500000 $(CARGO) test --release -p coda-host
 	$(CARGO) test --release -p coda-plugin-abi
 
-fuzz: ## Mutated inputs for every parser (INPUTS=12000000)
+fuzz: ## Feed mutated inputs to every parser (INPUTS=12000000)
 	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
 
-faults: deps fault-deps build plugins ## A table of what is lost or run twice under each fault (about four minutes)
+faults: deps fault-deps build plugins ## Print what is lost or run twice under each fault (about four minutes)
 	CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults
 
-soak: deps build plugins ## 20 jobs/s with random faults: nothing lost, memory and open files flat (SECONDS=3600)
+soak: deps build plugins ## Run 20 jobs/s with random faults; check that nothing is lost and memory and open files stay flat (SECONDS=3600)
 	CODA_SOAK_SECONDS=$(SECONDS) $(CARGO) test --release -p coda-host-tests --test soak
 
-crash: deps build plugins ## SIGKILL at random moments under 50 jobs/s (KILLS=200)
+crash: deps build plugins ## Send SIGKILL at random moments under 50 jobs/s (KILLS=200)
 	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
 
-bench: deps python-deps build plugins ## Figures from one run: speed, latency, memory, duty cycle, and the ceiling of this machine
+bench: deps python-deps build plugins ## Measure speed, latency, memory, duty cycle, and the ceiling of this machine
 	$(PEERS_ENV) $(CARGO) bench -p coda-host-tests --bench speed
 
 # coda-node 0.1.1 stops in batch mode with redis-py 8.
-bench-python: deps build plugins ## The same beside the Python node (coda-node 0.1.1 from PyPI), with ratios
+bench-python: deps build plugins ## Measure coda-host and the Python node (coda-node 0.1.1 from PyPI), with ratios
 	@$(PYTHON) -m venv $(VENV) || { \
-	  echo "error: no venv could be made; install Debian's python3-venv (Python 3.11 or newer), or set PYTHON=" >&2; exit 1; }
+	  echo "error: no venv could be created; install Debian's python3-venv (Python 3.11 or newer), or set PYTHON=" >&2; exit 1; }
 	$(VENV)/bin/pip install --quiet 'coda-node==0.1.1' 'redis<8'
 	CODA_BENCH_PYTHON='$(abspath $(VENV))/bin/coda-node' $(CARGO) bench -p coda-host-tests --bench speed
 
-# In the release profile, so that dependencies are built once for everything.
-check: ## Format and lints
+# In the release profile, so that dependencies are built only once.
+check: ## Check format and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 
-build: ## The host, in release
+build: ## Build the host, in release
 	$(CARGO) build --release -p coda-host
 
-# The plain build comes last, so that the binary at $(HOST) is the shipped one. Cargo keeps both builds of the crate.
-failpoints: ## The host for crash tests: stops at named steps when CODA_FAILPOINT is set
+# The plain build comes last, so that the binary at $(HOST) has no failpoints. Cargo caches both builds of the crate.
+failpoints: ## Build the host for crash tests: it stops at a named step when CODA_FAILPOINT is set
 	$(CARGO) build --release -p coda-host --features failpoints
 	cp --remove-destination $(HOST) $(HOST)-failpoints
 	$(CARGO) build --release -p coda-host
 
-plugins: cxx $(FOREIGN) ## The plugins of this repository, in release: Rust, C and C++
+plugins: cxx $(FOREIGN) ## Build the plugins of this repository, in release: Rust, C and C++
 	$(CARGO) build --release $(addprefix -p ,$(PLUGINS))
 
 $(RELEASE)/libcoda_example_c.so: plugins/example-c/acme.c plugins/example-c/toy_device.h $(HEADERS)
@@ -108,7 +108,7 @@ cxx:
 	  || { echo 'error: no C++ compiler could be installed' >&2; \
 	       echo '  to do: install it as root (apt-get install g++), or set CXX=' >&2; exit 1; }; }
 
-deps: ## Installs redis-server where it is missing
+deps: ## Install redis-server if it is missing
 	@command -v redis-server > /dev/null || { \
 	  as_root=; \
 	  if [ "$$(id -u)" != 0 ]; then as_root='sudo -n'; fi; \
@@ -121,22 +121,22 @@ deps: ## Installs redis-server where it is missing
 	       echo '  to do: install it as root, then run make again: apt-get install redis-server (Debian, Ubuntu), dnf install redis (Fedora)' >&2; \
 	       exit 1; }; }
 
-# Root alone can use it there, so nobody else is asked.
-vpn-deps: ## Installs openvpn for the tests against a real server, which are skipped without it
+# Only root can use it, so other users are not asked to install it.
+vpn-deps: ## Install openvpn for the tests against a real server, which are skipped without it
 	@command -v openvpn > /dev/null || [ "$$(id -u)" != 0 ] \
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends openvpn iproute2; } \
 	  || echo 'openvpn could not be installed; the tests against a real server are skipped'
 
-# Without it the rows about the clock are skipped with a message.
-fault-deps: ## Installs libfaketime for tests with a clock that is wrong
+# Without it the tests with a wrong clock are skipped, with a message.
+fault-deps: ## Install libfaketime for the tests with a wrong clock
 	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends faketime; } \
 	  || echo 'libfaketime could not be installed; tests with a wrong clock are skipped'
 
-# py-libp2p 0.8.1 is what the public peers run on; others are named in docs/peers.md.
-python-deps: ## A venv with py-libp2p and schemathesis for the tests against them, which are skipped without it
+# The public peers run on py-libp2p 0.8.1; docs/peers.md lists other versions.
+python-deps: ## Create a venv with py-libp2p and schemathesis for the tests against them, which are skipped without it
 	@[ -x '$(PEERS_VENV)/bin/schemathesis' ] && [ -x '$(PEERS_VENV)/bin/python' ] || { \
 	  $(PYTHON) -m venv '$(PEERS_VENV)' 2> /dev/null || { \
 	    [ "$$(id -u)" = 0 ] && apt-get update -q \
@@ -144,26 +144,26 @@ python-deps: ## A venv with py-libp2p and schemathesis for the tests against the
 	      && $(PYTHON) -m venv '$(PEERS_VENV)'; } \
 	  && '$(PEERS_VENV)/bin/pip' install --quiet --disable-pip-version-check 'libp2p==0.8.1' 'schemathesis==4.32.5'; } \
 	|| { rm -rf '$(PEERS_VENV)'; \
-	     echo 'no venv with py-libp2p could be made (install python3-venv); the tests against it are skipped'; }
+	     echo 'no venv with py-libp2p could be created (install python3-venv); the tests against it are skipped'; }
 
-# As for openvpn: only where it can be had without asking anybody.
-postgres-deps: ## Installs PostgreSQL for the tests of a shared event log, which are skipped without it
+# Installed only as root, like openvpn.
+postgres-deps: ## Install PostgreSQL for the tests of a shared event log, which are skipped without it
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends postgresql; } \
 	  || echo 'PostgreSQL could not be installed; the tests against it are skipped'
 
-# Nothing of it is started on the machine: the tests boot one in namespaces of their own.
-systemd-deps: ## Installs systemd for the tests of the units, which are skipped without it
+# It is not started on this machine: the tests boot it in separate namespaces.
+systemd-deps: ## Install systemd for the tests of the units, which are skipped without it
 	@[ -x /usr/lib/systemd/systemd ] || [ "$$(id -u)" != 0 ] \
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends systemd iproute2; } \
 	  || echo 'systemd could not be installed; the tests of the units are skipped'
 
-deny: cargo-deny ## Dependencies: bans, licences, sources
+deny: cargo-deny ## Check the dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 
-advisories: cargo-deny ## Dependencies: known vulnerabilities; skipped where the database can't be fetched
+advisories: cargo-deny ## Check the dependencies for known vulnerabilities; skipped if the database can't be fetched
 	@if $(CARGO) deny --locked fetch db > /dev/null 2>&1; \
 	then $(CARGO) deny --locked check --disable-fetch advisories; \
 	else echo 'SKIPPED: the advisory database could not be fetched (no network?), so nothing was checked'; fi
@@ -180,8 +180,8 @@ STORED_TARGET := $(or $(CARGO_TARGET_DIR),target)/stored
 CRATES := $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src/*)
 STORED_FLAGS := -O2 -s -shared -fPIC -fvisibility=hidden -ffile-prefix-map='$(CURDIR)'=. -Iplugin-abi/include
 
-# What is there stays as it was built: later versions are tested against it.
-stored: cxx ## The examples as small binaries for tests/fixtures, where this interface's are missing
+# Existing files are never rebuilt: later versions are tested against them.
+stored: cxx ## Build the examples as small binaries for tests/fixtures, if those of this interface version are missing
 	mkdir -p '$(STORED)'
 	[ -e '$(STORED)/libacme_example_c.$(ARCH).so' ] \
 	  || $(CC) -std=c99 $(STORED_FLAGS) -o '$(STORED)/libacme_example_c.$(ARCH).so' plugins/example-c/acme.c -lm -lpthread
@@ -196,8 +196,8 @@ stored: cxx ## The examples as small binaries for tests/fixtures, where this int
 
 SDK := $(or $(CARGO_TARGET_DIR),target)/sdk
 
-# The interface's crate as it would be published, and the crates that a plugin needs, for building without a network.
-sdk: ## What `coda-host plugin new` builds against: crate, its dependencies, headers
+# The crate of the interface as it would be published, and the crates that a plugin needs to build without a network.
+sdk: ## Collect what a project of `coda-host plugin new` builds against: crate, dependencies, headers
 	rm -rf '$(SDK)'
 	mkdir -p '$(SDK)/include' '$(SDK)/probe/src'
 	cp plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(SDK)/include/'
@@ -211,8 +211,8 @@ sdk: ## What `coda-host plugin new` builds against: crate, its dependencies, hea
 	cd '$(SDK)/probe' && $(CARGO) vendor -q --versioned-dirs ../vendor > /dev/null
 	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
 
-# install(1) replaces files by new ones, so that a running host keeps what it has loaded.
-install: build plugins sdk ## Binary, simulator, header, SDK, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+# install(1) replaces files instead of overwriting them, so that a running host keeps what it has loaded.
+install: build plugins sdk ## Install binary, simulator, headers, SDK, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
@@ -227,10 +227,10 @@ install: build plugins sdk ## Binary, simulator, header, SDK, manual pages and c
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
 	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
 
-deb: build plugins ## A Debian package in target/debian: binary, simulator, units, manual pages, completions, docs
+deb: build plugins ## Build a Debian package in target/debian: binary, simulator, units, manual pages, completions, docs
 	rm -rf '$(DEB)'
 	$(MAKE) install PREFIX=/usr DESTDIR='$(abspath $(DEB))/tree'
 	packaging/debian/build '$(DEB)/tree' '$(VERSION)' '$(DEB)'
 
-clean: ## Removes everything that was built
+clean: ## Remove everything that was built
 	$(CARGO) clean
