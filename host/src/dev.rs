@@ -1,4 +1,4 @@
-//! A private Coda on this machine: cloud endpoints and a redis-server, for `coda-host dev`, tests and
+//! A local Coda sandbox: cloud endpoints and a redis-server, for `coda-host dev`, tests and
 //! benchmarks; and what `coda-host dev` and `coda-host submit` need around them.
 
 pub mod client;

@@ -16,7 +16,7 @@ pub mod exit {
     pub const PLUGIN: u8 = 3;
     /// The cloud refused the host or can't be reached.
     pub const CLOUD: u8 = 4;
-    /// Stopped with a job left unfinished; it runs again on the next start.
+    /// Stopped with a job unfinished or its result not stored; the job runs again after the next start.
     pub const JOB_LEFT: u8 = 5;
 }
 

@@ -1,4 +1,4 @@
-//! coda-host: the daemon beside a QPU. The rooms stand in the order of one job's path; see
+//! coda-host: the daemon beside a QPU. The modules follow the order of a job's path; see
 //! `docs/architecture.md`.
 //!
 //! `unsafe` is allowed in the modules that say so where they are declared; `host/tests/architecture.rs` lists them.

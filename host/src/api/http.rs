@@ -51,7 +51,7 @@ pub async fn serve(
                 .serve_connection(TokioIo::new(stream), service);
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection to the local service ended badly");
+                    tracing::debug!(%error, "a connection to the local service failed");
                 },
                 () = stop.cancelled() => {}
             }

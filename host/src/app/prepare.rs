@@ -53,7 +53,7 @@ pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
     for (name, meant) in suggest::misspelt_variables(env.environment.keys().map(String::as_str), &names) {
-        tracing::warn!("the variable {name} is no setting and has no effect; was {meant} meant?");
+        tracing::warn!("unknown setting {name} is ignored (did you mean {meant}?)");
     }
     if let (Some(key), Some(path)) = (&device.misspelt, &device.path) {
         let path = path.display();

@@ -39,7 +39,7 @@ impl Reloads {
             let (ok, message) = match swapping.await {
                 Ok(Ok(message)) => (true, message),
                 Ok(Err(failure)) => (false, failure.line()),
-                Err(e) => (false, format!("the reload ended badly; please report this as a bug: {e}")),
+                Err(e) => (false, format!("the reload failed unexpectedly; report this as a bug: {e}")),
             };
             match ok {
                 true => tracing::info!("{message}"),

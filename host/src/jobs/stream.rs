@@ -215,7 +215,7 @@ impl Reader {
                     // once, again and again with pauses.
                     tracing::warn!(
                         group = self.redis.names().group,
-                        "the consumer group is gone; making it anew"
+                        "consumer group missing; recreating it"
                     );
                     if let Err(e) = self.redis.make_group(&mut conn).await {
                         return End::Lost(masked(&e, &self.url));
