@@ -90,7 +90,7 @@ async fn a_flush_is_survived() {
         host.wait_nothing_pending().await;
     }
     assert_eq!(host.runs().await, 3);
-    let said = host.log().matches("making it anew").count();
+    let said = host.log().matches("recreating it").count();
     assert!((1..=6).contains(&said), "{said} log lines");
 }
 

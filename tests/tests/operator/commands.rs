@@ -88,7 +88,7 @@ async fn a_misspelt_name_is_warned_about() {
     for part in ["CODA_REDIS_ULR", "CODA_REDIS_URL", "executor_factroy", "executor_factory"] {
         assert!(said.err.contains(part), "{part}: {said:?}");
     }
-    assert!(!said.text().contains("CODA_EXECUTOR_FACTORY is no setting"), "{said:?}");
+    assert!(!said.text().contains("setting CODA_EXECUTOR_FACTORY is ignored"), "{said:?}");
 }
 
 // --- doctor
