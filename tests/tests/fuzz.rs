@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use coda_host::cloud::bundle::Held;
+use coda_host::cloud::bundle::CurrentValues;
 use coda_host::config::Settings;
 use coda_host::config::device::DeviceConfig;
 use coda_host::config::load::{self, ProcessEnv};
@@ -212,7 +212,7 @@ static DEFAULTS: LazyLock<Settings> = LazyLock::new(|| {
 
 fn bundle(input: &[u8]) {
     let d = &*DEFAULTS;
-    let held = Held { identity: &d.identity, cloud: &d.cloud, vpn: &d.vpn, private_key: None, key_id: None };
+    let held = CurrentValues { identity: &d.identity, cloud: &d.cloud, vpn: &d.vpn, private_key: None, key_id: None };
     if let Ok(applied) = coda_host::cloud::bundle::apply(input, held) {
         assert!(!applied.identity.qpu_id.is_empty() && !applied.key_id.is_empty());
     }

@@ -191,7 +191,7 @@ mod tests {
         let dead = |n| ExecutorHealth { stuck_run: None, worker: Some(deaths(n)) };
         let fine = ExecutorHealth::default;
         let no_vpn = |why: Option<&str>| VpnHealth::Unusable(why.map(String::from));
-        let table: [(ExecutorHealth, CloudHealth, &[&str]); 10] = [
+        let table: [(ExecutorHealth, CloudHealth, &[&str]); 12] = [
             (
                 fine(),
                 CloudHealth { is_redis_up: false, ..healthy() },

@@ -57,7 +57,7 @@ pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result
     }
     if let (Some(key), Some(path)) = (&device.misspelt, &device.path) {
         let path = path.display();
-        tracing::warn!("the key {key} of {path} has no effect here; was executor_factory meant?");
+        tracing::warn!("unknown key {key} of {path} is ignored (did you mean executor_factory?)");
     }
     Ok(Prepared { settings, device, stored, shown })
 }

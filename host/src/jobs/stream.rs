@@ -213,10 +213,7 @@ impl Reader {
                 Err(e) if matches!(e.code(), Some("NOGROUP" | "UNBLOCKED")) => {
                     // After a flush or failover, seen before or during the blocking read. Once is repaired at
                     // once, again and again with pauses.
-                    tracing::warn!(
-                        group = self.redis.names().group,
-                        "consumer group missing; recreating it"
-                    );
+                    tracing::warn!(group = self.redis.names().group, "consumer group missing; recreating it");
                     if let Err(e) = self.redis.make_group(&mut conn).await {
                         return End::Lost(masked(&e, &self.url));
                     }
