@@ -208,6 +208,7 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
         is_redis_up,
         stuck_call: snapshot.stuck.clone(),
         store_error: snapshot.store_error.clone(),
+        write_refusal: s.redis.write_refusal(),
         check_error: snapshot.check_error.clone(),
         pending_error: s.gate.pending_error(),
         faults: snapshot.faults.iter().map(ToString::to_string).collect(),

@@ -212,7 +212,13 @@ static DEFAULTS: LazyLock<Settings> = LazyLock::new(|| {
 
 fn bundle(input: &[u8]) {
     let d = &*DEFAULTS;
-    let held = CurrentValues { identity: &d.identity, cloud: &d.cloud, vpn: &d.vpn, private_key: None, key_id: None };
+    let held = CurrentValues {
+        identity: &d.identity,
+        cloud: &d.cloud,
+        vpn: &d.vpn,
+        private_key: None,
+        key_id: None,
+    };
     if let Ok(applied) = coda_host::cloud::bundle::apply(input, held) {
         assert!(!applied.identity.qpu_id.is_empty() && !applied.key_id.is_empty());
     }

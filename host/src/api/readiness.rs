@@ -49,6 +49,8 @@ pub struct CloudHealth {
     pub stuck_call: Option<String>,
     /// Why results can't be stored.
     pub store_error: Option<String>,
+    /// Why the server refuses writes.
+    pub write_refusal: Option<String>,
     /// Why claimed messages can't be checked.
     pub check_error: Option<String>,
     /// Why pending messages can't be looked at.
@@ -78,6 +80,7 @@ pub enum Reason {
     WorkerDied(WorkerDeaths),
     StoreFailed(String),
     ChecksFail(String),
+    WritesRefused(String),
     PendingUnreadable(String),
     Fault(String),
     StateDiskFull,
@@ -108,6 +111,10 @@ impl fmt::Display for Reason {
             Reason::StoreFailed(error) => {
                 write!(f, "results can't be stored, so nothing more is run: {error}; free space or unlock it")
             }
+            Reason::WritesRefused(error) => write!(
+                f,
+                "Redis refuses to write states and acknowledgements: {error}; correct what it names, they are kept"
+            ),
             Reason::ChecksFail(error) => {
                 write!(
                     f,
@@ -145,6 +152,7 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
 
     if let Some(cloud) = cloud {
         reasons.extend(cloud.store_error.clone().map(Reason::StoreFailed));
+        reasons.extend(cloud.write_refusal.clone().map(Reason::WritesRefused));
         reasons.extend(cloud.check_error.clone().map(Reason::ChecksFail));
         reasons.extend(cloud.pending_error.clone().map(Reason::PendingUnreadable));
         reasons.extend(cloud.faults.iter().cloned().map(Reason::Fault));
@@ -165,6 +173,7 @@ mod tests {
             is_redis_up: true,
             stuck_call: None,
             store_error: None,
+            write_refusal: None,
             check_error: None,
             pending_error: None,
             faults: Vec::new(),
@@ -191,7 +200,7 @@ mod tests {
         let dead = |n| ExecutorHealth { stuck_run: None, worker: Some(deaths(n)) };
         let fine = ExecutorHealth::default;
         let no_vpn = |why: Option<&str>| VpnHealth::Unusable(why.map(String::from));
-        let table: [(ExecutorHealth, CloudHealth, &[&str]); 12] = [
+        let table: [(ExecutorHealth, CloudHealth, &[&str]); 13] = [
             (
                 fine(),
                 CloudHealth { is_redis_up: false, ..healthy() },
@@ -209,6 +218,11 @@ mod tests {
                 fine(),
                 CloudHealth { store_error: Some("database is locked".into()), ..healthy() },
                 &["results can't be stored", "database is locked", "free space"],
+            ),
+            (
+                fine(),
+                CloudHealth { write_refusal: Some("OOM command not allowed".into()), ..healthy() },
+                &["refuses to write", "OOM", "they are kept"],
             ),
             (
                 fine(),
@@ -254,6 +268,7 @@ mod tests {
             is_redis_up: false,
             stuck_call: Some("device call".into()),
             store_error: Some("disk".into()),
+            write_refusal: Some("refused".into()),
             check_error: Some("refused".into()),
             pending_error: Some("refused".into()),
             faults: vec!["a".into(), "b".into()],
@@ -261,7 +276,7 @@ mod tests {
             vpn: VpnHealth::Unusable(None),
         };
         let all = reasons(&ReadinessInputs { executor: executor.clone(), cloud: Some(cloud) });
-        assert_eq!(all.len(), 11);
+        assert_eq!(all.len(), 12);
         assert_eq!(all[0], Reason::RedisUnreachable, "first what most depends on");
         let alone = reasons(&ReadinessInputs { executor, cloud: None });
         assert!(matches!(alone[..], [Reason::StuckJob(_), Reason::WorkerDied(_)]), "{alone:?}");

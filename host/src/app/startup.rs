@@ -159,7 +159,11 @@ impl ExecutorStarted {
         compare(&registration, &self.executor);
 
         let (store, contents) = database.start(&identity.qpu_id)?;
-        let deaths = match record_deaths(&store, &contents, died_running).await {
+        let recorded = record_deaths(&store, &contents, died_running).await;
+        // Only now: a start that fails before leaves the journal to the next one.
+        let recorded =
+            recorded.and_then(|deaths| Ok(run_journal.clear().map(|()| deaths).map_err(unusable)?));
+        let deaths = match recorded {
             Ok(deaths) => deaths,
             Err(error) => {
                 store.close();

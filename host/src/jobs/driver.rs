@@ -4,6 +4,7 @@
 //! that take time run as tasks of the driver, which report what came of them (`perform`). No job's state is kept
 //! here.
 
+mod group;
 mod notices;
 mod perform;
 
@@ -32,11 +33,15 @@ use crate::state::answer_journal::KeptAnswers;
 use crate::state::db::Store;
 use crate::sys::Dispositions;
 use crate::telemetry::Metrics;
+use group::EffectGroup;
 
 pub use super::check::CallbackRule;
 
 /// Messages that may wait for another one with their job id.
 const MAX_PARKED: usize = 256;
+
+/// Events that are applied before others get their turn: stops, claims, polls.
+const EVENTS_AT_ONCE: usize = 256;
 
 /// What the rest of the host may know about the jobs.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -121,8 +126,10 @@ pub struct Driver {
     generation: Generation,
     /// Events of effects that are performed at once.
     immediate: VecDeque<Event>,
-    reports: mpsc::UnboundedSender<Event>,
-    inbox: mpsc::UnboundedReceiver<Event>,
+    /// What is performed together with others of the same moment.
+    group: EffectGroup,
+    reports: mpsc::UnboundedSender<Vec<Event>>,
+    inbox: mpsc::UnboundedReceiver<Vec<Event>>,
     tasks: TaskTracker,
 }
 
@@ -154,6 +161,7 @@ impl Driver {
             started: Instant::now(),
             generation: Generation::default(),
             immediate,
+            group: EffectGroup::default(),
             reports,
             inbox,
             tasks: TaskTracker::new(),
@@ -177,7 +185,7 @@ impl Driver {
                 Some(FinishedDelivery { message_id, outcome, .. }) = self.parts.finished.recv() => {
                     self.apply(Event::Delivered { message_id, outcome });
                 }
-                Some(event) = self.inbox.recv() => self.apply(event),
+                Some(events) = self.inbox.recv() => events.into_iter().for_each(|event| self.apply(event)),
                 Some(claim) = self.parts.claims.recv() => self.claim(claim),
                 _ = poll.tick() => self.poll(),
                 () = sleep_until(wake) => self.apply(Event::Tick),
@@ -188,18 +196,37 @@ impl Driver {
                 () = sleep_until(deadline.unwrap_or_else(|| Instant::now() + far)), if deadline.is_some() => break,
             }
             self.settle();
-            if deadline.is_some() && self.table.is_drained(self.parts.redis.is_up()) {
+            if deadline.is_some()
+                && self
+                    .table
+                    .is_drained(self.parts.redis.is_up() && self.parts.redis.write_refusal().is_none())
+            {
                 break;
             }
         }
         self.finish()
     }
 
-    /// Applies what effects led to at once, until nothing is left, and shows the result.
+    /// Applies what is there already and what effects led to at once, then performs what was gathered, and shows the
+    /// result once for all.
     fn settle(&mut self) {
+        for _ in 0..EVENTS_AT_ONCE {
+            if let Some(event) = self.immediate.pop_front() {
+                self.apply(event);
+            } else if let Ok(report) = self.parts.slot_reports.try_recv() {
+                self.slot_report(report);
+            } else if let Ok(FinishedDelivery { message_id, outcome, .. }) = self.parts.finished.try_recv() {
+                self.apply(Event::Delivered { message_id, outcome });
+            } else if let Ok(events) = self.inbox.try_recv() {
+                events.into_iter().for_each(|event| self.apply(event));
+            } else {
+                break;
+            }
+        }
         while let Some(event) = self.immediate.pop_front() {
             self.apply(event);
         }
+        self.group.flush(&self.parts.redis, &self.parts.store, &self.tasks, &self.reports);
         self.publish();
     }
 
@@ -250,6 +277,7 @@ impl Driver {
     }
 
     fn publish(&self) {
+        let stale = self.parts.settings.recover_interval * 2 + Duration::from_secs(1);
         let status = self.table.status();
         let TableStatus { current, slots, slots_busy, waiting, store_error, faults, last_success, .. } =
             status;
@@ -266,7 +294,12 @@ impl Driver {
             waiting,
             stuck: self.parts.executor.stuck().map(|s| s.call),
             store_error,
-            check_error: status.check_error.map(|(_, error)| error),
+            // Messages that can't be checked come again with each look through the pending list. An error that did not
+            // is over: its messages are gone.
+            check_error: status
+                .check_error
+                .filter(|(at, _)| self.started.elapsed() - *at < stale)
+                .map(|(_, e)| e),
             faults,
         };
         self.parts.snapshot.send_if_modified(|now| {

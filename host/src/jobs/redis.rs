@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value,
@@ -18,7 +19,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use super::admission::JobRecord;
 use super::message::Message;
 use super::replies::{self, ReplyError};
-use super::writes::{Durability, Question, Write, Writer};
+use super::writes::{Durability, Write, Writer};
 use crate::error::{Explain, exit};
 use crate::model::{JobId, MessageId, Secret, masked_url};
 
@@ -128,7 +129,8 @@ pub(super) struct Inner {
     /// The link went down on somebody's command: the reader should connect again.
     failed: Notify,
     writes: mpsc::UnboundedSender<(Write, Durability)>,
-    questions: mpsc::UnboundedSender<Question>,
+    /// Why the server refuses writes.
+    refusal: Mutex<Option<String>>,
 }
 
 impl Redis {
@@ -163,7 +165,6 @@ impl Redis {
             }
         };
         let (writes, queue) = mpsc::unbounded_channel();
-        let (questions, asked) = mpsc::unbounded_channel();
         let link = watch::Sender::new(Link::default());
         let inner = Inner {
             client,
@@ -174,10 +175,10 @@ impl Redis {
             link,
             failed: Notify::new(),
             writes,
-            questions,
+            refusal: Mutex::default(),
         };
         let redis = Redis { inner: Arc::new(inner) };
-        Ok((redis.clone(), Writer { redis, queue, questions: asked }))
+        Ok((redis.clone(), Writer { redis, queue }))
     }
 
     pub fn names(&self) -> &Names {
@@ -319,13 +320,22 @@ impl Redis {
         Ok(replies.map(|reply| replies::existence("GET", reply)).collect::<Result<Vec<_>, ReplyError>>()?)
     }
 
-    /// Whether this job has a cancel key; asked together with what others ask in this moment.
-    pub(super) async fn is_cancelled(&self, job: &JobId) -> Result<bool, RedisFailure> {
-        let (answer, wait) = oneshot::channel();
-        if self.inner.questions.send((job.clone(), answer)).is_err() {
-            return Err(RedisFailure::Down("the host is stopping".into()));
+    /// Why the server refuses writes now, in its own words.
+    pub fn write_refusal(&self) -> Option<String> {
+        self.inner.refusal.lock().clone()
+    }
+
+    /// Notes whether the last writes were refused, and logs each change once.
+    pub(super) fn note_refusal(&self, refusal: Option<String>) {
+        let mut known = self.inner.refusal.lock();
+        if *known == refusal {
+            return;
         }
-        wait.await.unwrap_or_else(|_| Err(RedisFailure::Down("the host is stopping".into())))
+        match &refusal {
+            Some(error) => tracing::error!(error, "Redis refuses writes; they are kept and tried again"),
+            None => tracing::info!("Redis takes writes again"),
+        }
+        *known = refusal;
     }
 
     /// Sends a pipeline of reads; an error of a single command comes back as that value.

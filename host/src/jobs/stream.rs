@@ -293,6 +293,10 @@ impl Reader {
                 tracing::info!(messages = unheld.len(), "taking up messages that were left pending");
             }
             while !unheld.is_empty() {
+                if self.disk_is_full() || self.gate.store_failing.load(Ordering::Relaxed) {
+                    // What could not be stored is not run; the next look finds it again.
+                    return Ok(());
+                }
                 let permits = self.take_permits(unheld.len().min(self.read_max)).await?;
                 let ids: Vec<MessageId> = unheld.drain(..permits.num_permits().min(unheld.len())).collect();
                 let entries = self.redis.entries(&ids).await?;

@@ -106,7 +106,7 @@ pub struct TableStatus {
     pub parked: usize,
     /// Why results can't be stored now.
     pub store_error: Option<String>,
-    /// Since when messages can't be checked, and why.
+    /// When messages could not be checked last, and why.
     pub check_error: Option<(Duration, String)>,
     pub faults: Vec<Fault>,
     /// When a success was last accepted by its receiver.

@@ -1,16 +1,18 @@
-//! What is written to Redis, and asked before a job's end: two queues, each in order, grouped into pipelines.
+//! What is written to Redis, in order, grouped into pipelines.
 //!
 //! Under load everything that is ready to be sent goes in one pipeline: a group yields once before it is sent, so that
 //! the tasks of the same moment add theirs. When the host is idle that costs nothing.
 //!
-//! A write is tried once, or kept until Redis has confirmed it, across reconnects and while the server refuses for
-//! reasons that pass (loading, out of memory, no longer the master). What it refuses for good (an account's
-//! rights, a key of another type) is logged and given up: trying again would change nothing.
+//! A write is tried once, or kept until Redis has confirmed it, across reconnects and while the server refuses. A
+//! state and the acknowledgement that comes with it are sent one after the other: what the server refuses to write is
+//! not acknowledged, so that its message stays pending.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::redis::{Link, Redis, RedisFailure, status_key};
 use super::replies::{ReplyError, server_words};
@@ -20,8 +22,8 @@ use crate::model::{JobId, MessageId};
 const GROUP_MAX: usize = 128;
 /// Before a server that refuses is asked again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
-/// Errors that trying again can't mend.
-const FOR_GOOD: [&str; 4] = ["WRONGTYPE", "NOPERM", "NOAUTH", "ERR"];
+/// The one refusal that stays whatever happens: somebody else's key has the name of this job's state.
+const KEY_OF_ANOTHER_TYPE: &str = "WRONGTYPE";
 
 /// One job's change of state, and the acknowledgement that may come with it.
 #[derive(Debug, Clone, Default)]
@@ -53,38 +55,10 @@ pub(super) enum Durability {
     UntilConfirmed(oneshot::Sender<()>),
 }
 
-/// Has this job a cancel key?
-pub(super) type Question = (JobId, oneshot::Sender<Result<bool, RedisFailure>>);
-
 /// The writer's part, to be run as a task.
 pub struct Writer {
     pub(super) redis: Redis,
     pub(super) queue: mpsc::UnboundedReceiver<(Write, Durability)>,
-    pub(super) questions: mpsc::UnboundedReceiver<Question>,
-}
-
-impl Writer {
-    /// Sends both queues until every handle is gone.
-    pub async fn run(self) {
-        let Writer { redis, queue, questions } = self;
-        tokio::join!(ask(redis.clone(), questions), Writes { redis, queue }.run());
-    }
-}
-
-async fn ask(redis: Redis, mut questions: mpsc::UnboundedReceiver<Question>) {
-    let mut group = Vec::new();
-    while questions.recv_many(&mut group, GROUP_MAX).await > 0 {
-        join_in(&mut questions, &mut group).await;
-        let jobs: Vec<JobId> = group.iter().map(|(job, _)| job.clone()).collect();
-        let answers = match redis.cancelled(&jobs).await {
-            Ok(found) => found.into_iter().map(Ok).collect(),
-            Err(down) => vec![Err(down); jobs.len()],
-        };
-        for ((_, wait), answer) in group.drain(..).zip(answers) {
-            // Nobody waits for it when the host stops.
-            wait.send(answer).ok();
-        }
-    }
 }
 
 /// Lets every task that is ready run once, and takes what they have added.
@@ -97,84 +71,139 @@ async fn join_in<T>(queue: &mut mpsc::UnboundedReceiver<T>, group: &mut Vec<T>) 
     }
 }
 
-struct Writes {
-    redis: Redis,
-    queue: mpsc::UnboundedReceiver<(Write, Durability)>,
+impl Writer {
+    /// Sends the queue until every handle is gone.
+    pub async fn run(self) {
+        let Writer { redis, mut queue } = self;
+        let groups = GroupWriter { redis };
+        let mut fresh = Vec::new();
+        // What must happen and was not confirmed. It never stands before what comes fresh: a write that waits for its
+        // answer is answered whatever became of the others.
+        let mut kept: VecDeque<(Write, Durability)> = VecDeque::new();
+        let mut retry_at = Instant::now();
+        loop {
+            tokio::select! {
+                n = queue.recv_many(&mut fresh, GROUP_MAX) => {
+                    if n == 0 {
+                        return;
+                    }
+                    join_in(&mut queue, &mut fresh).await;
+                    kept.extend(groups.send(std::mem::take(&mut fresh)).await);
+                }
+                up = groups.retry_time(retry_at), if !kept.is_empty() => {
+                    if !up {
+                        return;
+                    }
+                    let group: Vec<_> = kept.drain(..kept.len().min(GROUP_MAX)).collect();
+                    let refused = groups.send(group).await;
+                    // What a server takes again is sent without pauses.
+                    retry_at = Instant::now() + if refused.is_empty() { Duration::ZERO } else { REFUSED_PAUSE };
+                    kept.extend(refused);
+                }
+            }
+        }
+    }
 }
 
-impl Writes {
-    async fn run(mut self) {
-        let mut group = Vec::new();
-        let mut kept: Vec<(Write, Durability)> = Vec::new();
-        loop {
-            if !kept.is_empty() {
-                // What must happen waits for the link; what comes meanwhile is answered at once.
-                let mut link = self.redis.inner.link.subscribe();
-                tokio::select! {
-                    up = link.wait_for(Link::is_up) => if up.is_err() { return },
-                    n = self.queue.recv_many(&mut group, GROUP_MAX) => if n == 0 { return },
-                }
-                if self.redis.is_up() {
-                    tokio::time::sleep(REFUSED_PAUSE).await;
-                }
-            } else if self.queue.recv_many(&mut group, GROUP_MAX).await == 0 {
-                return;
-            }
-            join_in(&mut self.queue, &mut group).await;
-            group.splice(0..0, kept.drain(..));
-            kept = self.send(std::mem::take(&mut group)).await;
+/// Sends groups of writes.
+struct GroupWriter {
+    redis: Redis,
+}
+
+impl GroupWriter {
+    /// Waits until the link is up and the pause is over; false when the host stops.
+    async fn retry_time(&self, at: Instant) -> bool {
+        let mut link = self.redis.inner.link.subscribe();
+        if link.wait_for(Link::is_up).await.is_err() {
+            return false;
         }
+        tokio::time::sleep_until(at).await;
+        true
     }
 
     /// Sends one group and returns what must be tried again.
-    async fn send(&self, mut group: Vec<(Write, Durability)>) -> Vec<(Write, Durability)> {
-        let rest = group.split_off(group.len().min(GROUP_MAX));
-        let names = &self.redis.inner.names;
-        let mut pipe = redis::pipe();
-        let mut owners = Vec::new();
-        for (i, (write, _)) in group.iter().enumerate() {
-            if let Some((job, fields)) = &write.status {
-                pipe.cmd("HSET").arg(status_key(job)).arg(fields);
-                owners.push(i);
-            }
-            if let Some(id) = write.ack {
-                pipe.cmd("XACK").arg(&names.stream).arg(&names.group).arg(id.to_string());
-                owners.push(i);
-            }
-        }
-        // What became of each write: done, refused for now, or not sent.
+    async fn send(&self, group: Vec<(Write, Durability)>) -> Vec<(Write, Durability)> {
         let mut failed: Vec<Option<RedisFailure>> = vec![None; group.len()];
-        match self.redis.ask(&pipe).await {
-            Ok(replies) => {
-                for (owner, reply) in owners.iter().zip(&replies) {
-                    if let Value::ServerError(error) = reply {
-                        let job_id = group[*owner].0.status.as_ref().map(|(job, _)| &**job);
-                        let again = !FOR_GOOD.contains(&error.code());
-                        let error = server_words(error);
-                        tracing::error!(job_id, error, again, "Redis refused to write a job's state");
-                        if again {
-                            failed[*owner] =
-                                Some(ReplyError::Refused { command: "HSET or XACK", text: error }.into());
-                        }
-                    }
-                }
-            }
-            Err(down) => failed.fill(Some(down)),
-        }
+        let mut refused = None;
+        // A pipeline is no transaction: an acknowledgement must not pass where its state is refused.
+        let first = |write: &Write| {
+            let status = write.status.as_ref().map(|(job, fields)| hset(job, fields));
+            status.or_else(|| write.ack.map(|id| self.xack(id)))
+        };
+        let second = |write: &Write| write.status.as_ref().and(write.ack).map(|id| self.xack(id));
+        self.send_step(&group, &first, &mut failed, &mut refused).await;
+        self.send_step(&group, &second, &mut failed, &mut refused).await;
+        self.redis.note_refusal(refused);
+
         let mut kept = Vec::new();
         for ((write, durability), failed) in group.into_iter().zip(failed) {
             match (durability, failed) {
                 (Durability::BestEffort(Some(answer)), failed) => {
-                    drop(answer.send(failed.map_or(Ok(()), Err)))
+                    drop(answer.send(failed.map_or(Ok(()), Err)));
                 }
                 (Durability::BestEffort(None), _) => {}
                 (Durability::UntilConfirmed(answer), None) => drop(answer.send(())),
                 (Durability::UntilConfirmed(answer), Some(_)) => {
-                    kept.push((write, Durability::UntilConfirmed(answer)))
+                    kept.push((write, Durability::UntilConfirmed(answer)));
                 }
             }
         }
-        kept.extend(rest);
         kept
     }
+
+    /// Sends one command of each write that has one and did not fail before.
+    async fn send_step(
+        &self,
+        group: &[(Write, Durability)],
+        command: &(dyn Fn(&Write) -> Option<Cmd> + Sync),
+        failed: &mut [Option<RedisFailure>],
+        refused: &mut Option<String>,
+    ) {
+        let mut pipe = redis::pipe();
+        let mut owners = Vec::new();
+        for (i, (write, _)) in group.iter().enumerate() {
+            if failed[i].is_none()
+                && let Some(command) = command(write)
+            {
+                pipe.add_command(command);
+                owners.push(i);
+            }
+        }
+        if owners.is_empty() {
+            return;
+        }
+        match self.redis.ask(&pipe).await {
+            Ok(replies) => {
+                for (owner, reply) in owners.iter().zip(&replies) {
+                    let Value::ServerError(error) = reply else { continue };
+                    let text = server_words(error);
+                    if error.code() == KEY_OF_ANOTHER_TYPE {
+                        let job_id = group[*owner].0.status.as_ref().map(|(job, _)| &**job);
+                        tracing::error!(
+                            job_id,
+                            error = text,
+                            "the job's state can't be written; its key is in use"
+                        );
+                        continue;
+                    }
+                    *refused = Some(text.clone());
+                    failed[*owner] = Some(ReplyError::Refused { command: "HSET or XACK", text }.into());
+                }
+            }
+            Err(down) => owners.iter().for_each(|owner| failed[*owner] = Some(down.clone())),
+        }
+    }
+
+    fn xack(&self, id: MessageId) -> Cmd {
+        let names = &self.redis.inner.names;
+        let mut cmd = redis::cmd("XACK");
+        cmd.arg(&names.stream).arg(&names.group).arg(id.to_string());
+        cmd
+    }
+}
+
+fn hset(job: &JobId, fields: &[(&'static str, String)]) -> Cmd {
+    let mut cmd = redis::cmd("HSET");
+    cmd.arg(status_key(job)).arg(fields);
+    cmd
 }

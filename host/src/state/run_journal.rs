@@ -42,8 +42,17 @@ impl RunJournal {
         }
         let content = std::fs::read(&path).map_err(named)?;
         let left = content.chunks(RECORD_BYTES).flat_map(parse).collect();
-        file.set_len(0).map_err(named)?;
         Ok((RunJournal { file, path }, left))
+    }
+
+    /// Forgets what a former process left running, once its deaths are recorded.
+    ///
+    /// # Errors
+    /// When the file can't be written; the message names it.
+    pub fn clear(&self) -> std::io::Result<()> {
+        let named =
+            |e: std::io::Error| std::io::Error::new(e.kind(), format!("{}: {e}", self.path.display()));
+        self.file.set_len(0).map_err(named)
     }
 
     /// Records that `slot` is about to run these messages.
@@ -96,6 +105,14 @@ mod tests {
         }
         let (journal, left) = RunJournal::open(dir.path()).unwrap();
         assert_eq!(left, [id(4), id(3)]);
+        drop(journal);
+        let (journal, left) = RunJournal::open(dir.path()).unwrap();
+        assert_eq!(
+            left,
+            [id(4), id(3)],
+            "a start that failed before the deaths were recorded forgets nothing"
+        );
+        journal.clear().unwrap();
         journal.begin(2, [id(5), id(6)].into_iter());
         journal.end(2);
         drop(journal);

@@ -275,6 +275,51 @@ async fn a_command_that_the_account_may_not_use_leaves_the_messages_pending() {
     }
 }
 
+async fn set_maxmemory(host: &TestHost, bytes: u64) {
+    host.redis::<()>(cmd("CONFIG").arg(&["SET", "maxmemory"]).arg(bytes)).await;
+}
+
+/// A pipeline is no transaction: the acknowledgement waits for the state that goes with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_redis_refuses_is_not_acknowledged() {
+    let mut host = Plan::simulator("execution_time_ms: 300").start().await;
+    host.submit("J1", &example(), 100).await;
+    host.wait_state("J1", "executing").await;
+    set_maxmemory(&host, 1).await;
+    host.delivered("J1").await;
+    eventually("/ready has the server's words", async || {
+        let (status, body) = host.ready().await;
+        status == 503 && body["reasons"].to_string().contains("OOM command not allowed")
+    })
+    .await;
+    assert_eq!((host.pending().await.len(), host.state("J1").await.as_str()), (1, "executing"));
+    assert!(host.log().matches("Redis refuses writes").count() < 5, "it is logged once");
+    host.kill();
+    set_maxmemory(&host, 0).await;
+    host.start().await;
+    host.wait_nothing_pending().await;
+    host.wait_state("J1", "completed").await;
+    assert_eq!((host.runs().await, host.attempts("J1")), (0, (1, 1)), "it ran once and was delivered once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_that_redis_refuses_delay_no_delivery() {
+    let mut host = Plan::simulator("").start().await;
+    for n in 0..300 {
+        host.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    set_maxmemory(&host, 1).await;
+    for n in 0..300 {
+        host.delivered(&format!("J{n}")).await;
+    }
+    set_maxmemory(&host, 0).await;
+    host.wait_nothing_pending().await;
+    for n in 0..300 {
+        host.wait_state(&format!("J{n}"), "completed").await;
+    }
+    assert_eq!(host.stop().await, Exit::Code(0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_connection_is_noticed_within_the_block_time_and_a_margin() {
     use coda_host_tests::proxy::{Link, Proxy};

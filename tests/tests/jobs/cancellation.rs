@@ -55,9 +55,12 @@ async fn a_running_job_is_ended_by_the_plugins_hook() {
     host.request_cancel("J1").await;
     is_closed(&host, "J1", &message).await;
     eventually("the plugin came back", async || host.runs().await == 1).await;
-    let record = std::fs::read_to_string(record.path()).unwrap();
-    let hooks = record.lines().filter(|line| line.starts_with("cancel J1")).count();
-    assert_eq!(hooks, 1, "the hook was called, once: {record}");
+    let hooks = || {
+        let record = std::fs::read_to_string(record.path()).unwrap();
+        record.lines().filter(|line| line.starts_with("cancel J1")).count()
+    };
+    eventually("the hook was called", async || hooks() > 0).await;
+    assert_eq!(hooks(), 1, "once");
     eventually("it is counted", async || host.counted("cancelled").await == 1).await;
     nothing_was_sent(host, "J1").await;
 }

@@ -13,7 +13,8 @@ impl Driver {
                 job_id = &*job_id,
                 "another message with this job id is in flight; waiting for it"
             ),
-            Notice::NotParked { job_id, message_id } => tracing::warn!(
+            // Each look through the pending list brings them again.
+            Notice::NotParked { job_id, message_id } => tracing::debug!(
                 job_id = &*job_id,
                 %message_id,
                 "too many messages wait for others with their job id; this one stays pending"

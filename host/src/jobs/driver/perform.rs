@@ -8,12 +8,13 @@ use super::super::status;
 use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
 use super::super::writes::Write;
 use super::Driver;
+use super::group::StoreRequest;
 use crate::executor::RunJob;
 use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
 use crate::results::dispatcher::PendingDelivery;
 use crate::results::outcome::{conclude, fail, judge};
-use crate::state::db::{ResultRow, Store, StoreError};
+use crate::state::db::{ResultRow, StoreError};
 
 impl Driver {
     pub(super) fn perform(&mut self, effect: Effect) {
@@ -25,10 +26,8 @@ impl Driver {
                 let (checker, reports) = (self.checker.clone(), self.reports.clone());
                 self.tasks.spawn(async move {
                     pause_at(Failpoint::Claimed).await;
-                    for event in checker.check(requests).await {
-                        // Nobody listens any more once the driver has ended.
-                        reports.send(event).ok();
-                    }
+                    // Nobody listens any more once the driver has ended.
+                    reports.send(checker.check(requests).await).ok();
                 });
             }
             Effect::Submit(submissions) => {
@@ -58,34 +57,17 @@ impl Driver {
                     Event::RecordRead { ticket, record: record.map_err(|e| e.to_string()) }
                 });
             }
-            Effect::ReadCancelKey { ticket, job_id } => self.report(async move {
-                let cancelled = redis.is_cancelled(&job_id).await.map_err(|e| e.to_string());
-                if !matches!(cancelled, Ok(true)) {
-                    pause_at(Failpoint::Decided).await;
-                }
-                Event::CancelKeyRead { ticket, cancelled }
-            }),
+            Effect::ReadCancelKey { ticket, job_id } => self.group.cancel_keys.push((ticket, job_id)),
             Effect::WriteExecuting { message_id, job_id } => {
                 let fields = status::executing(message_id, &redis.names().qpu_id, timestamp());
                 redis.write_best_effort(Write::status(&job_id, fields));
             }
-            Effect::WriteStatus { ticket, message_id, job_id, end } => self.report(async move {
+            Effect::WriteStatus { ticket, message_id, job_id, end } => {
                 let fields = status::terminal(message_id, &redis.names().qpu_id, TerminalStatus::Ended(end));
-                let written = redis.write(Write::status(&job_id, fields)).await.is_ok();
-                if written {
-                    pause_at(Failpoint::Announced).await;
-                }
-                Event::StatusWritten { ticket, written }
-            }),
+                self.group.statuses.push((ticket, Write::status(&job_id, fields)));
+            }
             Effect::Store { ticket, message_id, result, at } => {
-                let reports = self.reports.clone();
-                self.tasks.spawn(async move {
-                    pause_at(Failpoint::Returned).await;
-                    let result = row_of(message_id, result, at);
-                    if let Some(event) = stored(&store, ticket, result).await {
-                        reports.send(event).ok();
-                    }
-                });
+                self.group.stores.push(StoreRequest { ticket, message_id, result, at });
             }
             Effect::MarkAnnounced { ticket, message_id } => self.on_disk(async move {
                 let marked = store.mark_announced(message_id).await;
@@ -102,21 +84,14 @@ impl Driver {
             }),
             Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
             Effect::Acknowledge { ticket, message_id, status } => {
-                let reports = self.reports.clone();
-                self.tasks.spawn(async move {
-                    pause_at(Failpoint::Delivered).await;
-                    let write = match status {
-                        Some((job_id, end)) => {
-                            let fields = status::terminal(message_id, &redis.names().qpu_id, end);
-                            Write::status(&job_id, fields).and_ack(message_id)
-                        }
-                        None => Write::ack(message_id),
-                    };
-                    // Without a confirmation the host is stopping, and the message stays pending.
-                    if redis.write_until_confirmed(write).await {
-                        reports.send(Event::Acknowledged { ticket }).ok();
+                let write = match status {
+                    Some((job_id, end)) => {
+                        let fields = status::terminal(message_id, &redis.names().qpu_id, end);
+                        Write::status(&job_id, fields).and_ack(message_id)
                     }
-                });
+                    None => Write::ack(message_id),
+                };
+                self.group.acknowledgements.push((ticket, write));
             }
             Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),
             Effect::AwaitFirstAttempts => {
@@ -136,7 +111,7 @@ impl Driver {
         self.tasks.spawn(async move {
             let event = task.await;
             // Nobody listens any more once the driver has ended.
-            reports.send(event).ok();
+            reports.send(vec![event]).ok();
         });
     }
 
@@ -151,7 +126,7 @@ impl Driver {
                 (Err(StoreError::Stopped), _) => return,
                 (result, event) => event(result.map_err(|e| e.to_string())),
             };
-            reports.send(event).ok();
+            reports.send(vec![event]).ok();
         });
     }
 
@@ -169,19 +144,8 @@ impl Driver {
     }
 }
 
-async fn stored(store: &Store, ticket: super::Ticket, result: StoredResult) -> Option<Event> {
-    match store.insert(result.row.clone()).await {
-        Ok(()) => {
-            pause_at(Failpoint::Stored).await;
-            Some(Event::Stored { ticket, result })
-        }
-        Err(StoreError::Stopped) => None,
-        Err(error) => Some(Event::StoreFailed { ticket, result, error: error.to_string() }),
-    }
-}
-
 /// The row of a result; an answer of the executor is judged on the way.
-fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> StoredResult {
+pub(super) fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> StoredResult {
     let (envelope, conclusion) = match result {
         Unstored::Row(result) => return result,
         Unstored::Failure { envelope, error } => {

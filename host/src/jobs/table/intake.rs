@@ -60,8 +60,7 @@ impl JobTable {
 
     pub(super) fn check_failed(&mut self, now: Now, tickets: &[Ticket], error: String) {
         self.notify(Notice::ChecksFail { messages: tickets.len(), error: error.clone() });
-        let since = self.check_error.take().map_or(now.elapsed, |(since, _)| since);
-        self.check_error = Some((since, error));
+        self.check_error = Some((now.elapsed, error));
         for &ticket in tickets {
             match self.take(ticket, "check failed") {
                 // Still pending: the look through the pending list brings it back.

@@ -1,0 +1,137 @@
+//! Effects of one moment, performed together.
+//!
+//! Under load many jobs reach the same step at once. Each kind of step is then one task and one message back to the
+//! driver instead of one for each job: fewer wake-ups, one pipeline, one transaction. When the host is idle a group
+//! has one job, and nothing waits to fill it.
+
+use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_util::task::TaskTracker;
+
+use super::perform::row_of;
+use crate::failpoint::{Failpoint, pause_at};
+use crate::jobs::redis::Redis;
+use crate::jobs::table::{Event, Ticket, Unstored};
+use crate::jobs::writes::Write;
+use crate::model::{JobId, MessageId};
+use crate::state::db::{Store, StoreError};
+
+/// A result to be judged and stored.
+pub(super) struct StoreRequest {
+    pub ticket: Ticket,
+    pub message_id: MessageId,
+    pub result: Unstored,
+    pub at: String,
+}
+
+/// What was asked for since the last flush.
+#[derive(Default)]
+pub(super) struct EffectGroup {
+    pub stores: Vec<StoreRequest>,
+    pub cancel_keys: Vec<(Ticket, JobId)>,
+    pub statuses: Vec<(Ticket, Write)>,
+    pub acknowledgements: Vec<(Ticket, Write)>,
+}
+
+impl EffectGroup {
+    /// Starts a task for each kind of effect that there is.
+    pub fn flush(
+        &mut self,
+        redis: &Redis,
+        store: &Store,
+        tasks: &TaskTracker,
+        reports: &UnboundedSender<Vec<Event>>,
+    ) {
+        if !self.stores.is_empty() {
+            let (requests, store, reports) =
+                (std::mem::take(&mut self.stores), store.clone(), reports.clone());
+            tasks.spawn(async move { send(&reports, store_all(requests, store).await) });
+        }
+        if !self.cancel_keys.is_empty() {
+            let (jobs, redis, reports) =
+                (std::mem::take(&mut self.cancel_keys), redis.clone(), reports.clone());
+            tasks.spawn(async move { send(&reports, read_cancel_keys(jobs, redis).await) });
+        }
+        if !self.statuses.is_empty() {
+            let (writes, redis, reports) =
+                (std::mem::take(&mut self.statuses), redis.clone(), reports.clone());
+            tasks.spawn(async move { send(&reports, write_statuses(writes, redis).await) });
+        }
+        if !self.acknowledgements.is_empty() {
+            let writes = std::mem::take(&mut self.acknowledgements);
+            let (redis, reports) = (redis.clone(), reports.clone());
+            tasks.spawn(async move { acknowledge(writes, redis, &reports).await });
+        }
+    }
+}
+
+fn send(reports: &UnboundedSender<Vec<Event>>, events: Vec<Event>) {
+    if !events.is_empty() {
+        // Nobody listens any more once the driver has ended.
+        reports.send(events).ok();
+    }
+}
+
+async fn store_all(requests: Vec<StoreRequest>, store: Store) -> Vec<Event> {
+    pause_at(Failpoint::Returned).await;
+    let writes = requests.into_iter().map(|StoreRequest { ticket, message_id, result, at }| {
+        let result = row_of(message_id, result, at);
+        let store = &store;
+        async move {
+            match store.insert(result.row.clone()).await {
+                Ok(()) => Some(Event::Stored { ticket, result }),
+                // A database that has closed says nothing more.
+                Err(StoreError::Stopped) => None,
+                Err(error) => Some(Event::StoreFailed { ticket, result, error: error.to_string() }),
+            }
+        }
+    });
+    let events: Vec<Event> = join_all(writes).await.into_iter().flatten().collect();
+    if events.iter().any(|event| matches!(event, Event::Stored { .. })) {
+        pause_at(Failpoint::Stored).await;
+    }
+    events
+}
+
+async fn read_cancel_keys(jobs: Vec<(Ticket, JobId)>, redis: Redis) -> Vec<Event> {
+    let ids: Vec<JobId> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
+    let answers: Vec<Result<bool, String>> = match redis.cancelled(&ids).await {
+        Ok(set) => set.into_iter().map(Ok).collect(),
+        Err(failure) => vec![Err(failure.to_string()); ids.len()],
+    };
+    if answers.iter().any(|answer| !matches!(answer, Ok(true))) {
+        pause_at(Failpoint::Decided).await;
+    }
+    let read = |((ticket, _), cancelled)| Event::CancelKeyRead { ticket, cancelled };
+    jobs.into_iter().zip(answers).map(read).collect()
+}
+
+async fn write_statuses(writes: Vec<(Ticket, Write)>, redis: Redis) -> Vec<Event> {
+    let redis = &redis;
+    let writes = writes.into_iter().map(|(ticket, write)| async move {
+        let written = redis.write(write).await.is_ok();
+        Event::StatusWritten { ticket, written }
+    });
+    let events = join_all(writes).await;
+    if events.iter().any(|event| matches!(event, Event::StatusWritten { written: true, .. })) {
+        pause_at(Failpoint::Announced).await;
+    }
+    events
+}
+
+/// Each as soon as Redis has confirmed it; without a confirmation the host is stopping, and the message stays
+/// pending.
+async fn acknowledge(writes: Vec<(Ticket, Write)>, redis: Redis, reports: &UnboundedSender<Vec<Event>>) {
+    pause_at(Failpoint::Delivered).await;
+    let redis = &redis;
+    let writes = writes.into_iter().map(|(ticket, write)| async move {
+        let confirmed = redis.write_until_confirmed(write).await;
+        confirmed.then_some(Event::Acknowledged { ticket })
+    });
+    let count = writes.len();
+    let mut confirmed = writes.collect::<FuturesUnordered<_>>().ready_chunks(count);
+    while let Some(events) = confirmed.next().await {
+        send(reports, events.into_iter().flatten().collect());
+    }
+}
