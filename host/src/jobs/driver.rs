@@ -177,7 +177,7 @@ impl Driver {
         let mut deadline: Option<Instant> = None;
         self.settle();
         loop {
-            let wake = self.table.next_wake().map_or_else(|| Instant::now() + far, |at| self.started + at);
+            let wake = self.table.next_wake().map(|at| self.started + at);
             tokio::select! {
                 // Answers before new work: what has ended makes room for it.
                 biased;
@@ -188,7 +188,7 @@ impl Driver {
                 Some(events) = self.inbox.recv() => events.into_iter().for_each(|event| self.apply(event)),
                 Some(claim) = self.parts.claims.recv() => self.claim(claim),
                 _ = poll.tick() => self.poll(),
-                () = sleep_until(wake) => self.apply(Event::Tick),
+                () = sleep_until(wake.unwrap_or(self.started)), if wake.is_some() => self.apply(Event::Tick),
                 () = self.parts.stop.cancelled(), if deadline.is_none() => {
                     deadline = Some(Instant::now() + self.parts.drain_limit);
                     self.apply(Event::DrainRequested);
