@@ -446,7 +446,7 @@ fn outbox(
     (outbox, dispatcher, finished_seen)
 }
 
-/// A row that goes on, unless it was refused for good.
+/// A row that is still to be delivered; `None` for one that the receiver refused.
 fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<RecoveredResult> {
     let announced = match stored.phase {
         Phase::Refused => return None,

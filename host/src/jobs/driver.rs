@@ -1,8 +1,8 @@
 //! The one owner of the job table: takes events, has the table decide, performs what it asks for.
 //!
 //! A single task. Nothing in it waits for Redis, disk or network, so a slot is never idle for their sake: effects
-//! that take time run as tasks of the driver, which report what came of them (`perform`). No job's state is kept
-//! here.
+//! that take time run as tasks of the driver, which report what came of them (`perform`; those of one moment together,
+//! `group`). No job's state is kept here.
 
 mod group;
 mod notices;

@@ -311,7 +311,7 @@ impl Reader {
         }
     }
 
-    /// Nobody can run a message whose entry is gone; since that is final, the server is asked twice.
+    /// A message whose entry is gone can't be run. Giving it up is final, so the server is asked twice.
     async fn give_up_trimmed(&self, absent: Vec<MessageId>) -> Result<(), SweepError> {
         if absent.is_empty() {
             return Ok(());

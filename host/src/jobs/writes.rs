@@ -125,7 +125,7 @@ impl GroupWriter {
     async fn send(&self, group: Vec<(Write, Durability)>) -> Vec<(Write, Durability)> {
         let mut failed: Vec<Option<RedisFailure>> = vec![None; group.len()];
         let mut refused = None;
-        // A pipeline is no transaction: an acknowledgement must not pass where its state is refused.
+        // A pipeline is not a transaction: a refused state must not be acknowledged all the same.
         let first = |write: &Write| {
             let status = write.status.as_ref().map(|(job, fields)| hset(job, fields));
             status.or_else(|| write.ack.map(|id| self.xack(id)))

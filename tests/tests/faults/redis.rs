@@ -279,7 +279,7 @@ async fn set_maxmemory(host: &TestHost, bytes: u64) {
     host.redis::<()>(cmd("CONFIG").arg(&["SET", "maxmemory"]).arg(bytes)).await;
 }
 
-/// A pipeline is no transaction: the acknowledgement waits for the state that goes with it.
+/// A pipeline is not a transaction: the acknowledgement waits for the state that goes with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_that_redis_refuses_is_not_acknowledged() {
     let mut host = Plan::simulator("execution_time_ms: 300").start().await;

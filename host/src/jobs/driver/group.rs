@@ -68,7 +68,7 @@ impl EffectGroup {
 
 fn send(reports: &UnboundedSender<Vec<Event>>, events: Vec<Event>) {
     if !events.is_empty() {
-        // Nobody listens any more once the driver has ended.
+        // A driver that has ended takes no more events.
         reports.send(events).ok();
     }
 }

@@ -26,7 +26,7 @@ impl Driver {
                 let (checker, reports) = (self.checker.clone(), self.reports.clone());
                 self.tasks.spawn(async move {
                     pause_at(Failpoint::Claimed).await;
-                    // Nobody listens any more once the driver has ended.
+                    // A driver that has ended takes no more events.
                     reports.send(checker.check(requests).await).ok();
                 });
             }
@@ -110,7 +110,7 @@ impl Driver {
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
             let event = task.await;
-            // Nobody listens any more once the driver has ended.
+            // A driver that has ended takes no more events.
             reports.send(vec![event]).ok();
         });
     }

@@ -40,7 +40,7 @@ impl HandOver {
         }
     }
 
-    /// Forgets a job: it has left the executor for good, or will not go there.
+    /// Forgets a job that has left the executor or will not go there.
     pub fn remove(&mut self, ticket: Ticket) {
         self.queued.remove(&ticket);
         self.suspects.remove(&ticket);
