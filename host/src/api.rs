@@ -32,9 +32,9 @@ use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
 use crate::executor::worker::Trouble;
 use crate::executor::{ExecutorStatus, PluginInfo, ReloadReport, StuckRun};
+use crate::jobs::claim_gate::{ClaimGate, ClaimStep};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
-use crate::jobs::stream::ClaimGate;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
 use crate::telemetry::{Metrics, PluginMetrics};
@@ -203,14 +203,16 @@ fn peer_only_status(
 fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
     let snapshot = s.snapshot.borrow().clone();
     let vpn = s.vpn.borrow().clone();
-    let is_redis_up = s.redis.is_up();
+    let redis_error = s.redis.link.error();
+    let is_redis_up = redis_error.is_none();
     let cloud = CloudHealth {
-        is_redis_up,
+        redis_error,
         stuck_call: snapshot.stuck.clone(),
         store_error: snapshot.store_error.clone(),
-        write_refusal: s.redis.write_refusal(),
+        write_refusal: s.redis.writes.refusal(),
         check_error: snapshot.check_error.clone(),
-        pending_error: s.gate.pending_error(),
+        read_error: s.gate.error(ClaimStep::Read),
+        pending_error: s.gate.error(ClaimStep::Pending),
         faults: snapshot.faults.iter().map(ToString::to_string).collect(),
         is_state_disk_full: s.gate.disk_full(),
         vpn: match vpn.state {

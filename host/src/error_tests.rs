@@ -49,7 +49,7 @@ use crate::executor::elf::ElfError;
 use crate::executor::loader::LoadError;
 use crate::executor::locate::{FactorySource, LocateError};
 use crate::executor::{ReloadError, StartError};
-use crate::jobs::redis::RedisSettingsError;
+use crate::jobs::redis::{RedisFailure, RedisSettingsError};
 use crate::peers::identity::IdentityError;
 use crate::peers::swarm::NetworkError;
 use crate::reservation::log::{LogError, LogFailure};
@@ -314,7 +314,7 @@ fn of_the_command_line(found: &mut Findings, ended: tokio::task::JoinError) {
         JobsError::UnknownConsumer { name: text() },
         JobsError::Active { name: text(), idle: Duration::ZERO },
         JobsError::IdleUnknown { name: text() },
-        JobsError::Redis(text()),
+        JobsError::Redis(RedisFailure::Down(text())),
     ]);
     found.of_enum(vec![
         ResultsError::DeadLetter { id: text() },

@@ -44,7 +44,8 @@ pub struct WorkerDeaths {
 /// What a host that is connected to a cloud depends on besides its executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloudHealth {
-    pub is_redis_up: bool,
+    /// Why there is no connection to Redis.
+    pub redis_error: Option<String>,
     /// A control call of the plugin that does not return.
     pub stuck_call: Option<String>,
     /// Why results can't be stored.
@@ -53,6 +54,8 @@ pub struct CloudHealth {
     pub write_refusal: Option<String>,
     /// Why claimed messages can't be checked.
     pub check_error: Option<String>,
+    /// Why new messages can't be claimed.
+    pub read_error: Option<String>,
     /// Why pending messages can't be looked at.
     pub pending_error: Option<String>,
     /// Events that fitted no job's state.
@@ -74,13 +77,14 @@ pub enum VpnHealth {
 pub enum Reason {
     /// The host has not connected to its cloud yet.
     Starting,
-    RedisUnreachable,
+    RedisUnreachable(String),
     StuckCall(String),
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
     StoreFailed(String),
     ChecksFail(String),
     WritesRefused(String),
+    ReadRefused(String),
     PendingUnreadable(String),
     Fault(String),
     StateDiskFull,
@@ -91,8 +95,11 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::Starting => f.write_str("starting: not connected to the cloud yet"),
-            Reason::RedisUnreachable => {
-                f.write_str("Redis is not reachable: no new jobs; see the log for its error")
+            Reason::RedisUnreachable(error) => {
+                write!(
+                    f,
+                    "Redis is not reachable, so no new jobs are taken: {error}; check the network to it"
+                )
             }
             Reason::StuckCall(call) => write!(f, "the executor is stuck in its {call}: restart coda-host"),
             Reason::StuckJob(StuckJob { job_id, seconds }) => write!(
@@ -121,6 +128,9 @@ impl fmt::Display for Reason {
                     "claimed messages can't be checked and stay pending: {error}; correct what it names"
                 )
             }
+            Reason::ReadRefused(error) => {
+                write!(f, "new jobs can't be claimed: {error}; allow the command or wait for the server")
+            }
             Reason::PendingUnreadable(error) => write!(
                 f,
                 "messages that were left pending can't be looked at: {error}; allow the command or wait for the server"
@@ -143,7 +153,7 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
     let mut reasons = Vec::new();
 
     if let Some(cloud) = cloud {
-        reasons.extend((!cloud.is_redis_up).then_some(Reason::RedisUnreachable));
+        reasons.extend(cloud.redis_error.clone().map(Reason::RedisUnreachable));
         reasons.extend(cloud.stuck_call.clone().map(Reason::StuckCall));
     }
 
@@ -154,6 +164,7 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
         reasons.extend(cloud.store_error.clone().map(Reason::StoreFailed));
         reasons.extend(cloud.write_refusal.clone().map(Reason::WritesRefused));
         reasons.extend(cloud.check_error.clone().map(Reason::ChecksFail));
+        reasons.extend(cloud.read_error.clone().map(Reason::ReadRefused));
         reasons.extend(cloud.pending_error.clone().map(Reason::PendingUnreadable));
         reasons.extend(cloud.faults.iter().cloned().map(Reason::Fault));
         reasons.extend(cloud.is_state_disk_full.then_some(Reason::StateDiskFull));
@@ -170,11 +181,12 @@ mod tests {
 
     fn healthy() -> CloudHealth {
         CloudHealth {
-            is_redis_up: true,
+            redis_error: None,
             stuck_call: None,
             store_error: None,
             write_refusal: None,
             check_error: None,
+            read_error: None,
             pending_error: None,
             faults: Vec::new(),
             is_state_disk_full: false,
@@ -200,11 +212,11 @@ mod tests {
         let dead = |n| ExecutorHealth { stuck_run: None, worker: Some(deaths(n)) };
         let fine = ExecutorHealth::default;
         let no_vpn = |why: Option<&str>| VpnHealth::Unusable(why.map(String::from));
-        let table: [(ExecutorHealth, CloudHealth, &[&str]); 13] = [
+        let table: [(ExecutorHealth, CloudHealth, &[&str]); 14] = [
             (
                 fine(),
-                CloudHealth { is_redis_up: false, ..healthy() },
-                &["Redis is not reachable", "see the log"],
+                CloudHealth { redis_error: Some("connection refused".into()), ..healthy() },
+                &["Redis is not reachable", "connection refused", "check the network"],
             ),
             (
                 fine(),
@@ -228,6 +240,11 @@ mod tests {
                 fine(),
                 CloudHealth { check_error: Some("Redis refused HGET: NOPERM".into()), ..healthy() },
                 &["can't be checked and stay pending", "NOPERM"],
+            ),
+            (
+                fine(),
+                CloudHealth { read_error: Some("Redis refused XREADGROUP: BUSY".into()), ..healthy() },
+                &["new jobs can't be claimed", "BUSY", "wait for the server"],
             ),
             (
                 fine(),
@@ -265,19 +282,20 @@ mod tests {
             worker: Some(WorkerDeaths { in_a_row: 1, last: "ended".into() }),
         };
         let cloud = CloudHealth {
-            is_redis_up: false,
+            redis_error: Some("refused".into()),
             stuck_call: Some("device call".into()),
             store_error: Some("disk".into()),
             write_refusal: Some("refused".into()),
             check_error: Some("refused".into()),
+            read_error: Some("refused".into()),
             pending_error: Some("refused".into()),
             faults: vec!["a".into(), "b".into()],
             is_state_disk_full: true,
             vpn: VpnHealth::Unusable(None),
         };
         let all = reasons(&ReadinessInputs { executor: executor.clone(), cloud: Some(cloud) });
-        assert_eq!(all.len(), 12);
-        assert_eq!(all[0], Reason::RedisUnreachable, "first what most depends on");
+        assert_eq!(all.len(), 13);
+        assert_eq!(all[0], Reason::RedisUnreachable("refused".into()), "first what most depends on");
         let alone = reasons(&ReadinessInputs { executor, cloud: None });
         assert!(matches!(alone[..], [Reason::StuckJob(_), Reason::WorkerDied(_)]), "{alone:?}");
     }

@@ -79,7 +79,7 @@ impl Readiness {
         match self {
             Readiness::PeerOnly => "lending slots to the peer network".into(),
             // A host without Redis is up as well, and goes on trying.
-            Readiness::Jobs { redis, wait, qpu_id } => match redis.wait_up(wait).await {
+            Readiness::Jobs { redis, wait, qpu_id } => match redis.link.wait_up(wait).await {
                 true => format!("running jobs of {qpu_id}"),
                 false => format!("waiting for the Redis of {qpu_id}"),
             },

@@ -20,10 +20,11 @@ use crate::daemon::instance_lock::InstanceLock;
 use crate::daemon::rotate::{LOG_VARIABLE, keep_small};
 use crate::error::{Failure, exit};
 use crate::executor::{ActivePlugin, Executor, ExecutorStatus, ReloadReport, SlotReport};
+use crate::jobs::claim_gate::ClaimGate;
 use crate::jobs::driver::{Driver, DriverParts, Ended, Snapshot};
 use crate::jobs::journal::RunRecorder;
 use crate::jobs::redis::{Names, Redis};
-use crate::jobs::stream::{ClaimGate, Reader};
+use crate::jobs::stream::Reader;
 use crate::jobs::table::{Leftover, RecoveredResult, StoredResult};
 use crate::results::dispatcher::{FinishedDelivery, Outbox, WebhookDispatcher};
 use crate::results::webhook::WebhookSender;
@@ -304,7 +305,7 @@ struct Connections {
 /// What jobs need of the network, checked but not connected.
 struct JobConnections {
     redis: Redis,
-    writer: crate::jobs::writes::Writer,
+    writer: crate::jobs::redis::Writer,
     sender: WebhookSender,
     heartbeat: HeartbeatSender,
     beat_state: watch::Sender<HeartbeatState>,
@@ -368,7 +369,6 @@ impl JobParts {
         let (snapshot, snapshot_seen) = watch::channel(Snapshot::default());
         let reader = Reader {
             redis: redis.clone(),
-            url: cloud.registration.identity.redis_url.clone(),
             settings: settings.jobs.clone(),
             prefetch: prefetch.clone(),
             read_max: prefetch.available_permits(),
@@ -465,7 +465,7 @@ async fn publish_heartbeat_state(
     executor: ExecutorStatus,
     state: watch::Sender<HeartbeatState>,
 ) {
-    let mut link = redis.changes();
+    let mut link = redis.link.changes();
     let mut active = executor.active_plugin();
     let wiring = |d: &ActivePlugin| d.device.connectivity.edges().map(Arc::<[(u16, u16)]>::from);
     let mut connectivity = wiring(&active);

@@ -11,8 +11,8 @@ use super::kit;
 use crate::app::{self, Prepared};
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure};
-use crate::jobs::adopt::Consumer;
-use crate::jobs::redis::{Names, Redis};
+use crate::jobs::redis::inspect::Consumer;
+use crate::jobs::redis::{Names, Redis, RedisFailure};
 
 /// A consumer that was idle for less than this has a live host.
 const ALIVE: Duration = Duration::from_secs(60);
@@ -57,8 +57,8 @@ pub enum JobsError {
     Active { name: String, idle: Duration },
     #[error("this Redis account may not ask when {name} was last active (XINFO CONSUMERS)")]
     IdleUnknown { name: String },
-    #[error("Redis can't be asked: {0}")]
-    Redis(String),
+    #[error("the consumers of the stream can't be read or changed")]
+    Redis(#[source] RedisFailure),
 }
 
 impl Explain for JobsError {
@@ -92,12 +92,12 @@ pub fn run(command: JobsCommand, env: &ProcessEnv) -> Result<ExitCode, Failure> 
     match command {
         JobsCommand::Consumers { json: true } => kit::print(as_json(&consumers).as_bytes()),
         JobsCommand::Consumers { json: false } => {
-            kit::print(table(&consumers, &redis.names().consumer).as_bytes())
+            kit::print(table(&consumers, &redis.names.consumer).as_bytes())
         }
         JobsCommand::Adopt { consumer, force } => {
-            check(&consumers, &consumer, &redis.names().consumer, force)?;
+            check(&consumers, &consumer, &redis.names.consumer, force)?;
             let adopted = runtime.block_on(redis.adopt(&consumer)).map_err(JobsError::Redis)?;
-            let own = &redis.names().consumer;
+            let own = &redis.names.consumer;
             kit::print(
                 format!(
                     "{adopted} message(s) of {consumer} are now {own}'s: a running host takes them up within a minute, \

@@ -77,7 +77,7 @@ impl Checker {
 
         let jobs: Vec<JobId> = addressed.iter().map(|m| m.envelope.job_id.clone()).collect();
         let ids: Vec<MessageId> = addressed.iter().map(|m| m.message_id).collect();
-        let records = self.redis.records(&jobs).await.map_err(|e| e.to_string())?;
+        let records = self.redis.status.records(&jobs).await.map_err(|e| e.to_string())?;
         let history = self.store.history_of(ids).await.map_err(|e| e.to_string())?;
         for ((message, record), past) in addressed.into_iter().zip(&records).zip(history) {
             outcomes.push((message.ticket, self.outcome(message, record, past.as_ref()).await));

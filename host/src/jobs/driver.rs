@@ -19,9 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::check::Checker;
+use super::claim_gate::ClaimGate;
 use super::journal::RunRecorder;
 use super::redis::Redis;
-use super::stream::{Claim, ClaimGate};
+use super::stream::Claim;
 use super::table::{
     Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
 };
@@ -199,7 +200,7 @@ impl Driver {
             if deadline.is_some()
                 && self
                     .table
-                    .is_drained(self.parts.redis.is_up() && self.parts.redis.write_refusal().is_none())
+                    .is_drained(self.parts.redis.link.is_up() && self.parts.redis.writes.refusal().is_none())
             {
                 break;
             }

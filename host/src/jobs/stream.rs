@@ -3,31 +3,35 @@
 //! One task. A blocking read is never dropped: what the server delivers to a dropped read would wait for the
 //! next look through the pending list. It is short instead, and stopping waits for it.
 
+mod fetch_pages;
+
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::claim_gate::{ClaimGate, ClaimStep};
 use super::message::Message;
-use super::redis::{Redis, RedisFailure, masked};
-use super::replies::ReplyError;
+use super::redis::replies::ReplyError;
+use super::redis::{Redis, RedisFailure, StreamConnection};
 use crate::backoff::Backoff;
 use crate::config::settings::JobSettings;
 use crate::executor::ExecutorStatus;
-use crate::model::{MessageId, Secret};
+use crate::model::MessageId;
 use crate::sys;
 use crate::telemetry::Metrics;
+use fetch_pages::FetchPages;
 
 /// Ids looked at in one question for pending messages.
 const PENDING_PAGE: usize = 500;
 /// How often free disk space is looked at.
 const DISK_CHECK: Duration = Duration::from_secs(1);
+/// A message that could not be fetched is left alone for so many looks through the pending list.
+const REST_INTERVALS: u32 = 10;
 
 /// What the reader tells the driver.
 #[derive(Debug)]
@@ -40,49 +44,9 @@ pub enum Claim {
     Unheld(Vec<MessageId>, oneshot::Sender<Vec<MessageId>>),
 }
 
-/// Why the reader can't claim although Redis is there.
-#[derive(Debug, Default)]
-pub struct ClaimGate {
-    disk_full: AtomicBool,
-    store_failing: AtomicBool,
-    /// Why the server does not tell about pending messages.
-    pending_error: Mutex<Option<String>>,
-}
-
-impl ClaimGate {
-    /// Whether claiming has stopped for want of disk space.
-    pub fn disk_full(&self) -> bool {
-        self.disk_full.load(Ordering::Relaxed)
-    }
-
-    /// Why pending messages can't be looked at.
-    pub fn pending_error(&self) -> Option<String> {
-        self.pending_error.lock().clone()
-    }
-
-    /// Notes why pending messages can't be looked at, and logs each change once.
-    fn set_pending_error(&self, error: Option<String>) {
-        let mut known = self.pending_error.lock();
-        if *known == error {
-            return;
-        }
-        match &error {
-            Some(error) => tracing::error!(error, "pending messages can't be looked at; they stay pending"),
-            None => tracing::info!("pending messages can be looked at again"),
-        }
-        *known = error;
-    }
-
-    /// Results can't be stored, or can be again: nothing is claimed that could not be finished.
-    pub fn set_store_failing(&self, failing: bool) {
-        self.store_failing.store(failing, Ordering::Relaxed);
-    }
-}
-
 /// The reader's parts.
 pub struct Reader {
     pub redis: Redis,
-    pub url: Secret,
     pub settings: JobSettings,
     /// How many more messages may be read ahead.
     pub prefetch: Arc<Semaphore>,
@@ -118,26 +82,50 @@ impl From<RedisFailure> for SweepError {
 enum End {
     Stopped,
     Lost(String),
+    /// The server has refused for long: another connection may lead to its successor.
+    Refused,
+}
+
+/// What the reader remembers from one connection to the next.
+struct Progress {
+    pages: FetchPages,
+    next_sweep: Instant,
+    /// Grows while new messages are refused.
+    refused: Backoff,
 }
 
 impl Reader {
     /// Runs until stopped.
     pub async fn run(self) {
-        let mut backoff = Backoff::new(self.settings.redis_backoff, self.settings.redis_backoff_max);
+        let settings = &self.settings;
+        let new_backoff = || Backoff::new(settings.redis_backoff, settings.redis_backoff_max);
+        let mut backoff = new_backoff();
+        let mut progress = Progress {
+            pages: FetchPages::new(self.read_max, settings.recover_interval * REST_INTERVALS),
+            next_sweep: Instant::now(),
+            refused: new_backoff(),
+        };
         let mut connected_before = false;
+        let mut renewing = false;
         while !self.stop.is_cancelled() {
-            let lost = match self.redis.connect().await {
-                Ok(conn) => {
-                    tracing::info!(stream = self.redis.names().stream, "connected to Redis");
-                    if std::mem::replace(&mut connected_before, true) {
-                        self.metrics.redis_reconnects.inc();
+            let lost = match self.redis.stream.connect().await {
+                Ok(stream) => {
+                    if !std::mem::take(&mut renewing) {
+                        tracing::info!(stream = self.redis.names.stream, "connected to Redis");
+                        if std::mem::replace(&mut connected_before, true) {
+                            self.metrics.redis_reconnects.inc();
+                        }
                     }
                     let since = Instant::now();
-                    match self.serve(conn).await {
+                    match self.serve(stream, &mut progress).await {
                         // The link stays for what the drain still has to write.
                         End::Stopped => return,
+                        // Nor is it down while its successor is being made.
+                        End::Refused => {
+                            renewing = true;
+                            continue;
+                        }
                         End::Lost(why) => {
-                            self.redis.set_down();
                             // A link that held longer than a pause works: its loss begins a new count.
                             if since.elapsed() > backoff.longest_next() {
                                 backoff.reset();
@@ -146,8 +134,11 @@ impl Reader {
                         }
                     }
                 }
-                Err(e) => masked(&e, &self.url),
+                Err(RedisFailure::Down(why)) => why,
+                Err(RedisFailure::Reply(refused)) => refused.to_string(),
             };
+            renewing = false;
+            self.redis.link.set_down(&lost);
             if self.stop.is_cancelled() {
                 return;
             }
@@ -163,24 +154,29 @@ impl Reader {
         }
     }
 
-    async fn serve(&self, mut conn: MultiplexedConnection) -> End {
-        let mut next_sweep = Instant::now();
+    async fn serve(&self, mut stream: StreamConnection, progress: &mut Progress) -> End {
         let mut next_disk_check = Instant::now();
         let mut group_lost = 0u32;
+        progress.next_sweep = Instant::now();
+        match stream.create_group().await {
+            // An account that may not create the group can use one that is there: the read will tell.
+            Ok(()) | Err(RedisFailure::Reply(_)) => {}
+            Err(RedisFailure::Down(why)) => return End::Lost(why),
+        }
         loop {
             if self.stop.is_cancelled() {
                 return End::Stopped;
             }
-            if !self.redis.is_up() {
-                return End::Lost("a command was not answered".into());
+            if let Some(why) = self.redis.link.error() {
+                return End::Lost(why);
             }
-            if Instant::now() >= next_sweep {
-                if let Err(end) = self.sweep().await {
+            if Instant::now() >= progress.next_sweep {
+                if let Err(end) = self.sweep(&mut stream, &mut progress.pages).await {
                     return end;
                 }
-                next_sweep = Instant::now() + self.settings.recover_interval;
+                progress.next_sweep = Instant::now() + self.settings.recover_interval;
             }
-            if self.executor.stuck_run().is_some() || self.gate.store_failing.load(Ordering::Relaxed) {
+            if self.executor.stuck_run().is_some() || self.gate.store_failing() {
                 // Nothing runs beside a run that hasn't come back, or while results can't be stored.
                 if timeout(DISK_CHECK, self.stop.cancelled()).await.is_ok() {
                     return End::Stopped;
@@ -201,30 +197,43 @@ impl Reader {
                     Ok(permits) => permits,
                     Err(end) => return end,
                 },
-                () = sleep_until(next_sweep) => continue,
+                () = sleep_until(progress.next_sweep) => continue,
             };
-            match self.redis.read_new(&mut conn, permits.num_permits()).await {
+
+            let refused = match stream.read_new(permits.num_permits()).await {
                 Ok(messages) => {
                     group_lost = 0;
+                    progress.refused.reset();
+                    self.gate.set_error(ClaimStep::Read, None);
                     if let Err(end) = self.hand_over(messages, permits).await {
                         return end;
                     }
+                    continue;
                 }
-                Err(e) if matches!(e.code(), Some("NOGROUP" | "UNBLOCKED")) => {
-                    // After a flush or failover, seen before or during the blocking read. Once is repaired at
-                    // once, again and again with pauses.
-                    tracing::warn!(group = self.redis.names().group, "consumer group missing; recreating it");
-                    if let Err(e) = self.redis.make_group(&mut conn).await {
-                        return End::Lost(masked(&e, &self.url));
-                    }
-                    if group_lost > 0
-                        && timeout(self.settings.redis_backoff, self.stop.cancelled()).await.is_ok()
-                    {
-                        return End::Stopped;
-                    }
+                Err(RedisFailure::Down(why)) => return End::Lost(why),
+                // After a flush or failover, seen before or during the blocking read. Once is repaired at once, again
+                // and again with pauses.
+                Err(RedisFailure::Reply(error)) if is_group_missing(&error) => {
+                    drop(permits);
+                    tracing::warn!(group = self.redis.names.group, "consumer group missing; recreating it");
                     group_lost += 1;
+                    match stream.create_group().await {
+                        Ok(()) if group_lost == 1 => continue,
+                        Ok(()) => error,
+                        Err(RedisFailure::Down(why)) => return End::Lost(why),
+                        Err(RedisFailure::Reply(refused)) => refused,
+                    }
                 }
-                Err(e) => return End::Lost(masked(&e, &self.url)),
+                Err(RedisFailure::Reply(error)) => error,
+            };
+            self.gate.set_error(ClaimStep::Read, Some(refused.to_string()));
+            let is_longest = progress.refused.longest_next() >= self.settings.redis_backoff_max;
+            let pause = progress.refused.after_failure(rand::random());
+            if timeout(pause, self.stop.cancelled()).await.is_ok() {
+                return End::Stopped;
+            }
+            if is_longest {
+                return End::Refused;
             }
         }
     }
@@ -234,7 +243,7 @@ impl Reader {
         let first = tokio::select! {
             first = self.prefetch.clone().acquire_owned() => first,
             () = self.stop.cancelled() => return Err(End::Stopped),
-            () = self.redis.wait_failed() => return Err(End::Lost("a command was not answered".into())),
+            why = self.redis.link.wait_failed() => return Err(End::Lost(why)),
         };
         let Ok(mut permits) = first else { return Err(End::Stopped) };
         // Jobs that start in this moment give theirs too: one read instead of several.
@@ -264,59 +273,82 @@ impl Reader {
 
     /// Takes up this consumer's own pending messages, except those that the driver holds. A server that refuses to
     /// tell about them is no reason to claim nothing new: they stay pending, and are looked at again.
-    async fn sweep(&self) -> Result<(), End> {
-        match self.take_up_pending().await {
-            Ok(()) => self.gate.set_pending_error(None),
+    async fn sweep(&self, stream: &mut StreamConnection, pages: &mut FetchPages) -> Result<(), End> {
+        let error = match self.take_up_pending(stream, pages).await {
+            Ok(None) => None,
+            Ok(Some(resting)) => Some(format!(
+                "message {resting} could not be fetched in time; set a longer CODA_REDIS_TIMEOUT_SEC"
+            )),
             Err(SweepError::End(end)) => return Err(end),
             Err(SweepError::Redis(RedisFailure::Down(why))) => return Err(End::Lost(why)),
             // The group is created again by the read that finds it missing.
-            Err(SweepError::Redis(RedisFailure::Reply(ReplyError::Refused { text, .. })))
-                if text.starts_with("NOGROUP") => {}
-            Err(SweepError::Redis(RedisFailure::Reply(error))) => {
-                self.gate.set_pending_error(Some(error.to_string()));
-            }
-        }
+            Err(SweepError::Redis(RedisFailure::Reply(error))) if is_group_missing(&error) => return Ok(()),
+            Err(SweepError::Redis(RedisFailure::Reply(error))) => Some(error.to_string()),
+        };
+        self.gate.set_error(ClaimStep::Pending, error);
         Ok(())
     }
 
-    async fn take_up_pending(&self) -> Result<(), SweepError> {
+    /// Returns a message that is pending and can't be fetched, if there is one.
+    async fn take_up_pending(
+        &self,
+        stream: &mut StreamConnection,
+        pages: &mut FetchPages,
+    ) -> Result<Option<MessageId>, SweepError> {
         let mut from = MessageId::ZERO;
+        let mut pending = HashSet::new();
         loop {
-            let ids = self.redis.pending(from, PENDING_PAGE).await?;
-            let Some(last) = ids.last() else { return Ok(()) };
+            let ids = stream.pending(from, PENDING_PAGE).await?;
+            let Some(last) = ids.last() else { break };
             from = last.next();
             let full = ids.len() == PENDING_PAGE;
             let (answer, wait) = oneshot::channel();
             self.tell(Claim::Unheld(ids, answer)).await?;
             let mut unheld = wait.await.map_err(|_| End::Stopped)?;
+            pending.extend(unheld.iter().copied());
+            unheld.retain(|id| !pages.is_resting(Instant::now(), *id));
             if !unheld.is_empty() {
                 tracing::info!(messages = unheld.len(), "taking up messages that were left pending");
             }
             while !unheld.is_empty() {
-                if self.disk_is_full() || self.gate.store_failing.load(Ordering::Relaxed) {
+                if self.disk_is_full() || self.gate.store_failing() {
                     // What could not be stored is not run; the next look finds it again.
-                    return Ok(());
+                    return Ok(None);
                 }
-                let permits = self.take_permits(unheld.len().min(self.read_max)).await?;
+                let permits = self.take_permits(unheld.len().min(pages.size())).await?;
                 let ids: Vec<MessageId> = unheld.drain(..permits.num_permits().min(unheld.len())).collect();
-                let entries = self.redis.entries(&ids).await?;
+                let entries = match stream.entries(&ids).await {
+                    Ok(entries) => entries,
+                    Err(failure) => {
+                        if matches!(failure, RedisFailure::Down(_)) {
+                            pages.failed(Instant::now(), &ids);
+                        }
+                        return Err(failure.into());
+                    }
+                };
+                pages.arrived(&ids);
                 let absent: Vec<MessageId> =
                     ids.iter().zip(&entries).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
-                self.give_up_trimmed(absent).await?;
+                self.give_up_trimmed(stream, absent).await?;
                 self.hand_over(entries.into_iter().flatten().collect(), permits).await?;
             }
             if !full {
-                return Ok(());
+                break;
             }
         }
+        Ok(pages.keep_pending(|id| pending.contains(id)))
     }
 
     /// A message whose entry is gone can't be run. Giving it up is final, so the server is asked twice.
-    async fn give_up_trimmed(&self, absent: Vec<MessageId>) -> Result<(), SweepError> {
+    async fn give_up_trimmed(
+        &self,
+        stream: &mut StreamConnection,
+        absent: Vec<MessageId>,
+    ) -> Result<(), SweepError> {
         if absent.is_empty() {
             return Ok(());
         }
-        let again = self.redis.entries(&absent).await?;
+        let again = stream.entries(&absent).await?;
         let gone: Vec<MessageId> =
             absent.iter().zip(&again).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
         if !gone.is_empty() {
@@ -331,7 +363,7 @@ impl Reader {
             // The next write will tell.
             Err(_) => false,
         };
-        if full != self.gate.disk_full.swap(full, Ordering::Relaxed) {
+        if self.gate.set_disk_full(full) {
             let dir = self.state_dir.display();
             let min_mib = self.settings.min_free_bytes >> 20;
             match full {
@@ -343,4 +375,10 @@ impl Reader {
         }
         full
     }
+}
+
+/// Whether the server says that the group, or its stream, is not there.
+fn is_group_missing(error: &ReplyError) -> bool {
+    // The second one ends a read that was blocked when the group went away.
+    matches!(error.code(), Some("NOGROUP" | "UNBLOCKED"))
 }

@@ -20,15 +20,6 @@ pub struct PendingDelivery {
     /// The body for the first attempt; `None` means that it is read from the database.
     pub body: Option<Bytes>,
     pub attempts: u32,
-    pub unwritten: Option<UnwrittenStatus>,
-}
-
-/// A terminal state that the status hash does not have yet, because Redis was away: it is written together with the
-/// acknowledgement.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnwrittenStatus {
-    pub error: Option<String>,
-    pub finished_at: String,
 }
 
 /// How the delivery of a result ended.
@@ -48,7 +39,6 @@ pub struct FinishedDelivery {
     pub message_id: MessageId,
     pub status: Status,
     pub outcome: DeliveryOutcome,
-    pub unwritten: Option<UnwrittenStatus>,
 }
 
 /// The queue's own name for a delivery, given when it is added.

@@ -108,7 +108,6 @@ impl World {
             status: Status::Completed,
             body: Some(vec![b'x'; (message % 40) as usize].into()),
             attempts: known.attempts,
-            unwritten: None,
         }
     }
 

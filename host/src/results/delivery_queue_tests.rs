@@ -24,7 +24,6 @@ fn delivery(n: u64, origin: &str) -> PendingDelivery {
         status: Status::Completed,
         body: Some(Bytes::from_static(b"{}")),
         attempts: 0,
-        unwritten: None,
     }
 }
 

@@ -29,7 +29,7 @@ use crate::config::settings::WebhookSettings;
 use crate::state::db::{Store, StoreError};
 use crate::telemetry::{AttemptResult, Metrics};
 
-pub use super::delivery::{DeliveryOutcome, FinishedDelivery, PendingDelivery, UnwrittenStatus};
+pub use super::delivery::{DeliveryOutcome, FinishedDelivery, PendingDelivery};
 
 /// Bytes of bodies that wait in memory for their first attempt; bodies beyond them are read from the database.
 const MAX_BODY_BYTES: usize = 16 << 20;

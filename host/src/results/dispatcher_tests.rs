@@ -54,7 +54,6 @@ impl Running {
             status: row.status,
             body: Some(row.body),
             attempts: 0,
-            unwritten: None,
         });
     }
 
@@ -213,7 +212,6 @@ async fn a_task_that_panics_does_not_lose_its_delivery() {
         status: row.status,
         body: None,
         attempts: 0,
-        unwritten: None,
     };
     // Stands for the attempt: the queue believes that it runs, and it panics.
     let effects = dispatcher.queue.on(Duration::ZERO, DeliveryEvent::Added(delivery), &mut || 0.0);

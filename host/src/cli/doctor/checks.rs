@@ -15,7 +15,7 @@ use crate::daemon::instance_lock::{self, LockHolder};
 use crate::executor::account::{self, RunsAs};
 use crate::executor::elf;
 use crate::executor::locate::Located;
-use crate::jobs::redis::{Names, Redis};
+use crate::jobs::redis::{Names, Redis, RedisFailure};
 use crate::state::credentials;
 use crate::state::db::{Database, KeptKind};
 use crate::sys::{self, Dispositions};
@@ -306,10 +306,19 @@ async fn redis(prepared: &Prepared) -> Vec<Finding> {
         Ok((redis, _)) => redis,
         Err(e) => return vec![Finding::failure("redis", &e.into())],
     };
-    match redis.look().await {
-        Ok(look) => {
-            let version = look.version.unwrap_or_else(|| "unknown version".into());
-            let stream = match (look.length, look.pending) {
+    let asked = async { Ok::<_, RedisFailure>((redis.view().await?, redis.refused_commands().await?)) };
+    match asked.await {
+        Ok((_, refused)) if !refused.is_empty() => {
+            let refused: Vec<String> = refused.iter().map(ToString::to_string).collect();
+            vec![Finding::fail(
+                "redis",
+                refused.join("; "),
+                "allow these commands on the keys qpu:* for this account, or wait until the server takes them",
+            )]
+        }
+        Ok((view, _)) => {
+            let version = view.version.unwrap_or_else(|| "unknown version".into());
+            let stream = match (view.length, view.pending) {
                 (Some(length), Some(pending)) => {
                     format!("; {length} message(s) in the stream, {pending} pending")
                 }
@@ -320,7 +329,7 @@ async fn redis(prepared: &Prepared) -> Vec<Finding> {
         }
         Err(why) => vec![Finding::fail(
             "redis",
-            why,
+            why.to_string(),
             "check the network (and the VPN) to it; the address comes from the cloud's bundle",
         )],
     }

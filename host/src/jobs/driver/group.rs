@@ -11,9 +11,8 @@ use tokio_util::task::TaskTracker;
 
 use super::perform::row_of;
 use crate::failpoint::{Failpoint, pause_at};
-use crate::jobs::redis::Redis;
+use crate::jobs::redis::{Redis, Write};
 use crate::jobs::table::{Event, Ticket, Unstored};
-use crate::jobs::writes::Write;
 use crate::model::{JobId, MessageId};
 use crate::state::db::{Store, StoreError};
 
@@ -96,7 +95,7 @@ async fn store_all(requests: Vec<StoreRequest>, store: Store) -> Vec<Event> {
 
 async fn read_cancel_keys(jobs: Vec<(Ticket, JobId)>, redis: Redis) -> Vec<Event> {
     let ids: Vec<JobId> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
-    let answers: Vec<Result<bool, String>> = match redis.cancelled(&ids).await {
+    let answers: Vec<Result<bool, String>> = match redis.status.cancelled(&ids).await {
         Ok(set) => set.into_iter().map(Ok).collect(),
         Err(failure) => vec![Err(failure.to_string()); ids.len()],
     };
@@ -110,7 +109,7 @@ async fn read_cancel_keys(jobs: Vec<(Ticket, JobId)>, redis: Redis) -> Vec<Event
 async fn write_statuses(writes: Vec<(Ticket, Write)>, redis: Redis) -> Vec<Event> {
     let redis = &redis;
     let writes = writes.into_iter().map(|(ticket, write)| async move {
-        let written = redis.write(write).await.is_ok();
+        let written = redis.writes.once(write).await.is_ok();
         Event::StatusWritten { ticket, written }
     });
     let events = join_all(writes).await;
@@ -126,7 +125,7 @@ async fn acknowledge(writes: Vec<(Ticket, Write)>, redis: Redis, reports: &Unbou
     pause_at(Failpoint::Delivered).await;
     let redis = &redis;
     let writes = writes.into_iter().map(|(ticket, write)| async move {
-        let confirmed = redis.write_until_confirmed(write).await;
+        let confirmed = redis.writes.until_confirmed(write).await;
         confirmed.then_some(Event::Acknowledged { ticket })
     });
     let count = writes.len();

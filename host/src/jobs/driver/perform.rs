@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use time::OffsetDateTime;
 
+use super::super::redis::Write;
 use super::super::status;
 use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
-use super::super::writes::Write;
 use super::Driver;
 use super::group::StoreRequest;
 use crate::executor::RunJob;
@@ -42,7 +42,7 @@ impl Driver {
             Effect::ReadCancelKeys(jobs) => self.report(async move {
                 let ids: Vec<_> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
                 // Asked again at the next poll.
-                let set = redis.cancelled(&ids).await.unwrap_or_default();
+                let set = redis.status.cancelled(&ids).await.unwrap_or_default();
                 let set = jobs.iter().zip(set).filter(|(_, set)| *set).map(|((ticket, _), _)| *ticket);
                 Event::CancelKeysRead(set.collect())
             }),
@@ -51,19 +51,19 @@ impl Driver {
                 self.report(async move {
                     // At the start the link is just being made: give it a moment before the result is sent
                     // unasked.
-                    redis.wait_up(limit).await;
-                    let record = redis.records(std::slice::from_ref(&job_id)).await;
+                    redis.link.wait_up(limit).await;
+                    let record = redis.status.records(std::slice::from_ref(&job_id)).await;
                     let record = record.map(|mut records| records.pop().unwrap_or_default());
                     Event::RecordRead { ticket, record: record.map_err(|e| e.to_string()) }
                 });
             }
             Effect::ReadCancelKey { ticket, job_id } => self.group.cancel_keys.push((ticket, job_id)),
             Effect::WriteExecuting { message_id, job_id } => {
-                let fields = status::executing(message_id, &redis.names().qpu_id, timestamp());
-                redis.write_best_effort(Write::status(&job_id, fields));
+                let fields = status::executing(message_id, &redis.names.qpu_id, timestamp());
+                redis.writes.best_effort(Write::status(&job_id, fields));
             }
             Effect::WriteStatus { ticket, message_id, job_id, end } => {
-                let fields = status::terminal(message_id, &redis.names().qpu_id, TerminalStatus::Ended(end));
+                let fields = status::terminal(message_id, &redis.names.qpu_id, TerminalStatus::Ended(end));
                 self.group.statuses.push((ticket, Write::status(&job_id, fields)));
             }
             Effect::Store { ticket, message_id, result, at } => {
@@ -86,7 +86,7 @@ impl Driver {
             Effect::Acknowledge { ticket, message_id, status } => {
                 let write = match status {
                     Some((job_id, end)) => {
-                        let fields = status::terminal(message_id, &redis.names().qpu_id, end);
+                        let fields = status::terminal(message_id, &redis.names.qpu_id, end);
                         Write::status(&job_id, fields).and_ack(message_id)
                     }
                     None => Write::ack(message_id),
@@ -183,7 +183,6 @@ fn pending_delivery(result: StoredResult) -> PendingDelivery {
         status: row.status,
         body: Some(row.body),
         attempts,
-        unwritten: None,
     }
 }
 

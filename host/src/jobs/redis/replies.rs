@@ -6,7 +6,7 @@
 
 use redis::{ServerError, Value};
 
-use super::message::Message;
+use crate::jobs::message::Message;
 use crate::model::{MessageId, cut};
 
 /// Characters of an unexpected reply that are shown.
@@ -22,12 +22,47 @@ pub enum ReplyError {
     Unexpected { command: &'static str, found: String, expected: &'static str },
 }
 
+impl ReplyError {
+    /// The first word of a refusal, by which the server classes its errors.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            ReplyError::Refused { text, .. } => text.split(' ').next(),
+            ReplyError::Unexpected { .. } => None,
+        }
+    }
+}
+
 /// A server's error in its own words.
 pub(super) fn server_words(error: &ServerError) -> String {
     format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end().to_string()
 }
 
-fn unexpected(command: &'static str, found: &Value, expected: &'static str) -> ReplyError {
+/// Nothing but the confirmation of a command.
+pub(super) fn confirmation(command: &'static str, reply: Value) -> Result<(), ReplyError> {
+    match reply {
+        Value::Okay => Ok(()),
+        other => Err(unexpected(command, &other, "OK")),
+    }
+}
+
+/// A number, of a reply that may leave it out.
+pub(super) fn number(value: Value) -> Option<i64> {
+    match value {
+        Value::Int(n) => Some(n),
+        _ => None,
+    }
+}
+
+/// Text, of a reply that may leave it out.
+pub(super) fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+pub(super) fn unexpected(command: &'static str, found: &Value, expected: &'static str) -> ReplyError {
     match found {
         Value::ServerError(error) => ReplyError::Refused { command, text: server_words(error) },
         other => {

@@ -8,14 +8,17 @@
 //! not acknowledged, so that its message stays pending.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{Cmd, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::redis::{Link, Redis, RedisFailure, status_key};
 use super::replies::{ReplyError, server_words};
+use super::status::status_key;
+use super::{LinkState, Names, RedisFailure, RedisLink};
 use crate::model::{JobId, MessageId};
 
 /// Most writes of one pipeline.
@@ -48,17 +51,67 @@ impl Write {
 }
 
 /// What happens to a write that Redis doesn't confirm.
-pub(super) enum Durability {
+enum Durability {
     /// Tried once, not asked after.
     BestEffort(Option<oneshot::Sender<Result<(), RedisFailure>>>),
     /// Kept until it is confirmed.
     UntilConfirmed(oneshot::Sender<()>),
 }
 
+/// Makes the queue, and the task that sends it.
+pub(super) fn queue(link: RedisLink, names: Arc<Names>) -> (WriteQueue, Writer) {
+    let (writes, queue) = mpsc::unbounded_channel();
+    let refusal = Arc::new(Mutex::new(None));
+    let groups = GroupWriter { link, names, refusal: refusal.clone() };
+    (WriteQueue { writes, refusal }, Writer { groups, queue })
+}
+
+/// Where the job path puts its writes; clones share the queue.
+#[derive(Clone)]
+pub struct WriteQueue {
+    writes: mpsc::UnboundedSender<(Write, Durability)>,
+    refusal: Arc<Mutex<Option<String>>>,
+}
+
+impl WriteQueue {
+    /// Writes without waiting; nothing happens when Redis is down.
+    pub fn best_effort(&self, write: Write) {
+        self.push(write, Durability::BestEffort(None));
+    }
+
+    /// Writes and waits for the confirmation.
+    ///
+    /// # Errors
+    /// At once when Redis is down, or when it goes down meanwhile or refuses.
+    pub async fn once(&self, write: Write) -> Result<(), RedisFailure> {
+        let (answer, wait) = oneshot::channel();
+        self.push(write, Durability::BestEffort(Some(answer)));
+        wait.await.unwrap_or_else(|_| Err(RedisFailure::Down("the host is stopping".into())))
+    }
+
+    /// Writes and waits until Redis has confirmed it, however long that takes. False when the host stops.
+    pub async fn until_confirmed(&self, write: Write) -> bool {
+        let (answer, wait) = oneshot::channel();
+        self.push(write, Durability::UntilConfirmed(answer));
+        wait.await.is_ok()
+    }
+
+    /// Why the server refuses writes now, in its own words.
+    pub fn refusal(&self) -> Option<String> {
+        self.refusal.lock().clone()
+    }
+
+    fn push(&self, write: Write, durability: Durability) {
+        if self.writes.send((write, durability)).is_err() {
+            tracing::debug!("a write to Redis came after its queue had ended");
+        }
+    }
+}
+
 /// The writer's part, to be run as a task.
 pub struct Writer {
-    pub(super) redis: Redis,
-    pub(super) queue: mpsc::UnboundedReceiver<(Write, Durability)>,
+    groups: GroupWriter,
+    queue: mpsc::UnboundedReceiver<(Write, Durability)>,
 }
 
 /// Lets every task that is ready run once, and takes what they have added.
@@ -74,8 +127,7 @@ async fn join_in<T>(queue: &mut mpsc::UnboundedReceiver<T>, group: &mut Vec<T>) 
 impl Writer {
     /// Sends the queue until every handle is gone.
     pub async fn run(self) {
-        let Writer { redis, mut queue } = self;
-        let groups = GroupWriter { redis };
+        let Writer { groups, mut queue } = self;
         let mut fresh = Vec::new();
         // What must happen and was not confirmed. It never stands before what comes fresh: a write that waits for its
         // answer is answered whatever became of the others.
@@ -107,14 +159,16 @@ impl Writer {
 
 /// Sends groups of writes.
 struct GroupWriter {
-    redis: Redis,
+    link: RedisLink,
+    names: Arc<Names>,
+    /// Why the server refuses writes.
+    refusal: Arc<Mutex<Option<String>>>,
 }
 
 impl GroupWriter {
     /// Waits until the link is up and the pause is over; false when the host stops.
     async fn retry_time(&self, at: Instant) -> bool {
-        let mut link = self.redis.inner.link.subscribe();
-        if link.wait_for(Link::is_up).await.is_err() {
+        if self.link.changes().wait_for(LinkState::is_up).await.is_err() {
             return false;
         }
         tokio::time::sleep_until(at).await;
@@ -133,7 +187,7 @@ impl GroupWriter {
         let second = |write: &Write| write.status.as_ref().and(write.ack).map(|id| self.xack(id));
         self.send_step(&group, &first, &mut failed, &mut refused).await;
         self.send_step(&group, &second, &mut failed, &mut refused).await;
-        self.redis.note_refusal(refused);
+        self.note_refusal(refused);
 
         let mut kept = Vec::new();
         for ((write, durability), failed) in group.into_iter().zip(failed) {
@@ -172,7 +226,7 @@ impl GroupWriter {
         if owners.is_empty() {
             return;
         }
-        match self.redis.ask(&pipe).await {
+        match self.link.ask(&pipe).await {
             Ok(replies) => {
                 for (owner, reply) in owners.iter().zip(&replies) {
                     let Value::ServerError(error) = reply else { continue };
@@ -194,10 +248,22 @@ impl GroupWriter {
         }
     }
 
+    /// Notes whether the last writes were refused, and logs each change once.
+    fn note_refusal(&self, refusal: Option<String>) {
+        let mut known = self.refusal.lock();
+        if *known == refusal {
+            return;
+        }
+        match &refusal {
+            Some(error) => tracing::error!(error, "Redis refuses writes; they are kept and tried again"),
+            None => tracing::info!("Redis takes writes again"),
+        }
+        *known = refusal;
+    }
+
     fn xack(&self, id: MessageId) -> Cmd {
-        let names = &self.redis.inner.names;
         let mut cmd = redis::cmd("XACK");
-        cmd.arg(&names.stream).arg(&names.group).arg(id.to_string());
+        cmd.arg(&self.names.stream).arg(&self.names.group).arg(id.to_string());
         cmd
     }
 }

@@ -1,0 +1,84 @@
+//! Why the reader claims nothing although the link to Redis is up: what it publishes, and what others tell it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+/// What the reader asks the server for, and may be refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimStep {
+    /// New messages.
+    Read,
+    /// The messages that were left pending.
+    Pending,
+}
+
+/// The present reasons.
+#[derive(Debug, Default)]
+pub struct ClaimGate {
+    disk_full: AtomicBool,
+    store_failing: AtomicBool,
+    errors: Mutex<Errors>,
+}
+
+#[derive(Debug, Default)]
+struct Errors {
+    read: Option<String>,
+    pending: Option<String>,
+}
+
+impl Errors {
+    fn of(&mut self, step: ClaimStep) -> &mut Option<String> {
+        match step {
+            ClaimStep::Read => &mut self.read,
+            ClaimStep::Pending => &mut self.pending,
+        }
+    }
+}
+
+impl ClaimGate {
+    /// Whether claiming has stopped for want of disk space.
+    pub fn disk_full(&self) -> bool {
+        self.disk_full.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether there is too little disk space; true when that is a change.
+    pub(super) fn set_disk_full(&self, full: bool) -> bool {
+        self.disk_full.swap(full, Ordering::Relaxed) != full
+    }
+
+    /// Whether results can't be stored now.
+    pub(super) fn store_failing(&self) -> bool {
+        self.store_failing.load(Ordering::Relaxed)
+    }
+
+    /// Results can't be stored, or can be again: nothing is claimed that could not be finished.
+    pub fn set_store_failing(&self, failing: bool) {
+        self.store_failing.store(failing, Ordering::Relaxed);
+    }
+
+    /// Why a step is refused now.
+    pub fn error(&self, step: ClaimStep) -> Option<String> {
+        self.errors.lock().of(step).clone()
+    }
+
+    /// Notes why a step is refused, or that it no longer is, and logs each change once.
+    pub(super) fn set_error(&self, step: ClaimStep, error: Option<String>) {
+        let mut errors = self.errors.lock();
+        let known = errors.of(step);
+        if *known == error {
+            return;
+        }
+        match (&error, step) {
+            (Some(error), ClaimStep::Read) => {
+                tracing::error!(error, "new jobs can't be claimed; jobs in flight go on");
+            }
+            (Some(error), ClaimStep::Pending) => {
+                tracing::error!(error, "pending messages can't be looked at; they stay pending");
+            }
+            (None, ClaimStep::Read) => tracing::info!("new jobs can be claimed again"),
+            (None, ClaimStep::Pending) => tracing::info!("pending messages can be looked at again"),
+        }
+        *known = error;
+    }
+}

@@ -1,0 +1,104 @@
+//! What the reader asks of the stream, on its own connection: a large answer there delays no write.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Value};
+
+use super::replies::{self, ReplyError};
+use super::{Names, RedisFailure, RedisLink};
+use crate::jobs::message::Message;
+use crate::model::MessageId;
+
+/// The stream of one QPU, to be connected.
+#[derive(Clone)]
+pub struct MessageStream {
+    link: RedisLink,
+    names: Arc<Names>,
+}
+
+impl MessageStream {
+    pub(super) fn new(link: RedisLink, names: Arc<Names>) -> MessageStream {
+        MessageStream { link, names }
+    }
+
+    /// Brings the link up.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses the login.
+    pub async fn connect(&self) -> Result<StreamConnection, RedisFailure> {
+        let connection = self.link.connect().await?;
+        Ok(StreamConnection { connection, link: self.link.clone(), names: self.names.clone() })
+    }
+}
+
+/// The reader's connection.
+pub struct StreamConnection {
+    connection: MultiplexedConnection,
+    link: RedisLink,
+    names: Arc<Names>,
+}
+
+impl StreamConnection {
+    /// Creates the group from the stream's beginning, so that jobs sent before the first start are run. A group that
+    /// is there already stays as it is.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses.
+    pub async fn create_group(&mut self) -> Result<(), RedisFailure> {
+        let n = &self.names;
+        let mut cmd = redis::cmd("XGROUP");
+        cmd.arg("CREATE").arg(&n.stream).arg(&n.group).arg("0").arg("MKSTREAM");
+        let created = replies::confirmation("XGROUP", self.ask_one(cmd).await?);
+        match created {
+            Err(refused) if refused.code() == Some("BUSYGROUP") => Ok(()),
+            created => Ok(created?),
+        }
+    }
+
+    /// Up to `count` new messages; an empty list after the block time.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses.
+    pub async fn read_new(&mut self, count: usize) -> Result<Vec<Message>, RedisFailure> {
+        let n = &self.names;
+        let mut cmd = redis::cmd("XREADGROUP");
+        cmd.arg("GROUP").arg(&n.group).arg(&n.consumer).arg("COUNT").arg(count);
+        cmd.arg("BLOCK").arg(self.link.block().as_millis() as u64).arg("STREAMS").arg(&n.stream).arg(">");
+        Ok(replies::new_messages(self.ask_one(cmd).await?)?)
+    }
+
+    /// Ids of this consumer's pending messages from `from` on.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses.
+    pub async fn pending(&mut self, from: MessageId, count: usize) -> Result<Vec<MessageId>, RedisFailure> {
+        let n = &self.names;
+        let mut cmd = redis::cmd("XPENDING");
+        cmd.arg(&n.stream).arg(&n.group).arg(from.to_string()).arg("+").arg(count).arg(&n.consumer);
+        Ok(replies::pending_ids(self.ask_one(cmd).await?)?)
+    }
+
+    /// These entries of the stream; `None` for one that was trimmed away.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses.
+    pub async fn entries(&mut self, ids: &[MessageId]) -> Result<Vec<Option<Message>>, RedisFailure> {
+        let mut pipe = redis::pipe();
+        for id in ids {
+            let id = id.to_string();
+            pipe.cmd("XRANGE").arg(&self.names.stream).arg(&id).arg(&id);
+        }
+        let replies = self.link.ask_on(&mut self.connection, &pipe).await?;
+        let entries = ids.iter().zip(replies).map(|(id, reply)| replies::entry_at(*id, reply));
+        Ok(entries.collect::<Result<Vec<_>, ReplyError>>()?)
+    }
+
+    /// One command, whose refusal is a value.
+    async fn ask_one(&mut self, cmd: Cmd) -> Result<Value, RedisFailure> {
+        let mut pipe = redis::pipe();
+        pipe.add_command(cmd);
+        let replies = self.link.ask_on(&mut self.connection, &pipe).await?;
+        Ok(replies.into_iter().next().unwrap_or(Value::Nil))
+    }
+}
