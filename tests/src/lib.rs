@@ -17,6 +17,7 @@ pub mod process;
 pub mod proxy;
 pub mod random;
 pub mod raw;
+pub mod refusing_redis;
 mod state;
 pub mod swaps;
 pub mod systemd;

@@ -451,11 +451,7 @@ fn failure(entry: &Entry, why: String, next: NextAttempt) -> DeliveryEffect {
 
 fn report(ended: EndedDelivery, effects: &mut Vec<DeliveryEffect>) {
     let PendingDelivery { message_id, status, .. } = ended.entry.delivery;
-    effects.push(DeliveryEffect::Report(FinishedDelivery {
-        message_id,
-        status,
-        outcome: ended.outcome,
-    }));
+    effects.push(DeliveryEffect::Report(FinishedDelivery { message_id, status, outcome: ended.outcome }));
     // After the report: who waits for first attempts then has heard of every end.
     first_attempt_ended(ended.was_first_attempt, effects);
 }

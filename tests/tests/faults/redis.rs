@@ -1,5 +1,6 @@
 //! Redis going away, coming back, forgetting things, and bringing old ones back.
 
+use coda_host_tests::refusing_redis::RefusingRedis;
 use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, eventually, example};
 use redis::{Value, cmd};
 use serde_json::json;
@@ -275,6 +276,79 @@ async fn a_command_that_the_account_may_not_use_leaves_the_messages_pending() {
     }
 }
 
+/// What a server can say instead of an answer, and a reply of a type that no command of the job path has.
+const REFUSALS: [(&str, &str); 12] = [
+    ("NOPERM", "-NOPERM User node has no permissions to run the command\r\n"),
+    ("BUSY", "-BUSY Redis is busy running a script\r\n"),
+    ("LOADING", "-LOADING Redis is loading the dataset in memory\r\n"),
+    ("READONLY", "-READONLY You can't write against a read only replica.\r\n"),
+    ("MOVED", "-MOVED 3999 127.0.0.1:6381\r\n"),
+    ("CLUSTERDOWN", "-CLUSTERDOWN The cluster is down\r\n"),
+    ("MISCONF", "-MISCONF Errors writing to the AOF file\r\n"),
+    ("OOM", "-OOM command not allowed when used memory > 'maxmemory'\r\n"),
+    ("WRONGTYPE", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"),
+    ("NOAUTH", "-NOAUTH Authentication required.\r\n"),
+    ("ERR", "-ERR something else\r\n"),
+    ("a boolean", "#t\r\n"),
+];
+
+/// Each command of the job path times each refusal: a job that meets it is neither lost nor run twice, the host says
+/// why it stands still, and goes on once the server answers again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_command_costs_no_job() {
+    for command in ["XREADGROUP", "XPENDING", "XRANGE", "XACK", "HGET", "HSET", "GET"] {
+        let mut host = Plan::simulator("")
+            .env("CODA_RECOVER_INTERVAL_SEC", "0.05")
+            .env("CODA_REDIS_BLOCK_SEC", "0.05")
+            .env("CODA_REDIS_BACKOFF_SEC", "0.05")
+            .env("CODA_REDIS_BACKOFF_MAX_SEC", "0.2")
+            .prepare()
+            .await;
+        let server = RefusingRedis::start(host.redis.port()).await.unwrap();
+        let url = format!("redis://127.0.0.1:{}/0", server.port());
+        host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+        host.start().await;
+        for (n, (refusal, answer)) in REFUSALS.iter().enumerate() {
+            let id = format!("{command}-{n}");
+            server.refuse(command, answer);
+            host.submit(&id, &example(), 10).await;
+            match (command, *refusal) {
+                // Another type is an answer: any value of the cancel key cancels, and a status hash that is none says
+                // nothing.
+                ("GET", "WRONGTYPE") => host.wait_state(&id, "cancelled").await,
+                ("HGET" | "HSET", "WRONGTYPE") => drop(host.delivered(&id).await),
+                // Sent only when something was left pending.
+                ("XRANGE", _) => {}
+                _ => {
+                    eventually(&format!("/ready says why {command} stands still: {refusal}"), async || {
+                        let (status, body) = host.ready().await;
+                        let reasons = body["reasons"].to_string();
+                        status == 503 && (reasons.contains(refusal) || reasons.contains("boolean"))
+                    })
+                    .await;
+                    let (_, body) = host.ready().await;
+                    assert_eq!(body["redis_healthy"], true, "{command} {refusal}: the link works");
+                }
+            }
+            server.allow_all();
+            if (command, *refusal) != ("GET", "WRONGTYPE") {
+                host.delivered(&id).await;
+            }
+            host.wait_nothing_pending().await;
+            host.wait_ready().await;
+        }
+        let cancelled = u64::from(command == "GET");
+        assert_eq!(host.runs().await, REFUSALS.len() as u64 - cancelled, "{command}");
+        for n in 0..REFUSALS.len() {
+            assert!(host.attempts(&format!("{command}-{n}")).1 <= 1, "{command} {n} was delivered twice");
+        }
+        assert_eq!(host.metric("coda_host_trimmed_messages_total").await, 0);
+        let lines = host.log().lines().count();
+        assert!(lines < 40 * REFUSALS.len(), "{command}: {lines} lines of log");
+        assert_eq!(host.stop().await, Exit::Code(0));
+    }
+}
+
 async fn set_maxmemory(host: &TestHost, bytes: u64) {
     host.redis::<()>(cmd("CONFIG").arg(&["SET", "maxmemory"]).arg(bytes)).await;
 }
@@ -294,6 +368,8 @@ async fn a_state_that_redis_refuses_is_not_acknowledged() {
     .await;
     assert_eq!((host.pending().await.len(), host.state("J1").await.as_str()), (1, "executing"));
     assert!(host.log().matches("Redis refuses writes").count() < 5, "it is logged once");
+    // Killed between the cloud's answer and the note of it, the host would rightly deliver again.
+    host.wait_log("delivery finished").await;
     host.kill();
     set_maxmemory(&host, 0).await;
     host.start().await;

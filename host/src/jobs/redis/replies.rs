@@ -45,6 +45,14 @@ pub(super) fn confirmation(command: &'static str, reply: Value) -> Result<(), Re
     }
 }
 
+/// The confirmation of a write: how much it changed, which may be nothing.
+pub(super) fn number_of_changes(command: &'static str, reply: Value) -> Result<(), ReplyError> {
+    match reply {
+        Value::Int(_) => Ok(()),
+        other => Err(unexpected(command, &other, "a number")),
+    }
+}
+
 /// A number, of a reply that may leave it out.
 pub(super) fn number(value: Value) -> Option<i64> {
     match value {
@@ -228,13 +236,17 @@ mod tests {
 
     /// Each decoder, by the command that it reads: whether it found an absence.
     type Decoder = (&'static str, fn(Value) -> Result<bool, ReplyError>);
-    const DECODERS: [Decoder; 6] = [
+    const DECODERS: [Decoder; 9] = [
         ("XREADGROUP", |v| Ok(new_messages(v)?.is_empty())),
         ("XRANGE", |v| Ok(entry_at(MessageId { ms: 1, seq: 0 }, v)?.is_none())),
         ("XPENDING", |v| Ok(pending_ids(v)?.is_empty())),
         ("HGET", |v| Ok(hash_field("HGET", v)?.is_none())),
         ("GET", |v| Ok(!existence("GET", v)?)),
         ("GET", |v| Ok(optional_text("GET", v)?.is_none())),
+        // A confirmation is no absence either.
+        ("HSET", |v| number_of_changes("HSET", v).map(|()| true)),
+        ("XACK", |v| number_of_changes("XACK", v).map(|()| true)),
+        ("XGROUP", |v| confirmation("XGROUP", v).map(|()| true)),
     ];
 
     #[test]

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{Cmd, Value};
+use redis::Cmd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::replies::{ReplyError, server_words};
+use super::replies;
 use super::status::status_key;
 use super::{LinkState, Names, RedisFailure, RedisLink};
 use crate::model::{JobId, MessageId};
@@ -181,10 +181,10 @@ impl GroupWriter {
         let mut refused = None;
         // A pipeline is not a transaction: a refused state must not be acknowledged all the same.
         let first = |write: &Write| {
-            let status = write.status.as_ref().map(|(job, fields)| hset(job, fields));
-            status.or_else(|| write.ack.map(|id| self.xack(id)))
+            let status = write.status.as_ref().map(|(job, fields)| ("HSET", hset(job, fields)));
+            status.or_else(|| write.ack.map(|id| ("XACK", self.xack(id))))
         };
-        let second = |write: &Write| write.status.as_ref().and(write.ack).map(|id| self.xack(id));
+        let second = |write: &Write| write.status.as_ref().and(write.ack).map(|id| ("XACK", self.xack(id)));
         self.send_step(&group, &first, &mut failed, &mut refused).await;
         self.send_step(&group, &second, &mut failed, &mut refused).await;
         self.note_refusal(refused);
@@ -209,7 +209,7 @@ impl GroupWriter {
     async fn send_step(
         &self,
         group: &[(Write, Durability)],
-        command: &(dyn Fn(&Write) -> Option<Cmd> + Sync),
+        command: &(dyn Fn(&Write) -> Option<(&'static str, Cmd)> + Sync),
         failed: &mut [Option<RedisFailure>],
         refused: &mut Option<String>,
     ) {
@@ -217,34 +217,28 @@ impl GroupWriter {
         let mut owners = Vec::new();
         for (i, (write, _)) in group.iter().enumerate() {
             if failed[i].is_none()
-                && let Some(command) = command(write)
+                && let Some((name, command)) = command(write)
             {
                 pipe.add_command(command);
-                owners.push(i);
+                owners.push((i, name));
             }
         }
         if owners.is_empty() {
             return;
         }
-        match self.link.ask(&pipe).await {
-            Ok(replies) => {
-                for (owner, reply) in owners.iter().zip(&replies) {
-                    let Value::ServerError(error) = reply else { continue };
-                    let text = server_words(error);
-                    if error.code() == KEY_OF_ANOTHER_TYPE {
-                        let job_id = group[*owner].0.status.as_ref().map(|(job, _)| &**job);
-                        tracing::error!(
-                            job_id,
-                            error = text,
-                            "the job's state can't be written; its key is in use"
-                        );
-                        continue;
-                    }
-                    *refused = Some(text.clone());
-                    failed[*owner] = Some(ReplyError::Refused { command: "HSET or XACK", text }.into());
-                }
+        let replies = match self.link.ask(&pipe).await {
+            Ok(replies) => replies,
+            Err(down) => return owners.iter().for_each(|(owner, _)| failed[*owner] = Some(down.clone())),
+        };
+        for ((owner, name), reply) in owners.into_iter().zip(replies) {
+            let Err(error) = replies::number_of_changes(name, reply) else { continue };
+            if name == "HSET" && error.code() == Some(KEY_OF_ANOTHER_TYPE) {
+                let job_id = group[owner].0.status.as_ref().map(|(job, _)| &**job);
+                tracing::error!(job_id, %error, "the job's state can't be written; its key is in use");
+                continue;
             }
-            Err(down) => owners.iter().for_each(|owner| failed[*owner] = Some(down.clone())),
+            *refused = Some(error.to_string());
+            failed[owner] = Some(error.into());
         }
     }
 
