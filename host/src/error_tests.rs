@@ -623,16 +623,13 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
             SqliteFailure::from(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None))
         })
     };
-    let mut store = vec![
-        StoreError::Open { path: path(), text: text() },
-        StoreError::Newer { path: path(), found: 9 },
-        StoreError::Stopped,
-    ];
+    let mut store = vec![StoreError::Newer { path: path(), found: 9 }, StoreError::Stopped];
+    store.extend(failures().map(|failure| StoreError::Open { path: path(), failure }));
     store.extend(failures().map(StoreError::Write));
     store.extend(failures().map(StoreError::Read));
     found.of_enum(store);
     let mut log = vec![
-        LogError::Open { location: text(), text: text() },
+        LogError::Open { location: text(), failure: LogFailure::Other(text()) },
         LogError::Newer { location: text(), found: 9 },
         LogError::Damaged { location: text(), position: 1, stream: text(), what: text() },
         LogError::Write(LogFailure::Other(text())),

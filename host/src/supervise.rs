@@ -75,13 +75,13 @@ impl TaskKind {
             TaskKind::Api
             | TaskKind::VpnGuard
             | TaskKind::RedisWriter
-            | TaskKind::WebhookDispatcher
             | TaskKind::Heartbeat
             | TaskKind::Notifier
             | TaskKind::LogRotation => OnEnd::Fatal,
             // At a terminal nobody can ask for a reload.
             TaskKind::Reloads => OnEnd::Expected,
             TaskKind::StreamReader
+            | TaskKind::WebhookDispatcher
             | TaskKind::HeartbeatState
             | TaskKind::PeerLending
             | TaskKind::ReservationExpiry => OnEnd::ExpectedAfterStop,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::AppError;
@@ -73,10 +74,8 @@ pub struct Running {
     service: LocalService,
     /// Stops what goes on while jobs end: heartbeat and VPN guard.
     late_stop: CancellationToken,
-    reader: Option<TaskHandle>,
+    job_tasks: Option<JobTasks>,
     lending: Option<TaskHandle>,
-    store: Option<Store>,
-    _consumer_lock: Option<ConsumerLock>,
     /// Released last: until then no other host uses these directories.
     _instance_lock: InstanceLock,
 }
@@ -171,17 +170,12 @@ impl Registered {
                 }));
                 let wait = settings.jobs.redis_timeout;
                 readiness = Readiness::Jobs { redis: started.redis, wait, qpu_id: started.qpu_id };
-                running = (
-                    Work::Jobs(Box::new(started.driver)),
-                    Some(started.reader),
-                    Some(started.store),
-                    started.consumer_lock,
-                );
+                running = (Work::Jobs(Box::new(started.driver)), Some(started.tasks));
             }
             _ => {
                 reading = ApiSources::PeerOnly { peers, metrics, executor: status, reloads };
                 readiness = Readiness::PeerOnly;
-                running = (Work::Lending { executor: Box::new(executor), reports }, None, None, None);
+                running = (Work::Lending { executor: Box::new(executor), reports }, None);
                 tracing::info!("coda-host is up, without a cloud");
             }
         }
@@ -195,19 +189,8 @@ impl Registered {
             let rotating = keep_small(log.into(), daemon.log_max_bytes, daemon.log_check_interval);
             tasks.spawn(TaskKind::LogRotation, rotating);
         }
-        let (work, reader, store, consumer_lock) = running;
-        Running {
-            settings,
-            stop,
-            work,
-            service,
-            late_stop,
-            reader,
-            lending,
-            store,
-            _consumer_lock: consumer_lock,
-            _instance_lock: host.lock,
-        }
+        let (work, job_tasks) = running;
+        Running { settings, stop, work, service, late_stop, job_tasks, lending, _instance_lock: host.lock }
     }
 }
 
@@ -219,14 +202,19 @@ impl Running {
     pub async fn serve(mut self) -> Result<ExitCode, Failure> {
         let working = self.work.run(self.stop.clone());
         tokio::pin!(working);
-        let (ended, failure) = tokio::select! {
-            ended = &mut working => (ended, None),
-            failed = self.service.tasks.failed() => {
-                // Without one of its tasks the host is of no use; what runs is still finished.
-                let failure = Failure::from(failed);
-                tracing::error!(error = failure.line(), "stopping");
-                self.stop.cancel();
-                (working.await, Some(failure))
+        let mut stop_began: Option<Instant> = None;
+        let (ended, failure) = loop {
+            tokio::select! {
+                ended = &mut working => break (ended, None),
+                () = self.stop.cancelled(), if stop_began.is_none() => stop_began = Some(Instant::now()),
+                failed = self.service.tasks.failed() => {
+                    // Without one of its tasks the host is of no use; what runs is still finished.
+                    let failure = Failure::from(failed);
+                    tracing::error!(error = failure.line(), "stopping");
+                    stop_began.get_or_insert_with(Instant::now);
+                    self.stop.cancel();
+                    break (working.await, Some(failure));
+                }
             }
         };
 
@@ -234,16 +222,18 @@ impl Running {
         if let Some(lending) = self.lending {
             lending.ended().await;
         }
-        if let Some(reader) = self.reader {
+        if let Some(tasks) = &self.job_tasks {
             // Its blocking read is short; dropped, it could leave a delivered message behind.
             let limit = self.settings.jobs.block + END_LIMIT;
-            if tokio::time::timeout(limit, reader.ended()).await.is_err() {
+            if tokio::time::timeout(limit, tasks.reader.ended()).await.is_err() {
                 tracing::warn!("the reader did not end in time");
             }
         }
         let code = end_executor(ended, &self.settings).await;
-        if let Some(store) = self.store {
-            store.close();
+        if let Some(tasks) = &self.job_tasks {
+            let spent = stop_began.map(|at| at.elapsed()).unwrap_or_default();
+            let left = self.settings.shutdown.drain.saturating_sub(spent);
+            tasks.end(left.max(END_LIMIT)).await;
         }
         self.service.stop.cancel();
         // Their senders: who waits for the host's state is told that it is gone.
@@ -343,15 +333,33 @@ struct JobParts {
 /// The job path, ready to run.
 struct StartedJobs {
     driver: Driver,
-    reader: TaskHandle,
+    tasks: JobTasks,
     snapshot: watch::Receiver<Snapshot>,
     redis: Redis,
     gate: Arc<ClaimGate>,
     beats: watch::Receiver<HeartbeatOutcome>,
     vpn: watch::Receiver<crate::vpn::guard::VpnStatus>,
-    store: Store,
     qpu_id: String,
-    consumer_lock: Option<ConsumerLock>,
+}
+
+/// What the job path leaves to be ended after the driver.
+struct JobTasks {
+    reader: TaskHandle,
+    dispatcher: TaskHandle,
+    store: Store,
+    _consumer_lock: Option<ConsumerLock>,
+}
+
+impl JobTasks {
+    /// Lets attempts in flight end and their ends be recorded, then closes the database.
+    async fn end(&self, limit: Duration) {
+        if tokio::time::timeout(limit, self.dispatcher.ended()).await.is_err() {
+            tracing::warn!(
+                "attempts to deliver results are cut off; their results are sent again after the next start"
+            );
+        }
+        self.store.close();
+    }
 }
 
 impl JobParts {
@@ -409,7 +417,7 @@ impl JobParts {
 
         tasks.spawn(TaskKind::VpnGuard, cloud.guard.watch(late_stop.clone()));
         tasks.spawn(TaskKind::RedisWriter, writer.run());
-        tasks.spawn(TaskKind::WebhookDispatcher, dispatcher.run());
+        let dispatcher = tasks.spawn(TaskKind::WebhookDispatcher, dispatcher.run());
         tasks.spawn(TaskKind::Heartbeat, heartbeat.run(late_stop));
         let heartbeat_state =
             publish_heartbeat_state(snapshot_seen.clone(), redis.clone(), status, beat_state);
@@ -419,15 +427,13 @@ impl JobParts {
         tracing::info!(qpu_id, webapp = cloud.registration.cloud.webapp_url, "coda-host is up");
         StartedJobs {
             driver,
-            reader,
+            tasks: JobTasks { reader, dispatcher, store: cloud.store, _consumer_lock: cloud.consumer_lock },
             snapshot: snapshot_seen,
             redis,
             gate,
             beats,
             vpn,
-            store: cloud.store,
             qpu_id,
-            consumer_lock: cloud.consumer_lock,
         }
     }
 }
@@ -454,7 +460,8 @@ fn recovered(stored: StoredRow, sender: &WebhookSender) -> Option<RecoveredResul
     };
     // Whether the policy still allows the URL is decided by the attempt.
     let origin = sender.allowed(&stored.row.callback_url).map(|o| o.to_string()).unwrap_or_default();
-    let result = StoredResult { row: stored.row, origin: origin.into(), attempts: stored.attempts };
+    let StoredRow { row, body_bytes, attempts, .. } = stored;
+    let result = StoredResult { row, body_bytes, origin: origin.into(), attempts };
     Some(RecoveredResult { result, announced })
 }
 

@@ -75,7 +75,7 @@ fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> 
     if !Database::exists(state) {
         return Ok(ExitCode::SUCCESS);
     }
-    let database = Database::open(state)?;
+    let mut database = Database::open(state)?;
     let kept = database.list()?;
     if kept.is_empty() {
         return Ok(ExitCode::SUCCESS);
@@ -86,7 +86,7 @@ fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> 
     }
     println!("dropping {} result(s) and dead letter(s)", kept.len());
     for row in &kept {
-        database.remove(row)?;
+        database.end(row)?;
     }
     Ok(ExitCode::SUCCESS)
 }

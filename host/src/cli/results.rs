@@ -90,17 +90,19 @@ impl Explain for ResultsError {
 
 pub fn run(command: ResultsCommand, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
-    let database = Database::open(&prepared.settings.dirs.state)?;
+    let mut database = Database::open(&prepared.settings.dirs.state)?;
     let kept = database.list()?;
     match command {
         ResultsCommand::List { json } => {
-            kit::print(if json { as_json(&kept) } else { table(&kept) }.as_bytes())
+            let text = if json { as_json(&database, &kept)? } else { table(&kept) };
+            kit::print(text.as_bytes())
         }
         ResultsCommand::Show { id } => {
             let found = find(&kept, &id)?;
             let mut text = table(std::slice::from_ref(found));
             // Writing to a String can't fail.
-            writeln!(text, "to    {}\nbody  {}", found.callback_url, found.content).ok();
+            let content = database.content(found)?.unwrap_or_default();
+            writeln!(text, "to    {}\nbody  {content}", found.callback_url).ok();
             kit::print(text.as_bytes())
         }
         ResultsCommand::Retry { id } => {
@@ -115,11 +117,11 @@ pub fn run(command: ResultsCommand, env: &ProcessEnv) -> Result<ExitCode, Failur
                 }
                 KeptKind::Undelivered | KeptKind::Refused => {}
             }
-            retry(&prepared, &database, found)
+            retry(&prepared, &mut database, found)
         }
         ResultsCommand::Drop { id } => {
             let found = find(&kept, &id)?;
-            database.remove(found)?;
+            database.end(found)?;
             kit::print(
                 format!("dropped the {} of message {}\n", found.kind.name(), found.message_id).as_bytes(),
             )
@@ -137,7 +139,7 @@ fn find<'a>(kept: &'a [KeptEntry], id: &str) -> Result<&'a KeptEntry, ResultsErr
 }
 
 /// Makes one attempt, with the sender that the host uses.
-fn retry(prepared: &Prepared, database: &Database, found: &KeptEntry) -> Result<ExitCode, Failure> {
+fn retry(prepared: &Prepared, database: &mut Database, found: &KeptEntry) -> Result<ExitCode, Failure> {
     let settings = &prepared.settings;
     let (Some(key), Some(row)) = (&settings.credentials.jwt_private_key, database.result(found)?) else {
         return Err(ResultsError::NoKey.into());
@@ -149,7 +151,7 @@ fn retry(prepared: &Prepared, database: &Database, found: &KeptEntry) -> Result<
     let delivery = kit::runtime()?.block_on(sender.attempt(&row.callback_url, row.body));
     let reason = match delivery {
         AttemptOutcome::Accepted => {
-            database.remove(found)?;
+            database.end(found)?;
             return kit::print(format!("accepted: the result of job {}\n", found.job_id).as_bytes());
         }
         AttemptOutcome::Retry { why, .. } | AttemptOutcome::Unauthorized { why } => why,
@@ -179,15 +181,14 @@ fn table(kept: &[KeptEntry]) -> String {
     text
 }
 
-fn as_json(kept: &[KeptEntry]) -> String {
-    let rows: Vec<_> = kept
-        .iter()
-        .map(|l| {
-            serde_json::json!({
-                "message_id": l.message_id, "job_id": l.job_id, "kind": l.kind.name(), "attempts": l.attempts,
-                "why": l.why, "qpu_id": l.qpu_id, "callback_url": l.callback_url, "content": l.content,
-            })
-        })
-        .collect();
-    format!("{}\n", serde_json::Value::from(rows))
+fn as_json(database: &Database, kept: &[KeptEntry]) -> Result<String, Failure> {
+    let mut rows = Vec::with_capacity(kept.len());
+    for l in kept {
+        rows.push(serde_json::json!({
+            "message_id": l.message_id, "job_id": l.job_id, "kind": l.kind.name(), "attempts": l.attempts,
+            "why": l.why, "qpu_id": l.qpu_id, "callback_url": l.callback_url, "bytes": l.bytes,
+            "content": database.content(l)?,
+        }));
+    }
+    Ok(format!("{}\n", serde_json::Value::from(rows)))
 }

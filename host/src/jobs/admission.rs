@@ -58,6 +58,8 @@ pub struct PastEnd {
 pub enum Admission {
     /// Run it.
     Run,
+    /// Its result was announced and is not known to be delivered: run it once more.
+    RunAgain,
     /// The job ended before: acknowledge.
     Duplicate,
     /// This message ended on this host, and Redis does not know: write its state again and acknowledge.
@@ -68,26 +70,45 @@ pub enum Admission {
     GiveUp { deaths: u32 },
 }
 
-/// Decides about a claimed message. `deaths` counts the process deaths during its runs; at `max_deaths` it is
-/// given up.
+/// What this host knows of a claimed message, beside what Redis records of its job.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MessageFacts<'a> {
+    /// How it ended here before.
+    pub past: Option<&'a HistoryEntry>,
+    /// It was delivered to this consumer before and not acknowledged.
+    pub left_pending: bool,
+    /// How often the process died while it ran this message.
+    pub deaths: u32,
+}
+
+/// Decides about a claimed message. At `max_deaths` deaths it is given up.
+///
+/// A terminal state is written before the result is delivered, and history after it. A message that is still pending
+/// with a terminal state of its own and without history was therefore not acknowledged by anybody who knew of a
+/// delivery: its result was lost with the state database. A new message that has ended before comes from a consumer
+/// group that was created again, and was acknowledged in the former one.
 pub fn admit(
     id: MessageId,
     job_id: &str,
     record: &JobRecord,
-    past: Option<&HistoryEntry>,
-    deaths: u32,
+    facts: MessageFacts<'_>,
     max_deaths: u32,
 ) -> Admission {
+    let MessageFacts { past, left_pending, deaths } = facts;
+    // After a FLUSHALL a message id can come again with another job.
+    let past = past.filter(|p| &*p.job_id == job_id);
     let same_message = record.message_id.as_deref() == Some(&id.to_string());
+    let was_delivered = past.is_some() || !left_pending;
+    let mut runs_again = false;
     match record.state.as_deref() {
+        Some("completed" | "failed") if same_message && !was_delivered => runs_again = true,
         Some("completed" | "cancelled") => return Admission::Duplicate,
         // Another message with the id of a failed job is a resubmission.
         Some("failed") if same_message => return Admission::Duplicate,
         _ => {}
     }
 
-    // After a FLUSHALL a message id can come again with another job.
-    if let Some(past) = past.filter(|p| &*p.job_id == job_id) {
+    if let Some(past) = past {
         return Admission::Settle(PastEnd {
             status: past.status,
             error: past.error.clone(),
@@ -99,6 +120,8 @@ pub fn admit(
         Admission::Cancel
     } else if deaths >= max_deaths {
         Admission::GiveUp { deaths }
+    } else if runs_again {
+        Admission::RunAgain
     } else {
         Admission::Run
     }
@@ -152,8 +175,30 @@ mod tests {
             (JobRecord::default(), None, 3, Admission::GiveUp { deaths: 3 }),
         ];
         for (record, past, deaths, expected) in cases {
-            let found = admit(ID, "J", &record, past.as_ref(), deaths, 3);
+            let facts = MessageFacts { past: past.as_ref(), left_pending: false, deaths };
+            let found = admit(ID, "J", &record, facts, 3);
             assert_eq!(found, expected, "{record:?} {past:?} {deaths}");
+        }
+    }
+
+    #[test]
+    fn an_announced_result_that_is_pending_without_history_is_not_known_to_be_delivered() {
+        let cases = [
+            (record("completed", "7-0"), None, Admission::RunAgain),
+            (record("failed", "7-0"), None, Admission::RunAgain),
+            // The history of another job under the same message id says nothing.
+            (record("completed", "7-0"), Some(past("K")), Admission::RunAgain),
+            // Delivered, and the acknowledgement was lost.
+            (record("completed", "7-0"), Some(past("J")), Admission::Duplicate),
+            // Another message ended the job; whoever ran that one delivered it.
+            (record("completed", "1-0"), None, Admission::Duplicate),
+            // A cancelled job has no result.
+            (record("cancelled", "7-0"), None, Admission::Duplicate),
+            (record("executing", "7-0"), None, Admission::Run),
+        ];
+        for (record, past, expected) in cases {
+            let facts = MessageFacts { past: past.as_ref(), left_pending: true, deaths: 0 };
+            assert_eq!(admit(ID, "J", &record, facts, 3), expected, "{record:?} {past:?}");
         }
     }
 

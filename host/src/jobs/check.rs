@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::admission::{Admission, JobRecord, admit, died_error};
+use super::admission::{Admission, JobRecord, MessageFacts, admit, died_error};
 use super::message::{self, Envelope, Message, Work};
 use super::redis::Redis;
 use super::table::{CheckOutcome, CheckRequest, Event, Subject, Ticket, Verdict};
@@ -33,6 +33,7 @@ struct Addressed {
     ticket: Ticket,
     message_id: MessageId,
     deaths: u32,
+    left_pending: bool,
     envelope: Envelope,
     subject: Subject,
 }
@@ -53,14 +54,14 @@ impl Checker {
     async fn outcomes(&self, requests: Vec<CheckRequest>) -> Result<Vec<(Ticket, CheckOutcome)>, String> {
         let mut outcomes = Vec::with_capacity(requests.len());
         let mut addressed: Vec<Addressed> = Vec::with_capacity(requests.len());
-        for CheckRequest { ticket, message_id, deaths, subject } in requests {
+        for CheckRequest { ticket, message_id, deaths, left_pending, subject } in requests {
             let envelope = match &subject {
                 Subject::Message(message) => message::envelope(message, |url| (self.callback)(url)),
                 Subject::Parsed(envelope, _) => Ok(envelope.clone()),
             };
             match (envelope, subject) {
                 (Ok(envelope), subject) => {
-                    addressed.push(Addressed { ticket, message_id, deaths, envelope, subject });
+                    addressed.push(Addressed { ticket, message_id, deaths, left_pending, envelope, subject });
                 }
                 (Err(reason), Subject::Message(message)) => {
                     let fields = message.to_json();
@@ -91,13 +92,22 @@ impl Checker {
         record: &JobRecord,
         past: Option<&HistoryEntry>,
     ) -> CheckOutcome {
-        let Addressed { message_id, deaths, envelope, mut subject, .. } = message;
-        let verdict = match admit(message_id, &envelope.job_id, record, past, deaths, self.max_deaths) {
+        let Addressed { message_id, deaths, left_pending, envelope, mut subject, .. } = message;
+        let facts = MessageFacts { past, left_pending, deaths };
+        let admission = admit(message_id, &envelope.job_id, record, facts, self.max_deaths);
+        if admission == Admission::RunAgain {
+            tracing::warn!(
+                job_id = &*envelope.job_id,
+                %message_id,
+                "the job's result was announced and is not in the state database; the job runs again"
+            );
+        }
+        let verdict = match admission {
             Admission::Duplicate => Verdict::Duplicate,
             Admission::Settle(end) => Verdict::Settle(end),
             Admission::Cancel => Verdict::Cancelled,
             Admission::GiveUp { deaths } => Verdict::Fail(died_error(deaths)),
-            Admission::Run => {
+            Admission::Run | Admission::RunAgain => {
                 let work = match subject {
                     Subject::Message(message) => read_work(message).await,
                     Subject::Parsed(_, work) => work,

@@ -240,7 +240,7 @@ impl Driver {
 
     fn claim(&mut self, claim: Claim) {
         match claim {
-            Claim::Messages(messages) => self.apply(Event::Claimed(messages)),
+            Claim::Messages(messages, origin) => self.apply(Event::Claimed { messages, origin }),
             Claim::Trimmed(ids) => self.apply(Event::Trimmed(ids)),
             Claim::Unheld(ids, answer) => {
                 if answer.send(self.table.not_held(ids)).is_err() {

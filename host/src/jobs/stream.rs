@@ -18,6 +18,7 @@ use super::claim_gate::{ClaimGate, ClaimStep};
 use super::message::Message;
 use super::redis::replies::ReplyError;
 use super::redis::{Redis, RedisFailure, StreamConnection};
+use super::table::ClaimOrigin;
 use crate::backoff::Backoff;
 use crate::config::settings::JobSettings;
 use crate::executor::ExecutorStatus;
@@ -37,7 +38,7 @@ const REST_INTERVALS: u32 = 10;
 #[derive(Debug)]
 pub enum Claim {
     /// Messages that this consumer now holds. Each takes a prefetch permit until the driver returns it.
-    Messages(Vec<Message>),
+    Messages(Vec<Message>, ClaimOrigin),
     /// Ids that are pending although their entries are gone.
     Trimmed(Vec<MessageId>),
     /// Which of these does the driver not hold?
@@ -205,7 +206,7 @@ impl Reader {
                     group_lost = 0;
                     progress.refused.reset();
                     self.gate.set_error(ClaimStep::Read, None);
-                    if let Err(end) = self.hand_over(messages, permits).await {
+                    if let Err(end) = self.hand_over(messages, permits, ClaimOrigin::New).await {
                         return end;
                     }
                     continue;
@@ -256,7 +257,12 @@ impl Reader {
     }
 
     /// Gives messages to the driver; each takes one of the permits.
-    async fn hand_over(&self, messages: Vec<Message>, mut permits: OwnedSemaphorePermit) -> Result<(), End> {
+    async fn hand_over(
+        &self,
+        messages: Vec<Message>,
+        mut permits: OwnedSemaphorePermit,
+        origin: ClaimOrigin,
+    ) -> Result<(), End> {
         if messages.is_empty() || self.stop.is_cancelled() {
             return Ok(());
         }
@@ -264,7 +270,7 @@ impl Reader {
             taken.forget();
         }
         drop(permits);
-        self.tell(Claim::Messages(messages)).await
+        self.tell(Claim::Messages(messages, origin)).await
     }
 
     async fn tell(&self, claim: Claim) -> Result<(), End> {
@@ -330,7 +336,8 @@ impl Reader {
                 let absent: Vec<MessageId> =
                     ids.iter().zip(&entries).filter(|(_, e)| e.is_none()).map(|(id, _)| *id).collect();
                 self.give_up_trimmed(stream, absent).await?;
-                self.hand_over(entries.into_iter().flatten().collect(), permits).await?;
+                let messages = entries.into_iter().flatten().collect();
+                self.hand_over(messages, permits, ClaimOrigin::LeftPending).await?;
             }
             if !full {
                 break;

@@ -54,8 +54,8 @@ use crate::model::{JobId, MessageId};
 use crate::state::answer_journal::KeptAnswers;
 
 pub use event::{
-    CheckOutcome, CheckRequest, Effect, Event, Fault, Notice, Now, RecoveredResult, Runnable, StoredResult,
-    Subject, Submission, TerminalStatus, Unstored, Verdict,
+    CheckOutcome, CheckRequest, ClaimOrigin, Effect, Event, Fault, Notice, Now, RecoveredResult, Runnable,
+    StoredResult, Subject, Submission, TerminalStatus, Unstored, Verdict,
 };
 use hand_over::HandOver;
 use job_ids::JobIds;
@@ -185,7 +185,7 @@ impl JobTable {
     /// Takes an event and returns what is to be done, in order.
     pub fn on(&mut self, now: Now, event: Event) -> Vec<Effect> {
         match event {
-            Event::Claimed(messages) => self.claimed(now, messages),
+            Event::Claimed { messages, origin } => self.claimed(now, messages, origin),
             Event::Trimmed(ids) => self.trimmed(now, ids),
             Event::Checked { ticket, outcome } => self.checked(now, ticket, outcome),
             Event::CheckFailed { tickets, error } => self.check_failed(now, &tickets, error),

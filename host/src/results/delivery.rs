@@ -19,6 +19,8 @@ pub struct PendingDelivery {
     pub status: Status,
     /// The body for the first attempt; `None` means that it is read from the database.
     pub body: Option<Bytes>,
+    /// Its size, wherever it is.
+    pub body_bytes: usize,
     pub attempts: u32,
 }
 

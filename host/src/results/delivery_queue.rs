@@ -51,6 +51,8 @@ pub struct DeliveryLimits {
     pub backoff: BackoffRange,
     /// Bytes of bodies that are kept in memory for first attempts; bodies beyond them are read from the database.
     pub max_body_bytes: usize,
+    /// Bytes of the bodies of attempts at once to one origin. A single larger body goes alone.
+    pub max_bytes_per_origin: usize,
 }
 
 /// A delivery with its name.
@@ -73,6 +75,7 @@ struct OriginQueue {
     retries: VecDeque<Entry>,
     in_flight: usize,
     retries_in_flight: usize,
+    bytes_in_flight: usize,
     sleeping: usize,
     /// Failures since the last acceptance; kept while anything of the origin is in flight, ready or sleeping.
     failures: u32,
@@ -90,20 +93,25 @@ impl OriginQueue {
     }
 
     /// Takes the next delivery that may be tried now.
-    fn take_next(&mut self, limit: usize, retries_allowed: bool, draining: bool) -> Option<Entry> {
+    fn take_next(&mut self, limits: &DeliveryLimits, retries_allowed: bool, draining: bool) -> Option<Entry> {
+        let limit = limits.max_per_origin;
         let below_limit = self.in_flight < limit;
+        let (in_flight, bytes_in_flight) = (self.in_flight, self.bytes_in_flight);
+        let fits = |entry: &Entry| {
+            in_flight == 0 || bytes_in_flight + entry.delivery.body_bytes <= limits.max_bytes_per_origin
+        };
         let in_outage = self.failures >= OUTAGE_FAILURES;
         let may_probe = !in_outage || self.in_flight == 0;
 
         // A stopping host tries every result once, so an outage does not hold back first attempts then.
         let fresh_allowed = below_limit && (may_probe || draining);
-        if fresh_allowed && let Some(entry) = self.fresh.pop_front() {
-            return Some(entry);
+        if fresh_allowed && self.fresh.front().is_some_and(fits) {
+            return self.fresh.pop_front();
         }
 
         let below_retry_share = self.retries_in_flight < limit.div_ceil(2);
         let retry_allowed = below_limit && may_probe && retries_allowed && below_retry_share;
-        if retry_allowed { self.retries.pop_front() } else { None }
+        if retry_allowed && self.retries.front().is_some_and(fits) { self.retries.pop_front() } else { None }
     }
 }
 
@@ -252,7 +260,7 @@ impl DeliveryQueue {
                 continue;
             };
             let retries_allowed = self.retries_in_flight < total.div_ceil(2);
-            let next = queue.take_next(self.limits.max_per_origin, retries_allowed, self.draining);
+            let next = queue.take_next(&self.limits, retries_allowed, self.draining);
 
             // To the end of the line, whether it could start something or not: origins take turns.
             queue.is_listed = queue.has_ready();
@@ -273,6 +281,7 @@ impl DeliveryQueue {
         let is_retry = entry.is_retry();
         if let Some(queue) = self.origins.get_mut(&entry.delivery.origin) {
             queue.in_flight += 1;
+            queue.bytes_in_flight += entry.delivery.body_bytes;
             queue.retries_in_flight += usize::from(is_retry);
         }
         self.retries_in_flight += usize::from(is_retry);
@@ -301,6 +310,7 @@ impl DeliveryQueue {
         let was_first_attempt = !entry.is_retry();
         if let Some(queue) = self.origins.get_mut(&origin) {
             queue.in_flight -= 1;
+            queue.bytes_in_flight -= entry.delivery.body_bytes;
             queue.retries_in_flight -= usize::from(!was_first_attempt);
         }
         self.retries_in_flight -= usize::from(!was_first_attempt);

@@ -32,6 +32,7 @@ const LIMITS: DeliveryLimits = DeliveryLimits {
     max_per_origin: 3,
     backoff: BackoffRange { first: Duration::from_secs(1), max: Duration::from_secs(30) },
     max_body_bytes: 64,
+    max_bytes_per_origin: 50,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +107,7 @@ impl World {
             callback_url: "url".into(),
             origin: ORIGINS[known.origin].into(),
             status: Status::Completed,
+            body_bytes: (message % 40) as usize,
             body: Some(vec![b'x'; (message % 40) as usize].into()),
             attempts: known.attempts,
         }
@@ -286,7 +288,8 @@ impl World {
         }
         // Who could have been started instead has been passed over; the turn must come within one round.
         for (n, name) in ORIGINS.iter().enumerate() {
-            let waits = self.queue.origins.get(*name).is_some_and(|q| !q.fresh.is_empty());
+            let waits =
+                self.queue.origins.get(*name).is_some_and(|q| q.fresh.front().is_some_and(|e| fits(q, e)));
             let in_flight = self.in_flight(|k| k.origin == n);
             let has_room =
                 in_flight < LIMITS.max_per_origin && (self.failures[n] < OUTAGE_FAILURES || in_flight == 0);
@@ -359,6 +362,14 @@ impl World {
         if counted != q.body_bytes || counted > LIMITS.max_body_bytes {
             return Err("bodies_within_budget".into());
         }
+        for (name, origin) in &q.origins {
+            let in_flight = q.in_flight.values().filter(|e| e.delivery.origin == *name);
+            let bytes: usize = in_flight.map(|e| e.delivery.body_bytes).sum();
+            let is_within = origin.in_flight <= 1 || bytes <= LIMITS.max_bytes_per_origin;
+            if bytes != origin.bytes_in_flight || !is_within {
+                return Err(format!("bodies_within_budget: {bytes} bytes to {name}"));
+            }
+        }
         let listed: HashSet<_> = q.ready_origins.iter().collect();
         let should = q.origins.iter().filter(|(_, o)| o.has_ready()).map(|(n, _)| n).collect::<HashSet<_>>();
         if listed != should || listed.len() != q.ready_origins.len() {
@@ -377,14 +388,14 @@ impl World {
             let in_flight = self.in_flight(|k| k.origin == n);
             let in_outage = self.failures[n] >= OUTAGE_FAILURES;
             let has_room = in_flight < LIMITS.max_per_origin && (!in_outage || in_flight == 0);
-            if has_room && !queue.fresh.is_empty() {
+            if has_room && queue.fresh.front().is_some_and(|e| fits(queue, e)) {
                 return Err(format!("nothing_startable_waits: fresh of {name}"));
             }
             let retries = self.in_flight(|k| k.attempts > 0);
             let own_retries = self.in_flight(|k| k.origin == n && k.attempts > 0);
             let has_share =
                 retries < LIMITS.max_in_flight.div_ceil(2) && own_retries < LIMITS.max_per_origin.div_ceil(2);
-            if has_room && has_share && !queue.retries.is_empty() {
+            if has_room && has_share && queue.retries.front().is_some_and(|e| fits(queue, e)) {
                 return Err(format!("nothing_startable_waits: retries of {name}"));
             }
         }
@@ -421,6 +432,11 @@ impl World {
         }
         Err(format!("nothing_lost: {} never end", self.known.len()))
     }
+}
+
+/// Whether an entry may go beside what is in flight to its origin.
+fn fits(queue: &OriginQueue, entry: &Entry) -> bool {
+    queue.in_flight == 0 || queue.bytes_in_flight + entry.delivery.body_bytes <= LIMITS.max_bytes_per_origin
 }
 
 fn body_len(entry: &Entry) -> usize {

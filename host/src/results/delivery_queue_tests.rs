@@ -12,6 +12,7 @@ fn limits() -> DeliveryLimits {
         max_per_origin: 4,
         backoff: BackoffRange { first: SECOND, max: 64 * SECOND },
         max_body_bytes: 1000,
+        max_bytes_per_origin: 2000,
     }
 }
 
@@ -22,6 +23,7 @@ fn delivery(n: u64, origin: &str) -> PendingDelivery {
         callback_url: format!("{origin}/cb").into(),
         origin: origin.into(),
         status: Status::Completed,
+        body_bytes: 2,
         body: Some(Bytes::from_static(b"{}")),
         attempts: 0,
     }

@@ -33,6 +33,8 @@ pub use super::delivery::{DeliveryOutcome, FinishedDelivery, PendingDelivery};
 
 /// Bytes of bodies that wait in memory for their first attempt; bodies beyond them are read from the database.
 const MAX_BODY_BYTES: usize = 16 << 20;
+/// Bytes of the bodies that are being sent to one origin.
+const MAX_BYTES_PER_ORIGIN: usize = 32 << 20;
 
 /// The dispatcher looks at its queue at least this often; nothing depends on it.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
@@ -134,6 +136,7 @@ impl WebhookDispatcher {
             max_per_origin: settings.max_per_origin,
             backoff: BackoffRange { first: settings.backoff, max: settings.backoff_max },
             max_body_bytes: MAX_BODY_BYTES,
+            max_bytes_per_origin: MAX_BYTES_PER_ORIGIN,
         };
         let dispatcher = WebhookDispatcher {
             inbox,
@@ -152,8 +155,8 @@ impl WebhookDispatcher {
         (outbox, dispatcher)
     }
 
-    /// Runs until every [`Outbox`] is gone. Attempts in flight are then abandoned, their results stay stored; ends that
-    /// are being written are waited for.
+    /// Runs until every [`Outbox`] is gone. Attempts in flight and ends that are being written are then waited for: a
+    /// result whose acceptance went unheard would be delivered again after the next start.
     pub async fn run(mut self) {
         loop {
             let wake = self.queue.next_wake().map_or(Instant::now() + LONGEST_SLEEP, |at| self.started + at);
@@ -164,7 +167,7 @@ impl WebhookDispatcher {
                         DeliveryEvent::Added(delivery)
                     }
                     Some(OutboxMessage::TryAll) => DeliveryEvent::DrainBegan,
-                    None => return self.finish_records().await,
+                    None => return self.finish_works().await,
                 },
                 Some(ended) = self.tasks.join_next_with_id() => match self.event_of(ended) {
                     Some(event) => event,
@@ -220,6 +223,10 @@ impl WebhookDispatcher {
             let body = match body {
                 Some(body) => body,
                 None => match store.load_result(message_id).await {
+                    Ok(Some(row)) if row.body.is_empty() => {
+                        let why = "the stored result has lost its body".into();
+                        return WorkEnd::Attempt(id, AttemptEnd::Refused { why });
+                    }
                     Ok(Some(row)) => row.body,
                     Ok(None) => return WorkEnd::Attempt(id, AttemptEnd::Dropped),
                     Err(error) => {
@@ -332,14 +339,15 @@ impl WebhookDispatcher {
         self.store.record_attempt(message_id, attempts, why);
     }
 
-    /// Waits for the ends that are being written, so that no accepted result is sent again after the next start.
-    async fn finish_records(mut self) {
+    /// Waits for the attempts in flight, each of which has its time limit, and for the ends that are being written. Starts
+    /// no further attempt.
+    async fn finish_works(mut self) {
         self.is_closing = true;
-        while self.works.values().any(|work| matches!(work, Work::Record(_))) {
-            let Some(ended) = self.tasks.join_next_with_id().await else { return };
-            // A write that failed is not tried again: the next start finds the row and sends the result once more.
-            if let Some(event @ DeliveryEvent::EndRecorded { .. }) = self.event_of(ended) {
-                self.apply(event);
+        while let Some(ended) = self.tasks.join_next_with_id().await {
+            match self.event_of(ended) {
+                // A write that failed is not tried again: the next start finds the row and sends the result once more.
+                None | Some(DeliveryEvent::RecordFailed { .. }) => {}
+                Some(event) => self.apply(event),
             }
         }
     }

@@ -52,6 +52,7 @@ impl Running {
             callback_url: row.callback_url,
             origin: self.server.url.as_str().into(),
             status: row.status,
+            body_bytes: row.body.len(),
             body: Some(row.body),
             attempts: 0,
         });
@@ -210,6 +211,7 @@ async fn a_task_that_panics_does_not_lose_its_delivery() {
         callback_url: row.callback_url,
         origin: server.url.as_str().into(),
         status: row.status,
+        body_bytes: 2,
         body: None,
         attempts: 0,
     };

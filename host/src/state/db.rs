@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension as _};
 use tokio::sync::oneshot;
 
 use crate::model::MessageId;
-use crate::state::sqlite_actor::{self, OpenError, SqliteActor};
+use crate::state::sqlite_actor::{self, OpenError, SqliteActor, SqliteFailure};
 
 pub use error::StoreError;
 pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
@@ -75,7 +75,7 @@ impl Database {
         let path = dir.join(FILE);
         match sqlite_actor::open(&path, &SCHEMA) {
             Ok(conn) => Ok(Database { conn, path }),
-            Err(OpenError::Unusable(text)) => Err(StoreError::Open { path, text }),
+            Err(OpenError::Unusable(failure)) => Err(StoreError::Open { path, failure }),
             Err(OpenError::Newer { found }) => Err(StoreError::Newer { path, found }),
         }
     }
@@ -86,8 +86,8 @@ impl Database {
     /// When the file can't be read.
     pub fn start(self, qpu_id: &str) -> Result<(Store, StoreContents), StoreError> {
         let Database { conn, path } = self;
-        let fail = |e: &dyn std::fmt::Display| StoreError::Open { path: path.clone(), text: e.to_string() };
-        let opened = read_all(&conn, qpu_id).map_err(|e| fail(&e))?;
+        let fail = |failure: SqliteFailure| StoreError::Open { path: path.clone(), failure };
+        let opened = read_all(&conn, qpu_id).map_err(|e| fail(e.into()))?;
         let newest = Arc::new(NewestInHistory(Mutex::new(MessageId::ZERO)));
         let last: Option<String> = conn
             .query_row(
@@ -98,12 +98,12 @@ impl Database {
                 |r| r.get(0),
             )
             .optional()
-            .map_err(|e| fail(&e))?;
+            .map_err(|e| fail(e.into()))?;
         if let Some(id) = last.and_then(|t| t.parse().ok()) {
             newest.raise(id);
         }
         let writer = Writer::new(conn, qpu_id, newest.clone());
-        let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(&e))?;
+        let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(e.into()))?;
         Ok((Store { actor, newest }, opened))
     }
 }

@@ -176,7 +176,7 @@ async fn what_is_kept_is_listed_by_kind_and_removed() {
     let letter = DeadLetter { message_id: id(3), reason: "no job id".into(), fields: "{}".into() };
     store.store_dead_letter(letter).await.unwrap();
     store.close();
-    let database = Database::open(dir.path()).unwrap();
+    let mut database = Database::open(dir.path()).unwrap();
     let kept = database.list().unwrap();
     let kinds: Vec<_> = kept.iter().map(|k| (&*k.message_id, k.kind, &*k.why)).collect();
     let expected = [
@@ -187,8 +187,12 @@ async fn what_is_kept_is_listed_by_kind_and_removed() {
     assert_eq!(kinds, expected);
     assert_eq!(&*database.result(&kept[1]).unwrap().unwrap().job_id, "job-2");
     assert!(database.result(&kept[2]).unwrap().is_none(), "a dead letter is no result");
-    kept.iter().for_each(|k| database.remove(k).unwrap());
+    kept.iter().for_each(|k| database.end(k).unwrap());
     assert!(database.list().unwrap().is_empty());
+    // However a result ended, its job does not run again when Redis does not know of the end.
+    let (store, _) = open(&dir, "q").unwrap();
+    let past = store.history_of(vec![id(1), id(2), id(3)]).await.unwrap();
+    assert_eq!(past.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false]);
 }
 
 #[tokio::test]

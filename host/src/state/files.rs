@@ -57,7 +57,9 @@ impl Explain for FileError {
                     format!("check who may write in {} (ls -ld)", parent(path).display())
                 }
                 io::ErrorKind::NotFound => format!("mkdir -p {}", quoted(parent(path))),
-                io::ErrorKind::StorageFull => "free some space on that disk".into(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "free some space on that disk".into()
+                }
                 io::ErrorKind::IsADirectory | io::ErrorKind::DirectoryNotEmpty => {
                     format!("move the directory away: mv {0} {0}.old", quoted(path))
                 }
@@ -83,8 +85,18 @@ impl Explain for FileError {
     }
 
     fn exit(&self) -> u8 {
-        exit::CONFIG
+        match self {
+            FileError::Io { source, .. } if is_passing(source) => exit::FAILURE,
+            _ => exit::CONFIG,
+        }
     }
+}
+
+/// Whether a disk may do later what it refuses now, without anything being corrected in the settings.
+pub fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ResourceBusy, StorageFull, TimedOut};
+    matches!(error.kind(), StorageFull | QuotaExceeded | ResourceBusy | TimedOut)
+        || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
 /// Replaces the file at `path` by one with this content. The directory must exist.

@@ -9,6 +9,7 @@
 //! and fewer wake-ups of the thread. What a request means is the [`SqliteWorker`]'s concern.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode};
 
-use super::files;
+use super::files::{self, FileError};
+use crate::error::{Failure, exit};
 
 /// How long another process may hold the write lock before a write fails as busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -66,7 +68,45 @@ impl From<rusqlite::Error> for SqliteFailure {
     }
 }
 
+/// A disk that reports a failure before SQLite comes to use it.
+impl From<FileError> for SqliteFailure {
+    fn from(error: FileError) -> SqliteFailure {
+        let cause = match &error {
+            FileError::Io { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SqliteCause::DiskFull,
+                io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => SqliteCause::ReadOnly,
+                _ if files::is_passing(source) => SqliteCause::InputOutput,
+                _ => SqliteCause::Other,
+            },
+            _ => SqliteCause::Other,
+        };
+        SqliteFailure { cause, text: Failure::from(error).line() }
+    }
+}
+
+impl From<io::Error> for SqliteFailure {
+    fn from(error: io::Error) -> SqliteFailure {
+        let cause = if files::is_passing(&error) { SqliteCause::InputOutput } else { SqliteCause::Other };
+        SqliteFailure { cause, text: error.to_string() }
+    }
+}
+
 impl SqliteFailure {
+    /// Whether it can pass without anything being corrected in the settings: a later start may succeed.
+    pub fn is_passing(&self) -> bool {
+        matches!(self.cause, SqliteCause::Busy | SqliteCause::DiskFull | SqliteCause::InputOutput)
+    }
+
+    /// Whether the content of the file is not a sound database.
+    pub fn is_damaged(&self) -> bool {
+        self.cause == SqliteCause::Damaged
+    }
+
+    /// The exit status of a process that it ends.
+    pub fn exit(&self) -> u8 {
+        if self.is_passing() { exit::FAILURE } else { exit::CONFIG }
+    }
+
     /// What to do when a write failed for this reason; `what` names the database, as in "the event log".
     pub fn write_hint(&self, what: &str) -> String {
         match self.cause {
@@ -87,6 +127,10 @@ impl SqliteFailure {
             SqliteCause::Damaged => {
                 format!("restore the file of {what} from a backup, or move it away to begin a new one")
             }
+            SqliteCause::DiskFull => format!("free space on the disk of {what}"),
+            SqliteCause::ReadOnly => {
+                format!("make the file and the directory of {what} writable for this user")
+            }
             _ => format!("check the disk of {what} (dmesg, smartctl) and that this user may read the file"),
         }
     }
@@ -104,16 +148,16 @@ pub struct Schema {
 /// Why a file could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenError {
-    Unusable(String),
+    Unusable(SqliteFailure),
     /// The file was written by a newer coda-host.
     Newer {
         found: i64,
     },
 }
 
-impl<E: fmt::Display> From<E> for OpenError {
+impl<E: Into<SqliteFailure>> From<E> for OpenError {
     fn from(error: E) -> OpenError {
-        OpenError::Unusable(error.to_string())
+        OpenError::Unusable(error.into())
     }
 }
 

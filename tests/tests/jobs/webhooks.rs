@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use coda_host::dev::cloud::Answer;
-use coda_host_tests::{Exit, LIMIT, Plan, TestHost, eventually, example};
+use coda_host_tests::{Exit, LIMIT, Plan, StateFile, TestHost, eventually, example};
 
 /// Answers the first `n` webhooks so, and the others as usual.
 fn at_first(host: &TestHost, n: u32, answer: impl Fn() -> Answer + Send + Sync + 'static) {
@@ -208,4 +208,80 @@ async fn a_result_that_the_operator_drops_ends_without_counting_as_accepted() {
     assert_eq!(host.attempts("J1").1, 0);
     host.cloud.clear_hooks();
     host.good_job_goes_through("J2").await;
+}
+
+/// The status `completed` is written before the delivery: without the database it is no sign of one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_that_were_lost_with_the_state_database_are_made_again() {
+    for loss in ["removed", "emptied", "without bodies"] {
+        let mut host = Plan::simulator("").start().await;
+        host.good_job_goes_through("delivered").await;
+        host.wait_nothing_pending().await;
+        host.cloud.on_webhook(|_| Some(Answer::status(503)));
+        for id in ["J1", "J2", "J3"] {
+            host.submit(id, &example(), 100).await;
+        }
+        host.send(&host.job("J4", &example(), 1).field("shots", "x")).await;
+        for id in ["J1", "J2", "J3", "J4"] {
+            eventually("it was tried", async || host.attempts(id).0 > 0).await;
+        }
+        assert_eq!(host.stop().await, Exit::Code(0));
+        let database = host.state_dir().join("coda-host.db");
+        match loss {
+            "removed" => std::fs::remove_file(&database).unwrap(),
+            "emptied" => std::fs::write(&database, b"").unwrap(),
+            _ => StateFile::empty_bodies(&host.state_dir()),
+        }
+        host.cloud.clear_hooks();
+        host.start().await;
+        for id in ["J1", "J2", "J3"] {
+            assert_eq!(host.delivered(id).await["counts"]["10"], 100, "{loss}");
+        }
+        assert!(host.failure("J4").await.contains("shots is"), "{loss}");
+        host.wait_nothing_pending().await;
+        // What the executor answered is in a journal of its own, so that they need not even run again.
+        assert!(host.runs().await <= 3, "{loss}");
+        assert_eq!(host.attempts("delivered").1, 1, "{loss}");
+    }
+}
+
+/// Ended by hand, a result has ended: its job doesn't run again when Redis knows nothing of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_the_operator_ended_by_hand_stays_ended() {
+    for command in ["retry", "drop"] {
+        let mut host = Plan::simulator("").durable_redis().start().await;
+        host.cloud.on_webhook(|_| Some(Answer::status(503)));
+        host.submit("J1", &example(), 100).await;
+        eventually("it was tried", async || host.attempts("J1").0 > 0).await;
+        assert_eq!(host.stop().await, Exit::Code(0));
+        host.cloud.clear_hooks();
+        let said = host.cli(&["results", command, "J1"]).await;
+        assert_eq!(said.code, 0, "{said:?}");
+        // What an outage of Redis can cost: the state that was written.
+        host.redis::<u64>(redis::cmd("DEL").arg("qpu:job:J1:status")).await;
+        host.start().await;
+        host.good_job_goes_through("J2").await;
+        host.wait_nothing_pending().await;
+        let accepted = u32::from(command == "retry");
+        assert_eq!((host.runs().await, host.attempts("J1").1), (1, accepted), "{command}");
+        assert_eq!(host.state("J1").await, "completed", "{command}");
+    }
+}
+
+/// An attempt that is in flight when the host stops is heard out: what the cloud accepts is not sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_in_flight_at_a_stop_is_not_made_again() {
+    let mut host = Plan::simulator("").start().await;
+    at_first(&host, 1, || Answer::status(503));
+    host.submit("J1", &example(), 100).await;
+    eventually("it was tried", async || host.attempts("J1").0 == 1).await;
+    host.cloud.on_webhook(|_| Some(Answer::usual().after(Duration::from_millis(700))));
+    eventually("the retry is there", async || host.attempts("J1").0 == 2).await;
+    host.process().signal(libc::SIGTERM);
+    assert_eq!(host.wait_exit().await, Exit::Code(0));
+    host.cloud.clear_hooks();
+    host.start().await;
+    host.good_job_goes_through("J2").await;
+    host.wait_nothing_pending().await;
+    assert_eq!(host.attempts("J1"), (2, 1));
 }

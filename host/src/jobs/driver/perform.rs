@@ -170,18 +170,19 @@ pub(super) fn row_of(message_id: MessageId, result: Unstored, finished_at: Strin
         finished_at,
         body: conclusion.body,
     };
-    StoredResult { row, origin: envelope.origin, attempts: 0 }
+    StoredResult { body_bytes: row.body.len(), row, origin: envelope.origin, attempts: 0 }
 }
 
 fn pending_delivery(result: StoredResult) -> PendingDelivery {
-    let StoredResult { row, origin, attempts } = result;
+    let StoredResult { row, body_bytes, origin, attempts } = result;
     PendingDelivery {
         message_id: row.message_id,
         job_id: row.job_id,
         callback_url: row.callback_url,
         origin,
         status: row.status,
-        body: Some(row.body),
+        body: (!row.body.is_empty()).then_some(row.body),
+        body_bytes,
         attempts,
     }
 }

@@ -22,7 +22,7 @@ impl JobTable {
     pub(super) fn recovered(&mut self, now: Now, recovered: RecoveredResult) {
         let RecoveredResult { result, announced } = recovered;
         let (message_id, job_id) = (result.row.message_id, result.row.job_id.clone());
-        let claim = Claim { message_id, at: now.elapsed, permit: false };
+        let claim = Claim { message_id, at: now.elapsed, permit: false, left_pending: true };
         if announced {
             let (status, unwritten) = (result.row.status, Some(result.end()));
             let ticket =

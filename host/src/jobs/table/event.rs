@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use coda_plugin_abi::{Device, Error, Outcome};
 use time::OffsetDateTime;
 
@@ -51,6 +50,8 @@ pub struct CheckRequest {
     pub message_id: MessageId,
     /// Process deaths while this message ran.
     pub deaths: u32,
+    /// Whether it had been delivered to this consumer before.
+    pub left_pending: bool,
     pub subject: Subject,
 }
 
@@ -80,7 +81,9 @@ pub enum Verdict {
 /// A result on disk, on its way to the cloud.
 #[derive(Debug, Clone)]
 pub struct StoredResult {
+    /// Without its body when that is on disk alone.
     pub row: ResultRow,
+    pub body_bytes: usize,
     /// Scheme, host and port of the callback.
     pub origin: Arc<str>,
     pub attempts: u32,
@@ -112,11 +115,23 @@ pub enum TerminalStatus {
     Cancelled { at: String },
 }
 
+/// How messages came to this consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimOrigin {
+    /// Read from the stream as new.
+    New,
+    /// Delivered to this consumer before, and not acknowledged.
+    LeftPending,
+}
+
 /// What happened.
 #[derive(Debug)]
 pub enum Event {
     /// Messages that this consumer holds now; each took a prefetch permit.
-    Claimed(Vec<Message>),
+    Claimed {
+        messages: Vec<Message>,
+        origin: ClaimOrigin,
+    },
     /// Pending ids whose stream entries are gone.
     Trimmed(Vec<MessageId>),
     Checked {
@@ -349,11 +364,5 @@ impl StoredResult {
             error: self.row.error.clone(),
             finished_at: self.row.finished_at.clone(),
         }
-    }
-
-    /// Without the body, which the database has.
-    pub fn without_body(mut self) -> StoredResult {
-        self.row.body = Bytes::new();
-        self
     }
 }

@@ -1,6 +1,8 @@
 //! From the claim to the executor: checks, job ids, order.
 
-use super::event::{CheckOutcome, CheckRequest, Effect, Notice, Now, Runnable, Subject, Submission};
+use super::event::{
+    CheckOutcome, CheckRequest, ClaimOrigin, Effect, Notice, Now, Runnable, Subject, Submission,
+};
 use super::event::{TerminalStatus, Unstored, Verdict};
 use super::job_ids::IdClaim;
 use super::state::{Claim, Job, JobState};
@@ -11,7 +13,7 @@ use crate::state::answer_journal::KeptAnswer;
 use crate::state::db::DeadLetter;
 
 impl JobTable {
-    pub(super) fn claimed(&mut self, now: Now, messages: Vec<Message>) {
+    pub(super) fn claimed(&mut self, now: Now, messages: Vec<Message>, origin: ClaimOrigin) {
         if self.drain != Drain::NotAsked {
             // Read while stopping: they stay pending, unmarked, for the next start.
             return;
@@ -25,10 +27,11 @@ impl JobTable {
                 held += 1;
                 continue;
             }
-            let claim = Claim { message_id, at: now.elapsed, permit: true };
+            let left_pending = origin == ClaimOrigin::LeftPending;
+            let claim = Claim { message_id, at: now.elapsed, permit: true, left_pending };
             let ticket = self.enter(claim, JobState::Checking);
             self.order.check_started(ticket);
-            requests.push(self.check_request(ticket, message_id, Subject::Message(message)));
+            requests.push(self.check_request(ticket, claim, Subject::Message(message)));
         }
         if held > 0 {
             self.effects.push(Effect::ReturnPermits(held));
@@ -38,9 +41,10 @@ impl JobTable {
         }
     }
 
-    fn check_request(&self, ticket: Ticket, message_id: MessageId, subject: Subject) -> CheckRequest {
+    fn check_request(&self, ticket: Ticket, claim: Claim, subject: Subject) -> CheckRequest {
+        let Claim { message_id, left_pending, .. } = claim;
         let deaths = self.deaths.get(&message_id).copied().unwrap_or(0);
-        CheckRequest { ticket, message_id, deaths, subject }
+        CheckRequest { ticket, message_id, deaths, left_pending, subject }
     }
 
     pub(super) fn trimmed(&mut self, now: Now, ids: Vec<MessageId>) {
@@ -49,7 +53,7 @@ impl JobTable {
         }
         for message_id in self.not_held(ids) {
             self.notify(Notice::Trimmed { message_id });
-            let claim = Claim { message_id, at: now.elapsed, permit: false };
+            let claim = Claim { message_id, at: now.elapsed, permit: false, left_pending: true };
             let reason =
                 "its entry is gone from the stream, which was trimmed before the message ended".into();
             let letter = DeadLetter { message_id, reason, fields: "{}".into() };
@@ -187,7 +191,7 @@ impl JobTable {
         for parked in self.ids.release(job_id, ticket) {
             match self.take(parked, "unpark") {
                 Some(Job { claim, state: JobState::Parked { subject, .. } }) => {
-                    requests.push(self.check_request(parked, claim.message_id, subject));
+                    requests.push(self.check_request(parked, claim, subject));
                     self.put(parked, claim, JobState::Checking);
                 }
                 Some(Job { claim, state }) => self.impossible(parked, claim, state, "unpark"),

@@ -15,6 +15,8 @@ pub(super) struct Claim {
     pub at: Duration,
     /// Whether it holds a prefetch permit.
     pub permit: bool,
+    /// Whether it had been delivered to this consumer before.
+    pub left_pending: bool,
 }
 
 /// A claimed message.

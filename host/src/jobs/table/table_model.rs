@@ -30,7 +30,7 @@ use rand::{Rng as _, SeedableRng as _};
 use time::OffsetDateTime;
 
 use super::*;
-use crate::jobs::admission::{Admission, JobRecord, admit, died_error};
+use crate::jobs::admission::{Admission, JobRecord, MessageFacts, admit, died_error};
 use crate::jobs::message::{Envelope, Message, Work};
 use crate::model::JobId;
 use crate::results::delivery::DeliveryOutcome;
@@ -284,16 +284,16 @@ impl World {
         let count = self.memory.permits.min(self.durable.undelivered.len());
         let ids: Vec<MessageId> = self.durable.undelivered.drain(..count).collect();
         self.durable.pending.extend(&ids);
-        self.claim(ids)
+        self.claim(ids, ClaimOrigin::New)
     }
 
-    fn claim(&mut self, ids: Vec<MessageId>) -> Result<(), Broken> {
+    fn claim(&mut self, ids: Vec<MessageId>, origin: ClaimOrigin) -> Result<(), Broken> {
         if ids.is_empty() {
             return Ok(());
         }
         self.memory.permits -= ids.len();
         let messages = ids.into_iter().map(|id| Message { id, fields: Vec::new() }).collect();
-        self.apply(Event::Claimed(messages))
+        self.apply(Event::Claimed { messages, origin })
     }
 
     /// The look through the pending list.
@@ -315,7 +315,7 @@ impl World {
             self.apply(Event::Trimmed(gone))?;
         }
         let count = there.len().min(self.memory.permits);
-        self.claim(there.into_iter().take(count).collect())
+        self.claim(there.into_iter().take(count).collect(), ClaimOrigin::LeftPending)
     }
 
     fn request_cancel(&mut self) {
@@ -671,7 +671,7 @@ impl World {
     }
 
     fn check_message(&mut self, request: CheckRequest) -> CheckOutcome {
-        let CheckRequest { message_id, deaths, subject, .. } = request;
+        let CheckRequest { message_id, deaths, left_pending, subject, .. } = request;
         let entry = self.durable.stream.get(&message_id).cloned();
         let Some(entry) = entry.filter(|e| e.content != Content::Unanswerable) else {
             return CheckOutcome::Unanswerable { reason: "no callback".into(), fields: String::new() };
@@ -683,12 +683,13 @@ impl World {
         };
         let past = self.durable.history.get(&message_id);
         let record = self.record(&entry.job_id);
-        let verdict = match admit(message_id, &entry.job_id, &record, past, deaths, MAX_DEATHS) {
+        let facts = MessageFacts { past, left_pending, deaths };
+        let verdict = match admit(message_id, &entry.job_id, &record, facts, MAX_DEATHS) {
             Admission::Duplicate if !self.is(Defect::RunsDuplicates) => Verdict::Duplicate,
             Admission::Settle(end) => Verdict::Settle(end),
             Admission::Cancel => Verdict::Cancelled,
             Admission::GiveUp { deaths } => Verdict::Fail(died_error(deaths)),
-            Admission::Run | Admission::Duplicate => match entry.content {
+            Admission::Run | Admission::RunAgain | Admission::Duplicate => match entry.content {
                 Content::Circuit { qubits } => Verdict::Run(Work { program: program(qubits), shots: 1 }),
                 _ => Verdict::Fail("no circuit".into()),
             },
@@ -814,7 +815,12 @@ impl World {
             .rows
             .values()
             .map(|row| RecoveredResult {
-                result: StoredResult { row: row.row.clone(), origin: "http://h".into(), attempts: 0 },
+                result: StoredResult {
+                    row: row.row.clone(),
+                    body_bytes: 2,
+                    origin: "http://h".into(),
+                    attempts: 0,
+                },
                 announced: row.phase == Phase::Announced,
             })
             .collect();
@@ -1030,7 +1036,7 @@ fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> Store
         finished_at,
         body: bytes::Bytes::new(),
     };
-    StoredResult { row, origin: envelope.origin, attempts: 0 }
+    StoredResult { row, body_bytes: 2, origin: envelope.origin, attempts: 0 }
 }
 
 fn variable(name: &str, default: u64) -> u64 {

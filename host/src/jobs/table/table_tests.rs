@@ -45,7 +45,7 @@ fn stored(message_id: MessageId, job: &str, status: Status) -> StoredResult {
         finished_at: "t".into(),
         body: bytes::Bytes::from_static(b"{}"),
     };
-    StoredResult { row, origin: "http://h".into(), attempts: 0 }
+    StoredResult { body_bytes: row.body.len(), row, origin: "http://h".into(), attempts: 0 }
 }
 
 fn answer() -> Result<Outcome, coda_plugin_abi::Error> {
@@ -79,7 +79,7 @@ impl Fixture {
 
     fn claim(&mut self, ids: &[u64]) {
         let messages = ids.iter().map(|ms| Message { id: id(*ms), fields: Vec::new() }).collect();
-        self.on(Event::Claimed(messages));
+        self.on(Event::Claimed { messages, origin: ClaimOrigin::New });
     }
 
     fn checked(&mut self, ticket: Ticket, job: &str, verdict: Verdict) -> &mut Fixture {

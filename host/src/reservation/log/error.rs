@@ -33,8 +33,8 @@ impl From<String> for LogFailure {
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LogError {
-    #[error("the event log {location} can't be opened: {text}")]
-    Open { location: String, text: String },
+    #[error("the event log {location} can't be opened: {failure}")]
+    Open { location: String, failure: LogFailure },
     #[error("the event log {location} was written by a newer coda-host (schema {found})")]
     Newer { location: String, found: i64 },
     #[error("the event log {location} is damaged at event {position} ({stream}): {what}")]
@@ -79,7 +79,8 @@ impl Explain for LogError {
 
     fn exit(&self) -> u8 {
         match self {
-            LogError::Open { .. } | LogError::Newer { .. } => exit::CONFIG,
+            LogError::Open { failure: LogFailure::File(failure), .. } => failure.exit(),
+            LogError::Newer { .. } => exit::CONFIG,
             _ => exit::FAILURE,
         }
     }

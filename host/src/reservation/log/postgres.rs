@@ -76,7 +76,7 @@ impl Postgres {
         location: &str,
         writable: Arc<AtomicBool>,
     ) -> Result<Postgres, LogError> {
-        let fail = |text: String| LogError::Open { location: location.into(), text };
+        let fail = |text: String| LogError::Open { location: location.into(), failure: text.into() };
         let tasks = TaskTracker::new();
         let mut first = open(url, &tasks).await.map_err(fail)?;
         prepare(&mut first, location).await?;
@@ -137,8 +137,10 @@ fn server_message(error: &tokio_postgres::Error) -> String {
 }
 
 async fn prepare(client: &mut Client, location: &str) -> Result<(), LogError> {
-    let fail =
-        |e: tokio_postgres::Error| LogError::Open { location: location.into(), text: server_message(&e) };
+    let fail = |e: tokio_postgres::Error| LogError::Open {
+        location: location.into(),
+        failure: server_message(&e).into(),
+    };
     let tx = client.transaction().await.map_err(fail)?;
     tx.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await.map_err(fail)?;
     tx.batch_execute(SCHEMA).await.map_err(fail)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
-use super::error::{AppendError, LogError};
+use super::error::{AppendError, LogError, LogFailure};
 use super::now_micros;
 use super::request::{Append, AppendOutcome, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
@@ -66,7 +66,9 @@ impl Sqlite {
         let location = path.display().to_string();
         let conn = match sqlite_actor::open(path, &SCHEMA) {
             Ok(conn) => conn,
-            Err(OpenError::Unusable(text)) => return Err(LogError::Open { location, text }),
+            Err(OpenError::Unusable(failure)) => {
+                return Err(LogError::Open { location, failure: LogFailure::File(failure) });
+            }
             Err(OpenError::Newer { found }) => return Err(LogError::Newer { location, found }),
         };
         let writer = Writer {
@@ -78,7 +80,7 @@ impl Sqlite {
             batches: Vec::new(),
         };
         let actor = SqliteActor::start("event-log", GROUPS, writer)
-            .map_err(|e| LogError::Open { location, text: e.to_string() })?;
+            .map_err(|e| LogError::Open { location, failure: LogFailure::File(e.into()) })?;
         Ok(Sqlite { actor })
     }
 

@@ -8,8 +8,8 @@ use crate::state::sqlite_actor::SqliteFailure;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    #[error("the state database {} can't be opened: {text}", path.display())]
-    Open { path: PathBuf, text: String },
+    #[error("the state database {} can't be opened: {failure}", path.display())]
+    Open { path: PathBuf, failure: SqliteFailure },
     #[error("the state database {} was written by a newer coda-host (schema {found}, known is {SCHEMA_VERSION})", path.display())]
     Newer { path: PathBuf, found: i64 },
     #[error("the state database could not be written: {0}")]
@@ -36,11 +36,12 @@ impl Explain for StoreError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            StoreError::Open { path, .. } => format!(
-                "check space and permissions of {}; a damaged file can be moved away, which forgets \
-                 undelivered results",
+            StoreError::Open { path, failure } if failure.is_damaged() => format!(
+                "restore {0} from a backup, or move it away with its -wal and -shm files: jobs whose results were in \
+                 it run again",
                 path.display()
             ),
+            StoreError::Open { failure, .. } => failure.read_hint(NAME),
             StoreError::Newer { .. } => "use the newer coda-host, or another CODA_STATE_DIR".into(),
             StoreError::Write(failure) => failure.write_hint(NAME),
             StoreError::Read(failure) => failure.read_hint(NAME),
@@ -49,6 +50,12 @@ impl Explain for StoreError {
     }
 
     fn exit(&self) -> u8 {
-        exit::CONFIG
+        match self {
+            StoreError::Open { failure, .. } | StoreError::Write(failure) | StoreError::Read(failure) => {
+                failure.exit()
+            }
+            StoreError::Newer { .. } => exit::CONFIG,
+            StoreError::Stopped => exit::FAILURE,
+        }
     }
 }

@@ -62,14 +62,15 @@ pub struct ResultRow {
     pub error: Option<String>,
     /// As the protocol writes times.
     pub finished_at: String,
-    /// The exact bytes of every attempt.
+    /// The exact bytes of every attempt. Empty in a row that was read without them.
     pub body: Bytes,
 }
 
-/// A row read back after a start.
+/// A row read back after a start, without its body.
 #[derive(Debug, Clone)]
 pub struct StoredRow {
     pub row: ResultRow,
+    pub body_bytes: usize,
     pub phase: Phase,
     pub attempts: u32,
     pub last_error: Option<String>,

@@ -1,5 +1,8 @@
 //! The schema and every statement of the database.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use rusqlite::{Connection, params};
 
 use super::rows::{DeadLetter, Phase, ResultRow, Status, StoreContents, StoredRow};
@@ -52,16 +55,30 @@ const TABLES: &str = "
 
 pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<StoreContents> {
     let mut query = conn.prepare(
-        "SELECT message_id, job_id, callback_url, status, error, finished_at, body, phase, attempts,
-                last_error FROM results WHERE qpu_id = ?1",
+        "SELECT message_id, job_id, callback_url, status, error, finished_at, x'', phase, attempts,
+                last_error, length(body) FROM results WHERE qpu_id = ?1",
     )?;
+    // Receivers are few: their URLs are kept once.
+    let mut callbacks: HashSet<Arc<str>> = HashSet::new();
     let mut rows = query.query([qpu_id])?;
     let mut found = Vec::new();
     while let Some(r) = rows.next()? {
         let id: String = r.get(0)?;
         // A damaged row must not keep the host from delivering the others.
         match stored_row(r, &id) {
-            Ok(row) => found.push(row),
+            // No result has an empty body. The message is pending: its job runs again, and its row is replaced.
+            Ok(stored) if stored.body_bytes == 0 => {
+                let job_id = &*stored.row.job_id;
+                tracing::error!(message_id = id, job_id, "a stored result has lost its body; it is not sent");
+            }
+            Ok(mut stored) => {
+                let url = &mut stored.row.callback_url;
+                match callbacks.get(&**url) {
+                    Some(known) => *url = known.clone(),
+                    None => drop(callbacks.insert(url.clone())),
+                }
+                found.push(stored);
+            }
             Err(error) => {
                 tracing::error!(message_id = id, %error, "a stored result can't be read; it is left where it is");
             }
@@ -89,7 +106,14 @@ pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Stor
 
 fn stored_row(r: &rusqlite::Row<'_>, id: &str) -> rusqlite::Result<StoredRow> {
     let id = id.parse().map_err(|_| unknown(0, "message id", id))?;
-    Ok(StoredRow { row: result_row(r, id)?, phase: phase(r, 7)?, attempts: r.get(8)?, last_error: r.get(9)? })
+    let body_bytes = usize::try_from(r.get::<_, i64>(10)?).unwrap_or(0);
+    Ok(StoredRow {
+        row: result_row(r, id)?,
+        body_bytes,
+        phase: phase(r, 7)?,
+        attempts: r.get(8)?,
+        last_error: r.get(9)?,
+    })
 }
 
 /// The phase in a column.

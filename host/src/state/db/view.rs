@@ -49,12 +49,12 @@ pub struct KeptEntry {
     pub why: String,
     /// Where it was to go.
     pub callback_url: String,
-    /// The body of the webhook, or the fields of a dead letter.
-    pub content: String,
+    /// Size of the webhook's body, or of the fields of a dead letter, in bytes.
+    pub bytes: u64,
 }
 
 impl Database {
-    /// Everything that is kept, results first.
+    /// Everything that is kept, results first, without the contents.
     ///
     /// # Errors
     /// When the database can't be read.
@@ -62,7 +62,8 @@ impl Database {
         let mut results = self
             .conn
             .prepare(
-                "SELECT qpu_id, message_id, job_id, phase, attempts, last_error, callback_url, body FROM results",
+                "SELECT qpu_id, message_id, job_id, phase, attempts, last_error, callback_url,
+                        length(body) FROM results",
             )
             .map_err(read_failed)?;
         let results = results.query_map([], |r| {
@@ -75,14 +76,14 @@ impl Database {
                 attempts: r.get(4)?,
                 why: r.get::<_, Option<String>>(5)?.unwrap_or_default(),
                 callback_url: r.get(6)?,
-                content: String::from_utf8_lossy(&r.get::<_, Vec<u8>>(7)?).into_owned(),
+                bytes: r.get::<_, i64>(7)?.unsigned_abs(),
             })
         });
         let mut found =
             results.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)?;
         let mut letters = self
             .conn
-            .prepare("SELECT qpu_id, message_id, reason, fields FROM dead_letters")
+            .prepare("SELECT qpu_id, message_id, reason, length(CAST(fields AS BLOB)) FROM dead_letters")
             .map_err(read_failed)?;
         let letters = letters.query_map([], |r| {
             Ok(KeptEntry {
@@ -93,11 +94,28 @@ impl Database {
                 attempts: 0,
                 why: r.get(2)?,
                 callback_url: String::new(),
-                content: r.get(3)?,
+                bytes: r.get::<_, i64>(3)?.unsigned_abs(),
             })
         });
         found.extend(letters.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)?);
         Ok(found)
+    }
+
+    /// The body of a result's webhook, or the fields of a dead letter; `None` when it is gone meanwhile.
+    ///
+    /// # Errors
+    /// When the database can't be read.
+    pub fn content(&self, kept: &KeptEntry) -> Result<Option<String>, StoreError> {
+        let (table, column) = match kept.kind {
+            KeptKind::Undelivered | KeptKind::Refused => ("results", "body"),
+            KeptKind::DeadLetter => ("dead_letters", "CAST(fields AS BLOB)"),
+        };
+        let sql = format!("SELECT {column} FROM {table} WHERE qpu_id = ?1 AND message_id = ?2");
+        self.conn
+            .query_row(&sql, params![kept.qpu_id, kept.message_id], |r| r.get::<_, Vec<u8>>(0))
+            .optional()
+            .map(|content| content.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+            .map_err(read_failed)
     }
 
     /// A stored result, to be sent once more.
@@ -117,18 +135,23 @@ impl Database {
             .map_err(read_failed)
     }
 
-    /// Removes a row for good.
+    /// Ends a kept entry: delivered by hand, or given up by the operator. A result's end is recorded in history as the
+    /// host records it, so that the job does not run again when Redis does not know of it.
     ///
     /// # Errors
-    /// When the database can't be written.
-    pub fn remove(&self, kept: &KeptEntry) -> Result<(), StoreError> {
+    /// When the database can't be written; nothing is changed then.
+    pub fn end(&mut self, kept: &KeptEntry) -> Result<(), StoreError> {
+        let id = kept.message_id.parse::<MessageId>().ok();
+        let tx = self.conn.transaction().map_err(write_failed)?;
+        if let (KeptKind::Undelivered | KeptKind::Refused, Some(id)) = (kept.kind, id) {
+            let now = time::OffsetDateTime::now_utc().unix_timestamp();
+            sql::apply(&tx, &kept.qpu_id, now, &sql::Op::Delivered(id)).map_err(write_failed)?;
+        }
+        // Also what has no message id of its own.
         let table = kept.kind.table();
-        self.conn
-            .execute(
-                &format!("DELETE FROM {table} WHERE qpu_id = ?1 AND message_id = ?2"),
-                params![kept.qpu_id, kept.message_id],
-            )
-            .map(drop)
-            .map_err(write_failed)
+        let row = params![kept.qpu_id, kept.message_id];
+        tx.execute(&format!("DELETE FROM {table} WHERE qpu_id = ?1 AND message_id = ?2"), row)
+            .map_err(write_failed)?;
+        tx.commit().map_err(write_failed)
     }
 }
