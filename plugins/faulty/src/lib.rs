@@ -303,7 +303,12 @@ impl Faulty {
         loop {
             // So that the hook is called while the run is still there.
             let deaf = matches!(self.config.fault, Fault::Slow | Fault::HangCancel | Fault::PanicCancel);
-            if !deaf && (job.is_cancelled() || running.get(job.id()) == Some(&true)) {
+            let is_told = || match self.config.fault {
+                Fault::NoCancelHook => job.is_cancelled(),
+                // The hook may come before the run is in the list.
+                _ => self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).contains(job.id()),
+            };
+            if !deaf && (is_told() || running.get(job.id()) == Some(&true)) {
                 return true;
             }
             let left = end.map_or(LOOK_EVERY, |end| end.saturating_duration_since(Instant::now()));
