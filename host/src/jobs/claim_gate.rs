@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 /// What the reader asks the server for, and may be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum ClaimStep {
 pub struct ClaimGate {
     disk_full: AtomicBool,
     store_failing: AtomicBool,
+    /// As much is held as may be.
+    full: watch::Sender<bool>,
     errors: Mutex<Errors>,
 }
 
@@ -55,6 +58,22 @@ impl ClaimGate {
     /// Results can't be stored, or can be again: nothing is claimed that could not be finished.
     pub fn set_store_failing(&self, failing: bool) {
         self.store_failing.store(failing, Ordering::Relaxed);
+    }
+
+    /// Notes whether as much is held as may be.
+    pub fn set_full(&self, full: bool) {
+        self.full.send_if_modified(|now| std::mem::replace(now, full) != full);
+    }
+
+    /// Whether as much is held as may be.
+    pub(super) fn is_full(&self) -> bool {
+        *self.full.borrow()
+    }
+
+    /// Waits until there is room for more messages.
+    pub(super) async fn wait_not_full(&self) {
+        // The sender is this value's own, so that the wait ends in no other way.
+        self.full.subscribe().wait_for(|full| !full).await.ok();
     }
 
     /// Why a step is refused now.

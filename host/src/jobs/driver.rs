@@ -41,6 +41,9 @@ pub use super::check::CallbackRule;
 /// Messages that may wait for another one with their job id.
 const MAX_PARKED: usize = 256;
 
+/// Bytes of messages that are held before no more are claimed. A circuit takes a few times the size of its message.
+const MAX_HELD_BYTES: usize = 64 << 20;
+
 /// Events that are applied before others get their turn: stops, claims, polls.
 const EVENTS_AT_ONCE: usize = 256;
 
@@ -144,6 +147,7 @@ impl Driver {
         let table = JobTable::new(TableSettings {
             slots,
             max_parked: MAX_PARKED,
+            max_held_bytes: MAX_HELD_BYTES,
             retry: parts.retry,
             device: Arc::new(device.clone()),
             deaths: std::mem::take(&mut parts.deaths),
@@ -280,8 +284,18 @@ impl Driver {
     fn publish(&self) {
         let stale = self.parts.settings.recover_interval * 2 + Duration::from_secs(1);
         let status = self.table.status();
-        let TableStatus { current, slots, slots_busy, waiting, store_error, faults, last_success, .. } =
-            status;
+        let TableStatus {
+            current,
+            slots,
+            slots_busy,
+            waiting,
+            is_full,
+            store_error,
+            faults,
+            last_success,
+            ..
+        } = status;
+        self.parts.gate.set_full(is_full);
         self.parts.gate.set_store_failing(store_error.is_some());
         self.parts.metrics.slots_busy.set(slots_busy as i64);
         self.parts.metrics.waiting.set(waiting as i64);

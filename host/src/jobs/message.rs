@@ -27,6 +27,16 @@ impl Message {
         self.fields.iter().find(|(k, _)| k == name.as_bytes()).map(|(_, v)| v.as_slice())
     }
 
+    /// The job's id, unchecked.
+    pub fn job_id(&self) -> Option<&[u8]> {
+        self.field("job_id")
+    }
+
+    /// What it takes in memory, in bytes.
+    pub fn size(&self) -> usize {
+        self.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+
     /// The fields as JSON for the dead-letter list, long values cut and bytes that are no text replaced.
     pub fn to_json(&self) -> String {
         let text = |b: &[u8]| cut(&String::from_utf8_lossy(b), MAX_KEPT_CHARS).to_string();

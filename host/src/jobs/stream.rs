@@ -193,6 +193,12 @@ impl Reader {
                     continue;
                 }
             }
+            tokio::select! {
+                () = self.gate.wait_not_full() => {}
+                () = self.stop.cancelled() => return End::Stopped,
+                why = self.redis.link.wait_failed() => return End::Lost(why),
+                () = sleep_until(progress.next_sweep) => continue,
+            }
             let permits = tokio::select! {
                 permits = self.take_permits(self.read_max) => match permits {
                     Ok(permits) => permits,
@@ -313,12 +319,13 @@ impl Reader {
             let mut unheld = wait.await.map_err(|_| End::Stopped)?;
             pending.extend(unheld.iter().copied());
             unheld.retain(|id| !pages.is_resting(Instant::now(), *id));
-            if !unheld.is_empty() {
+            if !unheld.is_empty() && !self.gate.is_full() {
                 tracing::info!(messages = unheld.len(), "taking up messages that were left pending");
             }
             while !unheld.is_empty() {
-                if self.disk_is_full() || self.gate.store_failing() {
-                    // What could not be stored is not run; the next look finds it again.
+                if self.disk_is_full() || self.gate.store_failing() || self.gate.is_full() {
+                    // What could not be stored is not run, what can't be held is not fetched; the next look finds it
+                    // again.
                     return Ok(None);
                 }
                 let permits = self.take_permits(unheld.len().min(pages.size())).await?;

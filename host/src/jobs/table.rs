@@ -73,6 +73,8 @@ pub struct TableSettings {
     pub slots: usize,
     /// Messages that may wait for another one with their job id.
     pub max_parked: usize,
+    /// Bytes of messages from which on no more are to be claimed.
+    pub max_held_bytes: usize,
     /// Before something that failed on disk is tried again.
     pub retry: Duration,
     pub device: Arc<Device>,
@@ -104,6 +106,8 @@ pub struct TableStatus {
     pub waiting: usize,
     /// Messages behind another one with their job id.
     pub parked: usize,
+    /// As many messages are parked or as many bytes held as may be: no more are to be claimed.
+    pub is_full: bool,
     /// Why results can't be stored now.
     pub store_error: Option<String>,
     /// When messages could not be checked last, and why.
@@ -137,6 +141,8 @@ pub struct JobTable {
     /// How many jobs each slot has.
     in_slot: Vec<usize>,
     waiting: usize,
+    /// What messages and circuits take in memory.
+    held_bytes: usize,
     /// Jobs whose state holds a drain.
     unfinished: usize,
     acknowledging: usize,
@@ -151,6 +157,7 @@ pub struct JobTable {
     deaths: HashMap<MessageId, u32>,
     answered: KeptAnswers,
     retry: Duration,
+    max_held_bytes: usize,
     effects: Vec<Effect>,
 }
 
@@ -165,6 +172,7 @@ impl JobTable {
             running: Vec::new(),
             in_slot: vec![0; settings.slots],
             waiting: 0,
+            held_bytes: 0,
             unfinished: 0,
             acknowledging: 0,
             next_ticket: 0,
@@ -178,6 +186,7 @@ impl JobTable {
             deaths: settings.deaths,
             answered: settings.answered,
             retry: settings.retry,
+            max_held_bytes: settings.max_held_bytes,
             effects: Vec::new(),
         }
     }
@@ -242,6 +251,7 @@ impl JobTable {
             slots_busy: self.in_slot.iter().filter(|jobs| **jobs > 0).count(),
             waiting: self.order.queued() + self.waiting,
             parked: self.ids.parked(),
+            is_full: self.ids.is_full() || self.held_bytes >= self.max_held_bytes,
             store_error: self.store_error.clone(),
             check_error: self.check_error.clone(),
             faults: self.faults.clone(),
@@ -321,7 +331,7 @@ impl JobTable {
             self.fault(Fault { job: format!("with ticket {ticket}"), state: "unknown", event });
             return None;
         };
-        self.count(&job.state, false);
+        self.count(&job, false);
         if let Some(at) = job.state.retry_at() {
             self.retries.remove(&(at, ticket));
         }
@@ -329,15 +339,23 @@ impl JobTable {
     }
 
     fn put(&mut self, ticket: Ticket, claim: Claim, state: JobState) {
-        self.count(&state, true);
-        if let Some(at) = state.retry_at() {
+        let job = Job { claim, state };
+        self.count(&job, true);
+        if let Some(at) = job.state.retry_at() {
             self.retries.insert((at, ticket));
         }
-        let before = self.jobs.insert(ticket, Job { claim, state });
+        let before = self.jobs.insert(ticket, job);
         debug_assert!(before.is_none(), "ticket {ticket} was put twice");
     }
 
-    fn count(&mut self, state: &JobState, added: bool) {
+    fn count(&mut self, job: &Job, added: bool) {
+        let Job { claim, state } = job;
+        if state.holds_message() {
+            match added {
+                true => self.held_bytes += claim.bytes,
+                false => self.held_bytes -= claim.bytes,
+            }
+        }
         let counts = [
             (&mut self.waiting, matches!(state, JobState::Waiting { .. })),
             (&mut self.unfinished, state.holds_drain()),

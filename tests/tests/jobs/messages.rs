@@ -265,3 +265,44 @@ async fn job_ids_are_any_text() {
         eventually("its state is there", async || host.state(id).await == "completed").await;
     }
 }
+
+/// A sender that repeats itself fills neither the pending list nor the memory, and other jobs go on afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_beyond_those_that_can_be_parked_are_not_claimed() {
+    let host =
+        Plan::simulator("execution_time_ms: 1500").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
+    host.submit("J1", &example(), 100).await;
+    host.wait_state("J1", "executing").await;
+    let again = host.job("J1", &example(), 100);
+    for _ in 0..1500 {
+        host.send(&again).await;
+    }
+    eventually("some are parked", async || host.pending().await.len() > 200).await;
+    host.submit("J2", &example(), 100).await;
+    assert!(host.pending().await.len() < 400, "{} are claimed", host.pending().await.len());
+    host.delivered("J1").await;
+    host.delivered("J2").await;
+    host.wait_nothing_pending().await;
+    assert_eq!((host.runs().await, host.attempts("J1")), (2, (1, 1)));
+}
+
+/// After a FLUSHALL the server gives the same ids again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_id_that_is_used_again_costs_no_job() {
+    let host =
+        Plan::simulator("execution_time_ms: 700").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
+    let message = host.submit("J1", &example(), 100).await;
+    host.wait_state("J1", "executing").await;
+    host.redis::<()>(redis::cmd("FLUSHALL").arg("SYNC")).await;
+    let second = host.job("J2", &example(), 100);
+    let mut add = redis::cmd("XADD");
+    add.arg(host.stream()).arg(&message);
+    for (name, value) in &second.fields {
+        add.arg(name).arg(&value[..]);
+    }
+    assert_eq!(host.redis::<String>(&add).await, message);
+    host.delivered("J1").await;
+    host.delivered("J2").await;
+    host.wait_nothing_pending().await;
+    assert_eq!((host.attempts("J1"), host.attempts("J2"), host.runs().await), ((1, 1), (1, 1), 2));
+}

@@ -53,6 +53,9 @@ impl Driver {
                 metrics.trimmed.inc();
                 tracing::warn!(%message_id, "a pending message's entry is gone from the stream; kept as a dead letter and acknowledged");
             }
+            Notice::IdReused { message_id } => {
+                tracing::warn!(%message_id, "another message has the id of one in flight; it waits for that one's end");
+            }
             Notice::DeadLetter { message_id, reason } => {
                 metrics.job(JobOutcome::DeadLetter);
                 tracing::error!(%message_id, reason, "a message can't be answered; it is kept as a dead letter");

@@ -83,14 +83,15 @@ impl Driver {
                 (store.store_dead_letter(letter).await, move |buried| Event::Buried { ticket, buried })
             }),
             Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
-            Effect::Acknowledge { ticket, message_id, status } => {
+            Effect::Acknowledge { ticket, message_id, status, removes_message } => {
                 let write = match status {
                     Some((job_id, end)) => {
                         let fields = status::terminal(message_id, &redis.names.qpu_id, end);
-                        Write::status(&job_id, fields).and_ack(message_id)
+                        Write::status(&job_id, fields)
                     }
-                    None => Write::ack(message_id),
+                    None => Write::default(),
                 };
+                let write = if removes_message { write.and_ack(message_id) } else { write };
                 self.group.acknowledgements.push((ticket, write));
             }
             Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),

@@ -40,10 +40,6 @@ impl Write {
         Write { status: Some((job.clone(), fields)), ack: None }
     }
 
-    pub fn ack(id: MessageId) -> Write {
-        Write { status: None, ack: Some(id) }
-    }
-
     pub fn and_ack(mut self, id: MessageId) -> Write {
         self.ack = Some(id);
         self

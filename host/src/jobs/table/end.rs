@@ -22,7 +22,7 @@ impl JobTable {
     pub(super) fn recovered(&mut self, now: Now, recovered: RecoveredResult) {
         let RecoveredResult { result, announced } = recovered;
         let (message_id, job_id) = (result.row.message_id, result.row.job_id.clone());
-        let claim = Claim { message_id, at: now.elapsed, permit: false, left_pending: true };
+        let claim = Claim::without_entry(message_id, now.elapsed, Some(&job_id));
         if announced {
             let (status, unwritten) = (result.row.status, Some(result.end()));
             let ticket =
@@ -250,8 +250,7 @@ impl JobTable {
         match (state, buried) {
             (JobState::Burying { retry: None, .. }, Ok(())) => {
                 self.store_works();
-                let message_id = claim.message_id;
-                self.effects.push(Effect::Acknowledge { ticket, message_id, status: None });
+                self.push_acknowledge(ticket, claim, None);
                 self.put(ticket, claim, JobState::Acknowledging { job_id: None, completed: false });
             }
             (JobState::Burying { letter, retry: None }, Err(error)) => {
@@ -284,8 +283,18 @@ impl JobTable {
     ) {
         self.return_permit(&mut claim);
         let status = status.map(|status| (job_id.clone(), status));
-        self.effects.push(Effect::Acknowledge { ticket, message_id: claim.message_id, status });
+        self.push_acknowledge(ticket, claim, status);
         self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id), completed });
+    }
+
+    pub(super) fn push_acknowledge(
+        &mut self,
+        ticket: Ticket,
+        claim: Claim,
+        status: Option<(JobId, TerminalStatus)>,
+    ) {
+        let (message_id, removes_message) = (claim.message_id, !claim.id_reused);
+        self.effects.push(Effect::Acknowledge { ticket, message_id, status, removes_message });
     }
 
     pub(super) fn acknowledged(&mut self, ticket: Ticket) {

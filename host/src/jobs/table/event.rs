@@ -253,8 +253,13 @@ pub enum Effect {
     /// Deliver: [`Event::Delivered`].
     Deliver(StoredResult),
     /// Write a terminal state if there is one, and acknowledge, until Redis has confirmed it:
-    /// [`Event::Acknowledged`].
-    Acknowledge { ticket: Ticket, message_id: MessageId, status: Option<(JobId, TerminalStatus)> },
+    /// [`Event::Acknowledged`]. `removes_message` is false when another message has the id now: it stays pending.
+    Acknowledge {
+        ticket: Ticket,
+        message_id: MessageId,
+        status: Option<(JobId, TerminalStatus)>,
+        removes_message: bool,
+    },
     /// A message with deaths has ended. Answered by nothing.
     ForgetDeaths(MessageId),
     /// Wait until every result was tried once: [`Event::AllTried`].
@@ -310,6 +315,10 @@ pub enum Notice {
         job_id: JobId,
     },
     Trimmed {
+        message_id: MessageId,
+    },
+    /// Another message came with the id of one that is in flight.
+    IdReused {
         message_id: MessageId,
     },
     DeadLetter {

@@ -23,12 +23,13 @@ impl JobTable {
         for message in messages {
             let message_id = message.id;
             // A consumer group that was created again brings back what is in flight here.
-            if self.by_message.contains_key(&message_id) {
+            if let Some(ticket) = self.by_message.get(&message_id).copied() {
                 held += 1;
+                self.note_id_reuse(ticket, &message);
                 continue;
             }
             let left_pending = origin == ClaimOrigin::LeftPending;
-            let claim = Claim { message_id, at: now.elapsed, permit: true, left_pending };
+            let claim = Claim::of_message(&message, now.elapsed, left_pending);
             let ticket = self.enter(claim, JobState::Checking);
             self.order.check_started(ticket);
             requests.push(self.check_request(ticket, claim, Subject::Message(message)));
@@ -38,6 +39,15 @@ impl JobTable {
         }
         if !requests.is_empty() {
             self.effects.push(Effect::Check(requests));
+        }
+    }
+
+    /// After a FLUSHALL ids can come again: this message is another one than the one held under its id. It stays
+    /// pending until that one has left, which must not acknowledge it.
+    fn note_id_reuse(&mut self, held: Ticket, message: &Message) {
+        let Some(job) = self.jobs.get_mut(&held) else { return };
+        if job.claim.is_other(message) && !std::mem::replace(&mut job.claim.id_reused, true) {
+            self.notify(Notice::IdReused { message_id: message.id });
         }
     }
 
@@ -53,7 +63,7 @@ impl JobTable {
         }
         for message_id in self.not_held(ids) {
             self.notify(Notice::Trimmed { message_id });
-            let claim = Claim { message_id, at: now.elapsed, permit: false, left_pending: true };
+            let claim = Claim::without_entry(message_id, now.elapsed, None);
             let reason =
                 "its entry is gone from the stream, which was trimmed before the message ended".into();
             let letter = DeadLetter { message_id, reason, fields: "{}".into() };

@@ -44,7 +44,7 @@ impl JobIds {
                 IdClaim::Owned
             }
             Some(owners) if owners.contains(&ticket) => IdClaim::Owned,
-            Some(_) if self.parked_count >= self.max_parked => IdClaim::TooMany,
+            Some(_) if self.is_full() => IdClaim::TooMany,
             Some(_) => {
                 self.parked.entry(job_id.clone()).or_default().insert(ticket);
                 self.parked_count += 1;
@@ -86,6 +86,11 @@ impl JobIds {
     #[cfg(test)]
     pub fn owner(&self, job_id: &str) -> Option<Ticket> {
         self.owners.get(job_id)?.first().copied()
+    }
+
+    /// Whether as many messages are parked as may be.
+    pub fn is_full(&self) -> bool {
+        self.parked_count >= self.max_parked
     }
 
     /// How many messages are parked.

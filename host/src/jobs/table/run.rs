@@ -154,8 +154,7 @@ impl JobTable {
                 // The state is written and the message acknowledged now: the answer is dropped whenever it comes,
                 // and the slot stays taken until then.
                 let status = Some((job_id, TerminalStatus::Cancelled { at: iso_time(now.at) }));
-                let message_id = claim.message_id;
-                self.effects.push(Effect::Acknowledge { ticket, message_id, status });
+                self.push_acknowledge(ticket, claim, status);
                 let cancel = CancelProgress::Closing;
                 self.put(ticket, claim, JobState::Running { job, slot, cancel });
             }

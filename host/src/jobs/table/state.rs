@@ -1,9 +1,11 @@
 //! The state of one claimed message, with the data that the state needs and no other.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use super::event::{Runnable, StoredResult, Subject};
 use crate::jobs::admission::PastEnd;
+use crate::jobs::message::Message;
 use crate::model::{JobId, MessageId};
 use crate::state::db::{DeadLetter, Status};
 
@@ -17,6 +19,52 @@ pub(super) struct Claim {
     pub permit: bool,
     /// Whether it had been delivered to this consumer before.
     pub left_pending: bool,
+    /// Which job it is of, as far as it says, hashed.
+    pub job: Option<u64>,
+    /// What the message takes in memory while it is needed, in bytes.
+    pub bytes: usize,
+    /// Another message has its id now, after a FLUSHALL: an acknowledgement would be that one's.
+    pub id_reused: bool,
+}
+
+impl Claim {
+    /// A message that was claimed just now and holds a permit.
+    pub fn of_message(message: &Message, at: Duration, left_pending: bool) -> Claim {
+        Claim {
+            message_id: message.id,
+            at,
+            permit: true,
+            left_pending,
+            job: message.job_id().map(hashed),
+            bytes: message.size(),
+            id_reused: false,
+        }
+    }
+
+    /// A message whose entry is not there, since it is not needed or is gone.
+    pub fn without_entry(message_id: MessageId, at: Duration, job_id: Option<&JobId>) -> Claim {
+        Claim {
+            message_id,
+            at,
+            permit: false,
+            left_pending: true,
+            job: job_id.map(|id| hashed(id.as_bytes())),
+            bytes: 0,
+            id_reused: false,
+        }
+    }
+
+    /// Whether this message is another one, which has the same id after a FLUSHALL.
+    pub fn is_other(&self, message: &Message) -> bool {
+        let job = message.job_id().map(hashed);
+        self.job.is_some() && job.is_some() && self.job != job
+    }
+}
+
+fn hashed(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A claimed message.
@@ -139,6 +187,18 @@ impl JobState {
             }
             _ => None,
         }
+    }
+
+    /// Whether its message or its circuit is in memory.
+    pub fn holds_message(&self) -> bool {
+        matches!(
+            self,
+            JobState::Checking
+                | JobState::Parked { .. }
+                | JobState::Queued(_)
+                | JobState::Waiting { .. }
+                | JobState::Running { .. }
+        )
     }
 
     /// Whether a stop has to wait for it before results are tried.

@@ -630,9 +630,9 @@ impl World {
                 }
                 Event::Buried { ticket, buried: on_disk }
             }
-            Effect::Acknowledge { ticket, message_id, status } => {
+            Effect::Acknowledge { ticket, message_id, status, removes_message } => {
                 if !redis {
-                    return Ok(Err(Effect::Acknowledge { ticket, message_id, status }));
+                    return Ok(Err(Effect::Acknowledge { ticket, message_id, status, removes_message }));
                 }
                 self.may_acknowledge(message_id, status.as_ref())?;
                 if let Some((job_id, status)) = status {
@@ -647,7 +647,9 @@ impl World {
                     };
                     self.durable.status.insert(job_id, (state.into(), message_id));
                 }
-                self.durable.pending.remove(&message_id);
+                if removes_message {
+                    self.durable.pending.remove(&message_id);
+                }
                 self.ended += 1;
                 Event::Acknowledged { ticket }
             }
@@ -930,7 +932,12 @@ impl World {
         for effect in effects {
             match (defect, effect) {
                 (Defect::AcknowledgesBeforeTheStore, Effect::Store { ticket, message_id, result, at }) => {
-                    self.memory.effects.push(Effect::Acknowledge { ticket, message_id, status: None });
+                    self.memory.effects.push(Effect::Acknowledge {
+                        ticket,
+                        message_id,
+                        status: None,
+                        removes_message: true,
+                    });
                     changed.push(Effect::Store { ticket, message_id, result, at });
                 }
                 (Defect::SubmitsTwice, Effect::Submit(jobs)) => {
@@ -957,7 +964,12 @@ impl World {
                     let (message_id, job_id) = (result.row.message_id, result.row.job_id.clone());
                     let status = Some((job_id.clone(), TerminalStatus::Cancelled { at: String::new() }));
                     self.durable.cancel_keys.insert(job_id);
-                    self.memory.effects.push(Effect::Acknowledge { ticket: 0, message_id, status });
+                    self.memory.effects.push(Effect::Acknowledge {
+                        ticket: 0,
+                        message_id,
+                        status,
+                        removes_message: true,
+                    });
                     changed.push(Effect::Deliver(result));
                 }
                 (Defect::RunsWhileTheStoreFails, Effect::Notify(Notice::StoreFails { .. })) => {
@@ -985,6 +997,7 @@ impl Memory {
         let settings = TableSettings {
             slots: SLOTS,
             max_parked: MAX_PARKED,
+            max_held_bytes: usize::MAX,
             retry: RETRY,
             device: device(qubits),
             deaths,

@@ -61,6 +61,7 @@ impl Fixture {
         let table = JobTable::new(TableSettings {
             slots: 2,
             max_parked: 2,
+            max_held_bytes: 1000,
             retry: Duration::from_secs(1),
             device: device(3),
             deaths: deaths.iter().copied().collect(),
@@ -464,4 +465,50 @@ fn an_event_that_fits_no_state_is_reported_and_changes_nothing() {
     assert_eq!(f.table.leftover().running, [JobId::from("J")], "it goes on");
     let text = f.table.status().faults[0].to_string();
     assert_eq!(text, "job J got the event started in the state running");
+}
+
+fn message_of(ms: u64, job: &str, size: usize) -> Message {
+    let fields = [("job_id", job.as_bytes().to_vec()), ("ir_json", vec![b' '; size])];
+    Message { id: id(ms), fields: fields.map(|(name, value)| (name.as_bytes().to_vec(), value)).into() }
+}
+
+/// After a FLUSHALL the server may give an id again that is in flight here.
+#[test]
+fn a_message_with_the_id_of_one_in_flight_is_not_acknowledged_with_it() {
+    for (second, removes_message) in [("J", true), ("K", false)] {
+        let mut f = Fixture::new();
+        let origin = ClaimOrigin::New;
+        f.on(Event::Claimed { messages: vec![message_of(1, "J", 0)], origin });
+        f.checked(0, "J", Verdict::Run(work(2)));
+        f.on(Event::Started { slot: 0, tickets: vec![0] });
+        f.on(Event::Claimed { messages: vec![message_of(1, second, 0)], origin });
+        assert!(f.has(|e| matches!(e, Effect::ReturnPermits(1))), "{second}");
+        f.store(1, 0, "J", Status::Completed);
+        f.on(Event::CancelKeyRead { ticket: 0, cancelled: Ok(false) });
+        f.on(Event::StatusWritten { ticket: 0, written: true });
+        f.on(Event::Delivered { message_id: id(1), outcome: DeliveryOutcome::Accepted });
+        assert!(
+            f.has(|e| matches!(e, Effect::Acknowledge { removes_message: r, .. } if *r == removes_message)),
+            "{second}: {:?}",
+            f.effects
+        );
+        f.on(Event::Acknowledged { ticket: 0 });
+        assert_eq!(f.table.not_held(vec![id(1)]), [id(1)], "the next look takes it up");
+    }
+}
+
+#[test]
+fn no_more_is_claimed_while_as_much_is_held_as_may_be() {
+    let mut f = Fixture::new();
+    let origin = ClaimOrigin::New;
+    f.on(Event::Claimed { messages: vec![message_of(1, "J", 600), message_of(2, "K", 300)], origin });
+    assert!(!f.table.status().is_full);
+    f.on(Event::Claimed { messages: vec![message_of(3, "J", 300)], origin });
+    assert!(f.table.status().is_full, "1,200 bytes of 1,000");
+    f.checked(0, "J", Verdict::Run(work(2)));
+    f.on(Event::Started { slot: 0, tickets: vec![0] });
+    f.checked(2, "J", Verdict::Run(work(2)));
+    assert!(f.table.status().is_full, "a running and a parked one are held too");
+    f.store(1, 0, "J", Status::Completed);
+    assert!(!f.table.status().is_full, "a result is not a message");
 }
