@@ -1,10 +1,12 @@
 //! Faults of the machine: a full disk, a clock that was set.
 
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coda_host_tests::load::Load;
-use coda_host_tests::{LIMIT, Plan, eventually};
+use coda_host_tests::process::peak_mib;
+use coda_host_tests::{LIMIT, Plan, StateFile, eventually};
 
 use crate::{Row, Scale};
 
@@ -51,6 +53,72 @@ fn fill(path: &Path) {
     let mut file = std::fs::File::create(path).expect("a file in the host's file system");
     let piece = [0x5a; 4096];
     while file.write_all(&piece).is_ok() {}
+}
+
+/// Another process holds the write lock: what ran is kept, nothing more runs, and all goes on afterwards.
+pub async fn database_locked(scale: Scale) -> Row {
+    let mut load = Load::new();
+    let host = Plan::faulty(&format!("run_ms: 5\n{}", load.device())).start().await;
+    load.send_all(&host, JOBS).await;
+    eventually("the host is at work", async || load.ran().len() > 2).await;
+    let lock = StateFile::lock(&host.state_dir());
+    load.send_for(&host, 20.0, scale.seconds(30.0)).await;
+    eventually("it says that nothing can be stored", async || {
+        let (status, ready) = host.ready().await;
+        status == 503 && ready["reasons"].to_string().contains("can't be stored")
+    })
+    .await;
+    let ran = load.ran().len();
+    load.send_all(&host, JOBS).await;
+    assert!(load.ran().len() <= ran + 1, "jobs run although nothing can be stored");
+    drop(lock);
+    Ok(load.settle(&host, LIMIT).await)
+}
+
+/// Most memory that a start with so much on disk may take, in MiB, beyond what the host takes without it.
+const LARGE_RESULTS_MIB: f64 = 80.0;
+
+/// Ten thousand results wait for a receiver that never answers: their bodies stay on disk.
+pub async fn large_results(scale: Scale) -> Row {
+    const BODY: usize = 100_000;
+    let mut load = Load::new();
+    let mut host = Plan::faulty(&format!("run_ms: 5\n{}", load.device())).start().await;
+    load.send_all(&host, 5).await;
+    load.settle(&host, LIMIT).await;
+    let before = peak_mib(host.process().pid());
+    host.stop().await;
+
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/", silent.local_addr().expect("it is bound"));
+    let count = scale.times(10_000, 1_000) as u64;
+    StateFile::add_results(&host.state_dir(), host.qpu_id(), &url, count, BODY);
+    host.start().await;
+    load.send_all(&host, JOBS).await;
+    let tally = load.settle(&host, LIMIT).await;
+    let grown = peak_mib(host.process().pid()) - before;
+    assert!(grown < LARGE_RESULTS_MIB, "{count} results of {BODY} bytes took {grown:.0} MiB");
+    Ok(tally)
+}
+
+/// Whoever reads the host's log has gone: its lines are lost, and nothing else.
+pub async fn log_gone(_: Scale) -> Row {
+    let mut load = Load::new();
+    let dir = tempfile::tempdir().expect("a directory");
+    let pipe = dir.path().join("log");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo");
+    let reader = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe);
+    let reader = reader.expect("the pipe can be read");
+    let words = ["sh", "-c", r#"exec "$0" "$@" >"$LOG_PIPE" 2>&1"#];
+    let device = format!("run_ms: 5\n{}", load.device());
+    let plan = Plan::faulty(&device).env("LOG_PIPE", pipe.display().to_string()).within(&words);
+    let mut host = plan.start().await;
+    load.send_all(&host, JOBS).await;
+    drop(reader);
+    load.send_all(&host, JOBS).await;
+    let tally = load.settle(&host, LIMIT).await;
+    assert_eq!(host.stop().await, coda_host_tests::Exit::Code(0));
+    Ok(tally)
 }
 
 /// The library that lies to a process about the clock.

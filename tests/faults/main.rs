@@ -54,6 +54,7 @@ const CASES: &[Case] = &cases! {
     "Redis frozen": redis::frozen,
     "Redis restarted": redis::restarted,
     "Redis flushed": redis::flushed,
+    "Redis answers with errors": redis::answers_with_errors,
     "host SIGKILLed at random moments": host::killed,
     "host SIGTERMed and started again": host::stopped,
     "message delivered twice": host::duplicates,
@@ -61,6 +62,9 @@ const CASES: &[Case] = &cases! {
     "plugin never returns, honours cancel": plugin::hangs_until_cancelled,
     "plugin never returns, ignores cancel": plugin::hangs_for_good,
     "state disk full": machine::disk_full,
+    "state database locked": machine::database_locked,
+    "10,000 large undelivered results at a start": machine::large_results,
+    "log target gone": machine::log_gone,
     "clock an hour ahead": machine::clock_ahead,
     "clock an hour behind": machine::clock_behind,
 };

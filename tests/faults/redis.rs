@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coda_host_tests::load::Load;
 use coda_host_tests::proxy::{Link, Proxy};
+use coda_host_tests::refusing_redis::RefusingRedis;
 use coda_host_tests::{LIMIT, Plan, TestHost, eventually};
 use redis::cmd;
 
@@ -56,6 +57,29 @@ pub async fn restarted(scale: Scale) -> Row {
         host.redis.restart(LIMIT).await.expect("redis-server");
     }
     load.send_all(&host, JOBS).await;
+    Ok(load.settle(&host, LIMIT).await)
+}
+
+/// Each command in turn is refused while jobs come: what stays and answers with an error.
+pub async fn answers_with_errors(scale: Scale) -> Row {
+    let mut load = Load::new();
+    let mut host = plan(&load)
+        .env("CODA_RECOVER_INTERVAL_SEC", "0.2")
+        .env("CODA_REDIS_BACKOFF_SEC", "0.1")
+        .env("CODA_REDIS_BACKOFF_MAX_SEC", "0.5")
+        .prepare()
+        .await;
+    let server = RefusingRedis::start(host.redis.port()).await.expect("a port");
+    let url = format!("redis://127.0.0.1:{}/0", server.port());
+    host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+    host.start().await;
+    for command in ["XREADGROUP", "XPENDING", "XRANGE", "XACK", "HGET", "HSET", "GET"] {
+        for answer in ["-BUSY a script\r\n", "-OOM no memory\r\n", "-READONLY a replica\r\n", "#t\r\n"] {
+            server.refuse(command, answer);
+            load.send_for(&host, 20.0, scale.seconds(FULL)).await;
+        }
+    }
+    server.allow_all();
     Ok(load.settle(&host, LIMIT).await)
 }
 

@@ -13,12 +13,18 @@ pub fn cpu_seconds(pid: i32) -> f64 {
 
 /// Resident memory of a process and its descendants in MiB.
 pub fn rss_mib(pid: i32) -> f64 {
-    let kib = |pid: i32| -> f64 {
-        let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-        line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)
-    };
-    tree(pid).iter().map(|p| kib(p.pid)).sum::<f64>() / 1024.0
+    tree(pid).iter().map(|p| status_kib(p.pid, "VmRSS:")).sum::<f64>() / 1024.0
+}
+
+/// Most resident memory that a process has had so far, in MiB.
+pub fn peak_mib(pid: i32) -> f64 {
+    status_kib(pid, "VmHWM:") / 1024.0
+}
+
+fn status_kib(pid: i32, name: &str) -> f64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix(name));
+    line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)
 }
 
 /// Whether the tests run as root.

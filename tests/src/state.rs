@@ -24,6 +24,12 @@ pub struct DeadLetter {
     pub fields: String,
 }
 
+/// The write lock of the database.
+pub struct StateLock {
+    /// Closed, it rolls back.
+    _connection: Connection,
+}
+
 impl StateFile {
     pub fn open(state_dir: &Path) -> StateFile {
         let path = state_dir.join("coda-host.db");
@@ -37,6 +43,29 @@ impl StateFile {
     pub fn empty_bodies(state_dir: &Path) {
         let connection = Connection::open(state_dir.join("coda-host.db")).expect("the database is there");
         connection.execute("UPDATE results SET body = x''", []).expect("nobody else has it open");
+    }
+
+    /// Adds undelivered results of this size, whose messages are in no stream. Beside no host.
+    pub fn add_results(state_dir: &Path, qpu_id: &str, callback_url: &str, count: u64, body_bytes: usize) {
+        let connection = Connection::open(state_dir.join("coda-host.db")).expect("the database is there");
+        connection.execute_batch("BEGIN").expect("nobody else has it open");
+        let body = vec![b' '; body_bytes];
+        for n in 1..=count {
+            let values =
+                rusqlite::params![qpu_id, format!("{n}-0"), format!("stored-{n}"), callback_url, body];
+            let insert = "INSERT INTO results (qpu_id, message_id, job_id, callback_url, status, finished_at, body,
+                              phase) VALUES (?1, ?2, ?3, ?4, 'completed', '2026-01-01T00:00:00+00:00', ?5, 'announced')";
+            connection.execute(insert, values).expect("the schema is known");
+        }
+        connection.execute_batch("COMMIT").expect("the disk has space");
+    }
+
+    /// Holds the write lock until the value is dropped, as a backup or a shell does.
+    pub fn lock(state_dir: &Path) -> StateLock {
+        let connection = Connection::open(state_dir.join("coda-host.db")).expect("the database is there");
+        connection.busy_timeout(Duration::from_secs(10)).expect("a timeout can be set");
+        connection.execute_batch("BEGIN IMMEDIATE").expect("the lock can be had");
+        StateLock { _connection: connection }
     }
 
     fn rows<T>(&self, sql: &str, read: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>) -> Vec<T> {

@@ -339,6 +339,10 @@ impl TestHost {
         eventually_some("Redis answers", answered).await.expect("Redis accepts the command")
     }
 
+    pub fn qpu_id(&self) -> &'static str {
+        QPU
+    }
+
     pub fn stream(&self) -> String {
         format!("qpu:{QPU}:jobs")
     }

@@ -41,6 +41,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             redis_timeout: second,
             max_deaths: 3,
             min_free_bytes: 0,
+            max_result_bytes: 1 << 20,
         },
         webhook: WebhookSettings {
             timeout: second,

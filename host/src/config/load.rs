@@ -203,6 +203,7 @@ fn jobs(s: &mut Source) -> Result<JobSettings, ConfigError> {
         redis_timeout: s.seconds("CODA_REDIS_TIMEOUT_SEC", None, 5.0)?,
         max_deaths: s.integer("CODA_MAX_DEATHS", None, 3, 1..=1000)? as u32,
         min_free_bytes: s.integer("CODA_MIN_FREE_MIB", None, 64, 0..=1 << 30)? << 20,
+        max_result_bytes: s.integer("CODA_MAX_RESULT_BYTES", None, 64 << 20, 1..=900_000_000)? as usize,
     })
 }
 

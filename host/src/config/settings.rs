@@ -96,6 +96,8 @@ pub struct JobSettings {
     pub max_deaths: u32,
     /// Free bytes on the state disk below which nothing is claimed.
     pub min_free_bytes: u64,
+    /// Largest result, as the bytes of its webhook's body.
+    pub max_result_bytes: usize,
 }
 
 /// Delivering results.

@@ -166,7 +166,10 @@ impl Driver {
             started: Instant::now(),
             generation: Generation::default(),
             immediate,
-            group: EffectGroup::default(),
+            group: EffectGroup {
+                max_result_bytes: parts.settings.max_result_bytes,
+                ..EffectGroup::default()
+            },
             reports,
             inbox,
             tasks: TaskTracker::new(),

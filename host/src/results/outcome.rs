@@ -104,6 +104,20 @@ pub fn conclude(job_id: &str, judged: Result<Counts, String>) -> Conclusion {
     }
 }
 
+/// The same result, or a failure that says so when its body is larger than `max_bytes`: a result that can be neither
+/// stored nor sent would be tried again for ever.
+pub fn limit_size(job_id: &str, conclusion: Conclusion, max_bytes: usize) -> Conclusion {
+    let bytes = conclusion.body.len();
+    match conclusion.status {
+        Status::Completed if bytes > max_bytes => {
+            let text =
+                format!("the result has {bytes} bytes, allowed are {max_bytes} (CODA_MAX_RESULT_BYTES)");
+            fail(job_id, &text)
+        }
+        _ => conclusion,
+    }
+}
+
 /// The webhook of a job that failed with this message.
 pub fn fail(job_id: &str, error: &str) -> Conclusion {
     let error = cut(error, MAX_ERROR_CHARS).to_string();

@@ -18,6 +18,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _};
 use tokio::sync::oneshot;
@@ -32,6 +33,9 @@ pub use view::{KeptEntry, KeptKind};
 use writer::{GROUPS, Request, Writer};
 
 const FILE: &str = "coda-host.db";
+/// How long another process may hold the write lock before a write of the host fails. Short: everybody who asks the
+/// thread waits as long, a stop included, and the write is tried again.
+const WRITE_BUSY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The handle; clones share the one thread.
 #[derive(Clone)]
@@ -102,6 +106,7 @@ impl Database {
         if let Some(id) = last.and_then(|t| t.parse().ok()) {
             newest.raise(id);
         }
+        conn.busy_timeout(WRITE_BUSY_TIMEOUT).map_err(|e| fail(e.into()))?;
         let writer = Writer::new(conn, qpu_id, newest.clone());
         let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(e.into()))?;
         Ok((Store { actor, newest }, opened))

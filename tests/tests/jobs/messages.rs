@@ -306,3 +306,18 @@ async fn a_message_id_that_is_used_again_costs_no_job() {
     host.wait_nothing_pending().await;
     assert_eq!((host.attempts("J1"), host.attempts("J2"), host.runs().await), ((1, 1), (1, 1), 2));
 }
+
+/// A result that could not be stored or sent would be tried again for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_is_too_large_fails_its_job() {
+    let host = Plan::simulator("").env("CODA_MAX_RESULT_BYTES", "300").start().await;
+    let mut circuit = Circuit::new(5);
+    for qubit in 0..5 {
+        circuit = circuit.rx(qubit, std::f64::consts::FRAC_PI_2);
+    }
+    host.submit("J1", &circuit.measure(&[0, 1, 2, 3, 4]), 10_000).await;
+    let error = host.failure("J1").await;
+    assert!(error.contains("bytes, allowed are 300 (CODA_MAX_RESULT_BYTES)"), "{error}");
+    host.good_job_goes_through("J2").await;
+    host.wait_nothing_pending().await;
+}

@@ -1,7 +1,7 @@
 //! SIGTERM and SIGKILL around a job in flight.
 
 use coda_host::dev::cloud::Answer;
-use coda_host_tests::{Exit, Plan, TestHost, eventually, example};
+use coda_host_tests::{Exit, LIMIT, Plan, StateFile, TestHost, eventually, example};
 
 /// Long enough to be seen running, short enough to be waited for.
 const BUSY: &str = "execution_time_ms: 300";
@@ -181,4 +181,28 @@ async fn as_pid_1_it_stops_like_any_other() {
     coda_host::sys::signal(first, libc::SIGTERM).unwrap();
     assert_eq!(host.wait_exit().await, Exit::Code(0));
     delivered_once(&host, "J1").await;
+}
+
+/// What can't be stored is left over, and the host says so; it does not wait longer than it may.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_while_the_database_is_locked_ends_in_time_and_leaves_the_job() {
+    let mut host = Plan::simulator("execution_time_ms: 100")
+        .env("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", "1")
+        .start()
+        .await;
+    host.good_job_goes_through("J1").await;
+    let lock = StateFile::lock(&host.state_dir());
+    host.submit("J2", &example(), 100).await;
+    eventually("nothing can be stored", async || {
+        host.ready().await.1["reasons"].to_string().contains("can't be stored")
+    })
+    .await;
+    let start = std::time::Instant::now();
+    assert_eq!(host.stop().await, Exit::Code(5));
+    assert!(start.elapsed() < LIMIT / 3, "the drain takes a second: {:?}", start.elapsed());
+    drop(lock);
+    host.start().await;
+    assert_eq!(host.delivered("J2").await["counts"]["10"], 100);
+    host.wait_nothing_pending().await;
+    assert_eq!(host.attempts("J2"), (1, 1));
 }

@@ -27,6 +27,8 @@ pub(super) struct StoreRequest {
 /// What was asked for since the last flush.
 #[derive(Default)]
 pub(super) struct EffectGroup {
+    /// Largest result.
+    pub max_result_bytes: usize,
     pub stores: Vec<StoreRequest>,
     pub cancel_keys: Vec<(Ticket, JobId)>,
     pub statuses: Vec<(Ticket, Write)>,
@@ -45,7 +47,8 @@ impl EffectGroup {
         if !self.stores.is_empty() {
             let (requests, store, reports) =
                 (std::mem::take(&mut self.stores), store.clone(), reports.clone());
-            tasks.spawn(async move { send(&reports, store_all(requests, store).await) });
+            let max_bytes = self.max_result_bytes;
+            tasks.spawn(async move { send(&reports, store_all(requests, store, max_bytes).await) });
         }
         if !self.cancel_keys.is_empty() {
             let (jobs, redis, reports) =
@@ -72,10 +75,10 @@ fn send(reports: &UnboundedSender<Vec<Event>>, events: Vec<Event>) {
     }
 }
 
-async fn store_all(requests: Vec<StoreRequest>, store: Store) -> Vec<Event> {
+async fn store_all(requests: Vec<StoreRequest>, store: Store, max_bytes: usize) -> Vec<Event> {
     pause_at(Failpoint::Returned).await;
     let writes = requests.into_iter().map(|StoreRequest { ticket, message_id, result, at }| {
-        let result = row_of(message_id, result, at);
+        let result = row_of(message_id, result, at, max_bytes);
         let store = &store;
         async move {
             match store.insert(result.row.clone()).await {

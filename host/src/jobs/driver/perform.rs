@@ -13,7 +13,7 @@ use crate::executor::RunJob;
 use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
 use crate::results::dispatcher::PendingDelivery;
-use crate::results::outcome::{conclude, fail, judge};
+use crate::results::outcome::{conclude, fail, judge, limit_size};
 use crate::state::db::{ResultRow, StoreError};
 
 impl Driver {
@@ -146,7 +146,12 @@ impl Driver {
 }
 
 /// The row of a result; an answer of the executor is judged on the way.
-pub(super) fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> StoredResult {
+pub(super) fn row_of(
+    message_id: MessageId,
+    result: Unstored,
+    finished_at: String,
+    max_bytes: usize,
+) -> StoredResult {
     let (envelope, conclusion) = match result {
         Unstored::Row(result) => return result,
         Unstored::Failure { envelope, error } => {
@@ -159,6 +164,7 @@ pub(super) fn row_of(message_id: MessageId, result: Unstored, finished_at: Strin
                 tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");
             }
             let conclusion = conclude(&envelope.job_id, judged);
+            let conclusion = limit_size(&envelope.job_id, conclusion, max_bytes);
             (envelope, conclusion)
         }
     };

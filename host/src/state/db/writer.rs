@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 use tokio::sync::oneshot;
 
 use super::rows::{HistoryEntry, ResultRow};
@@ -118,7 +118,8 @@ impl Writer {
 
     /// What became of each write, once their transaction is on disk.
     fn transaction(&mut self, group: &[WaitingWrite]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
-        let tx = self.conn.transaction().map_err(write_failed)?;
+        // The lock is asked for once, and not by each write of the group in turn.
+        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(write_failed)?;
         let now = time::OffsetDateTime::now_utc().unix_timestamp();
         let write = |w: &WaitingWrite| apply(&tx, &self.qpu_id, now, &w.op).map_err(write_failed);
         let each: Vec<Result<(), StoreError>> = group.iter().map(write).collect();
