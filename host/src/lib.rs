@@ -20,6 +20,7 @@ pub mod executor;
 pub mod failpoint;
 pub mod jobs;
 pub mod model;
+pub mod output;
 pub mod peers;
 pub mod qasm;
 pub mod reservation;

@@ -10,8 +10,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("failpoint", &[]),
     ("model", &[]),
+    ("output", &[]),
     ("sys", &[]),
-    ("telemetry", &[]),
+    ("telemetry", &["output"]),
     ("supervise", &["error", "failpoint"]),
     ("state", &["error", "model"]),
     ("config", &["error", "model", "state"]),
@@ -93,6 +94,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "executor",
             "jobs",
             "model",
+            "output",
             "peers",
             "reservation",
             "results",
@@ -263,6 +265,24 @@ fn every_file_opens_with_its_contract_and_keeps_its_size() {
             "{name} has more than {MAX_LINES} lines: is it one concern?"
         );
     }
+}
+
+/// What writes to standard output or standard error: most of it panics where that fails.
+const DIRECT_OUTPUT: &[&str] =
+    &["println!", "print!(", "eprintln!", "eprint!(", "dbg!(", "io::stdout", "io::stderr"];
+
+#[test]
+fn one_file_writes_to_standard_output_and_standard_error() {
+    let files = files();
+    assert!(files["output.rs"].contains("io::stderr()"), "this test can fail");
+    let mut wrong = Vec::new();
+    for (name, text) in files.iter().filter(|(name, _)| *name != "output.rs") {
+        for (n, line) in text.lines().enumerate() {
+            let word = DIRECT_OUTPUT.iter().find(|word| line.contains(**word));
+            wrong.extend(word.map(|word| format!("{name}:{}: {word} instead of output.rs", n + 1)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -86,6 +86,8 @@ mod faults {
     mod crashes;
     /// Kills at random moments under load.
     mod kill_storm;
+    /// Standard output or standard error that can't be written.
+    mod log_target;
     /// Redis that goes away, hangs, forgets or comes back empty.
     mod redis;
     /// `rediss://` with a private CA.
