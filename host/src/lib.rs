@@ -12,6 +12,7 @@ pub mod check;
 pub mod cli;
 pub mod cloud;
 pub mod config;
+pub mod connections;
 pub mod coordinator;
 pub mod daemon;
 pub mod dev;

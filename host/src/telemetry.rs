@@ -122,8 +122,8 @@ impl Default for Metrics {
         r.register("redis_reconnects", "Connections to Redis after the first", m.redis_reconnects.clone());
         let build = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
         r.register("build", "This coda-host", Info::new(build));
-        r.register_collector(Box::new(LostLogLines));
         m.registry = r;
+        m.registry.register_collector(Box::new(LostLogLines));
         // Shown from the start, so that a rate or an alert has a zero to begin with.
         use {AttemptResult as A, JobOutcome as J};
         for outcome in [J::Completed, J::Failed, J::Cancelled, J::Duplicate, J::DeadLetter] {

@@ -84,6 +84,8 @@ mod operator {
 mod faults {
     /// A kill at each step of a job.
     mod crashes;
+    /// Hundreds of silent connections.
+    mod crowds;
     /// Kills at random moments under load.
     mod kill_storm;
     /// Standard output or standard error that can't be written.
