@@ -3,6 +3,7 @@
 //! It only reads what others publish, so it answers whatever hangs. Connections have limits on headers and
 //! time; axum only routes.
 
+pub mod accept;
 pub mod body;
 pub mod coordinator;
 pub mod documents;
@@ -135,7 +136,7 @@ pub async fn serve(
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(up);
-    http::serve(listener, router, request_timeout, stop).await;
+    accept::serve(listener, router, request_timeout, stop).await;
 }
 
 async fn health() -> Response {

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -11,8 +12,9 @@ use coda_host::cli::{self, Cli};
 use coda_host::config::load::ProcessEnv;
 use coda_host::config::source::SECRET_VARIABLES;
 use coda_host::daemon::notify;
-use coda_host::error::Failure;
+use coda_host::error::{Failure, exit};
 use coda_host::model::iso_time;
+use coda_host::output;
 use coda_host::sys;
 use coda_host::telemetry::LogFormat;
 
@@ -24,19 +26,38 @@ fn main() -> ExitCode {
     };
     // One provider for every TLS connection; an error means that it is installed already.
     rustls::crypto::ring::default_provider().install_default().ok();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(usage) => return show_usage(&usage),
+    };
     let format = cli.log_format();
-    match cli::run(cli, env) {
+    let code = match cli::run(cli, env) {
         Ok(code) => code,
         Err(failure) => show(&failure, format),
+    };
+    match output::take_print_error() {
+        // A worse end has been told already.
+        Some(error) if code == ExitCode::SUCCESS => show(&CliError::Output(error).into(), format),
+        _ => code,
+    }
+}
+
+/// Prints what clap has to say: the help, the version, or what is wrong with the arguments.
+fn show_usage(usage: &clap::Error) -> ExitCode {
+    let code = u8::try_from(usage.exit_code()).unwrap_or(exit::CONFIG);
+    match usage.print() {
+        Err(e) if !usage.use_stderr() && e.kind() != io::ErrorKind::BrokenPipe => {
+            show(&CliError::Output(e).into(), LogFormat::Text)
+        }
+        Ok(()) | Err(_) => ExitCode::from(code),
     }
 }
 
 /// Prints a failure for a person, or as a JSON line where the log has that format.
 fn show(failure: &Failure, format: LogFormat) -> ExitCode {
     match format {
-        LogFormat::Text => eprintln!("{}", failure.render()),
-        LogFormat::Json => eprintln!("{}", json_line(failure)),
+        LogFormat::Text => output::notice(failure.render()),
+        LogFormat::Json => output::notice(json_line(failure).to_string()),
     }
     ExitCode::from(failure.exit)
 }

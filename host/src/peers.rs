@@ -6,7 +6,8 @@
 //! amplitude  complex numbers as texts           |
 //! statement  one line of raw_text               |
 //! operation  a fragment as operations           |
-//! protocol   reservations, holds, rights       /
+//! protocol   reservations, holds, rights        |
+//! kept_answers  answers that may be asked for again /
 //! registry   who is there, from gossip         pure
 //! swarm      libp2p: streams, gossip, one thread
 //! executing  a dispatch on the executor
@@ -17,6 +18,7 @@
 pub mod amplitude;
 pub mod executing;
 pub mod identity;
+mod kept_answers;
 pub mod operation;
 pub mod peer;
 pub mod protocol;

@@ -7,12 +7,14 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric as _, LabelValueEncoder, text,
 };
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::output::{self, LogStream};
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,6 +123,7 @@ impl Default for Metrics {
         let build = vec![("version", env!("CARGO_PKG_VERSION").to_string())];
         r.register("build", "This coda-host", Info::new(build));
         m.registry = r;
+        m.registry.register_collector(Box::new(LostLogLines));
         // Shown from the start, so that a rate or an alert has a zero to begin with.
         use {AttemptResult as A, JobOutcome as J};
         for outcome in [J::Completed, J::Failed, J::Cancelled, J::Duplicate, J::DeadLetter] {
@@ -166,6 +169,18 @@ fn render(registries: &[&Registry]) -> String {
     }
 }
 
+/// How many lines of the log could not be written.
+#[derive(Debug)]
+struct LostLogLines;
+
+impl Collector for LostLogLines {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let lost = ConstCounter::new(output::lost_lines());
+        let help = "Lines of the log that could not be written.";
+        lost.encode(encoder.encode_descriptor("lost_log_lines", help, None, lost.metric_type())?)
+    }
+}
+
 /// Metrics of the plugin in use: its labels, and the gauges that it sets.
 #[derive(Debug)]
 pub struct PluginMetrics {
@@ -207,8 +222,8 @@ pub enum LogFormat {
 
 /// Installs the log on stderr; `filter` is CODA_LOG, for instance `debug` or `info,coda_host::jobs=trace`.
 pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
-    use std::io::IsTerminal as _;
     use tracing_subscriber::EnvFilter;
+    let colour = output::notices_to_terminal() && format == LogFormat::Text;
     let wanted = filter.filter(|f| !f.trim().is_empty()).unwrap_or(level);
     let (filter, bad) = match EnvFilter::try_new(wanted) {
         Ok(filter) => (filter, None),
@@ -216,14 +231,16 @@ pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
     };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(move || LogStream::new(colour))
+        // It would write to standard error by itself, and panic where that fails.
+        .log_internal_errors(false)
+        .with_ansi(colour);
     let installed = match format {
         LogFormat::Text => log.try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
     if let Err(error) = installed {
-        eprintln!("warning: the log could not be installed: {error}");
+        output::notice(format!("warning: the log could not be installed: {error}"));
     }
     if let Some(error) = bad {
         tracing::warn!(

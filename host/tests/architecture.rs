@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 /// Module, and the modules that it may use. Unit tests may use more.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("backoff", &[]),
+    ("connections", &[]),
     ("error", &[]),
     ("failpoint", &[]),
     ("model", &[]),
+    ("output", &[]),
     ("sys", &[]),
-    ("telemetry", &[]),
+    ("telemetry", &["output"]),
     ("supervise", &["error", "failpoint"]),
     ("state", &["error", "model"]),
     ("config", &["error", "model", "state"]),
@@ -20,7 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("executor", &["backoff", "error", "model", "sys"]),
     ("check", &["error", "executor", "model", "sys"]),
     ("coordinator", &["error", "model", "peers", "qasm", "reservation"]),
-    ("peers", &["error", "model", "qasm", "reservation", "state"]),
+    ("peers", &["connections", "error", "model", "qasm", "reservation", "state"]),
     ("qasm", &["model"]),
     ("reservation", &["backoff", "error", "model", "state"]),
     ("results", &["backoff", "cloud", "config", "error", "model", "state", "telemetry"]),
@@ -44,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "cloud",
             "config",
+            "connections",
             "coordinator",
             "error",
             "executor",
@@ -93,6 +96,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "executor",
             "jobs",
             "model",
+            "output",
             "peers",
             "reservation",
             "results",
@@ -110,6 +114,7 @@ const PURE: &[&str] = &[
     "backoff.rs",
     "cloud/bundle.rs",
     "config/suggest.rs",
+    "connections.rs",
     "coordinator/combine.rs",
     "coordinator/job_view.rs",
     "coordinator/plan.rs",
@@ -129,12 +134,14 @@ const PURE: &[&str] = &[
     "jobs/message.rs",
     "peers/amplitude.rs",
     "peers/executing.rs",
+    "peers/kept_answers.rs",
     "peers/operation.rs",
     "peers/protocol.rs",
     "peers/registry.rs",
     "peers/scan.rs",
     "peers/statement.rs",
     "peers/wire.rs",
+    "peers/wire/dispatch.rs",
     "peers/wire/fields.rs",
     "peers/wire/health.rs",
     "peers/wire/transition.rs",
@@ -263,6 +270,24 @@ fn every_file_opens_with_its_contract_and_keeps_its_size() {
             "{name} has more than {MAX_LINES} lines: is it one concern?"
         );
     }
+}
+
+/// What writes to standard output or standard error: most of it panics where that fails.
+const DIRECT_OUTPUT: &[&str] =
+    &["println!", "print!(", "eprintln!", "eprint!(", "dbg!(", "io::stdout", "io::stderr"];
+
+#[test]
+fn one_file_writes_to_standard_output_and_standard_error() {
+    let files = files();
+    assert!(files["output.rs"].contains("io::stderr()"), "this test can fail");
+    let mut wrong = Vec::new();
+    for (name, text) in files.iter().filter(|(name, _)| *name != "output.rs") {
+        for (n, line) in text.lines().enumerate() {
+            let word = DIRECT_OUTPUT.iter().find(|word| line.contains(**word));
+            wrong.extend(word.map(|word| format!("{name}:{}: {word} instead of output.rs", n + 1)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

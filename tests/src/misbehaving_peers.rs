@@ -1,12 +1,12 @@
 //! Peers inside the test program that behave as they shouldn't, on a real libp2p network.
 
 use coda_host::peers::protocol::PeerTime;
-use coda_host::peers::registry::Topic;
+use coda_host::peers::registry::{GossipError, Topic};
 use coda_host::peers::swarm::{
     Announcement, Caller, Channel, Document, Network, NetworkSettings, ReadyAnswer, Role,
 };
 use coda_host::peers::wire::{
-    self, Advertisement, DispatchRequest, HealthStatus, PeerHeartbeat, PeerStep, ServiceSummary,
+    self, Advertisement, HealthStatus, PeerHeartbeat, PeerStep, ReceivedDispatch, ServiceSummary,
 };
 use coda_host::peers::{executing, protocol};
 use libp2p::identity::Keypair;
@@ -111,8 +111,8 @@ impl CrookedRole {
             PeerStep::Commit => json!({ "reservation_id": id, "transition": "committed", "replied_at": now }),
             PeerStep::Cancel => json!({ "reservation_id": id, "transition": "cancelled", "replied_at": now }),
             PeerStep::Dispatch => {
-                let request: DispatchRequest = wire::part(document.clone()).expect("a good dispatch");
-                let job = executing::read(request, 20).expect("a good payload");
+                let request = ReceivedDispatch::read(document.to_string()).expect("a good dispatch");
+                let job = executing::read(&request, 20).expect("a good payload");
                 let state = job.amplitudes.clone();
                 let bytes = executing::answer(job, &state, &self.me, 1.0, Some(1.0), PeerTime::default());
                 serde_json::from_slice(&bytes).expect("JSON")
@@ -130,10 +130,10 @@ impl CrookedRole {
                 Some(answer.to_string().into_bytes())
             }
             Behave::Failed if step == PeerStep::Dispatch => {
-                let request: DispatchRequest = wire::part(document.clone()).expect("a good dispatch");
+                let request = ReceivedDispatch::read(document.to_string()).expect("a good dispatch");
                 Some(wire::write(&protocol::failed(
                     &self.me,
-                    &request,
+                    &request.head,
                     "the cryostat is warm",
                     PeerTime::default(),
                 )))
@@ -194,7 +194,7 @@ impl Role for CrookedRole {
         Vec::new()
     }
 
-    fn hear(&mut self, _: &str, _: Topic, _: &[u8]) -> Result<(), String> {
+    fn hear(&mut self, _: &str, _: Topic, _: &[u8]) -> Result<(), GossipError> {
         Ok(())
     }
 

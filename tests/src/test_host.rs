@@ -196,6 +196,16 @@ impl TestHost {
         said(arguments, &self.env, self.dir()).await
     }
 
+    /// The port of the local service.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Descriptors that the host's process has open.
+    pub fn open_files(&self) -> usize {
+        crate::process::open_files(self.host.as_ref().expect("the host was started").pid())
+    }
+
     pub fn process(&mut self) -> &mut HostProcess {
         self.host.as_mut().expect("the host was started")
     }

@@ -84,8 +84,12 @@ mod operator {
 mod faults {
     /// A kill at each step of a job.
     mod crashes;
+    /// Hundreds of silent connections.
+    mod crowds;
     /// Kills at random moments under load.
     mod kill_storm;
+    /// Standard output or standard error that can't be written.
+    mod log_target;
     /// Redis that goes away, hangs, forgets or comes back empty.
     mod redis;
     /// `rediss://` with a private CA.

@@ -1,64 +1,10 @@
-//! What every local HTTP service here has in common: connections with limits on headers and time, and errors in the
-//! form of RFC 9457 that name the field.
+//! What every local HTTP service here has in common: JSON answers, and errors in the form of RFC 9457 that name the
+//! field.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use axum::Router;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-
-/// Connections served at once; more wait.
-const MAX_CONNECTIONS: usize = 256;
-
-/// Serves a router until stopped.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    request_timeout: Duration,
-    stop: CancellationToken,
-) {
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop.cancelled() => return,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file descriptors, say: others may free some.
-                tracing::warn!(%error, "a connection to the local service could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
-        let service = TowerToHyperService::new(router.clone());
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(request_timeout)
-                .max_buf_size(16 << 10)
-                .serve_connection(TokioIo::new(stream), service);
-            tokio::select! {
-                ended = connection => if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection to the local service failed");
-                },
-                () = stop.cancelled() => {}
-            }
-            drop(permit);
-        });
-    }
-}
 
 /// The body of an error, in the form of RFC 9457.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]

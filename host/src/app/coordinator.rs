@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::peer::network_settings;
+use crate::api::accept;
 use crate::api::coordinator::{Access, Api, router};
-use crate::api::http;
 use crate::config::settings::Settings;
 use crate::coordinator::fallback::{BlockLimits, BlockRunner};
 use crate::coordinator::role::{Directory, Listener};
@@ -70,7 +70,10 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let router = router(Api { service: service.clone(), access: Arc::new(access) });
     let mut tasks = Supervisor::new(stop.clone());
     let api_stop = CancellationToken::new();
-    tasks.spawn(TaskKind::Api, http::serve(listener, router, settings.api.request_timeout, api_stop.clone()));
+    tasks.spawn(
+        TaskKind::Api,
+        accept::serve(listener, router, settings.api.request_timeout, api_stop.clone()),
+    );
     tasks.spawn(TaskKind::ReservationExpiry, service.clone().expire());
     let network = service.runner.network.clone();
     tracing::info!(

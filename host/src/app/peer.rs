@@ -18,6 +18,8 @@ use crate::api::PeerSources;
 use crate::config::settings::{AllowSetting, PeerSettings};
 use crate::error::Failure;
 use crate::executor::{EvolveJob, EvolveOutcome, Executor, JobContext, LeaseRefusal, SlotLease, SlotLender};
+use crate::model::JobId;
+use crate::peers::executing::ExecutionError;
 use crate::peers::identity;
 use crate::peers::peer::{FragmentExecutor, FragmentResult, FragmentWork, Peer, PeerView};
 use crate::peers::protocol::{Allow, NoSlot, PeerLimits, ReservationTable, Slots};
@@ -167,7 +169,11 @@ impl Slots for PeerExecutor {
 impl FragmentExecutor for PeerExecutor {
     fn evolve(&self, work: FragmentWork<SlotLease>) {
         let FragmentWork { key, lease, execution_id, num_qubits, amplitudes, steps, done } = work;
-        let context = Arc::new(self.lender.context(execution_id.as_str().into()));
+        // A name of the host's own, which nobody can guess: the plugin knows cloud jobs by the same kind of name, and
+        // a peer that chose a job's id would cancel the customer's job with its own execution.
+        let name: JobId = format!("peer-execution-{}", uuid::Uuid::new_v4()).into();
+        tracing::debug!(execution = execution_id, job_id = &*name, "an execution of a peer starts");
+        let context = Arc::new(self.lender.context(name.clone()));
         self.running.lock().insert(key, context.clone());
         let amplitude = |[re, im]: [f64; 2]| Amplitude { re, im };
         let operations = steps.iter().map(|u| Operation {
@@ -179,7 +185,7 @@ impl FragmentExecutor for PeerExecutor {
         let running = self.running.clone();
         let job = EvolveJob {
             ticket: ticket(key),
-            job_id: execution_id.into(),
+            job_id: name,
             num_qubits,
             amplitudes: amplitudes.into_iter().map(amplitude).collect(),
             operations: operations.collect(),
@@ -187,7 +193,7 @@ impl FragmentExecutor for PeerExecutor {
             answer: Box::new(move |outcome| {
                 running.lock().remove(&key);
                 let EvolveOutcome { answer, run_time, lease } = outcome;
-                let answer = answer.map_err(|e| e.text);
+                let answer = answer.map_err(|e| ExecutionError::Executor(e.text));
                 let answer = answer.map(|state| state.into_iter().map(|a| [a.re, a.im]).collect());
                 // The lease goes on to the peer: the slot is free when the end is recorded.
                 done(FragmentResult { lease, answer, run_time });

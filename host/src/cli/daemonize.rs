@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::kit::CliError;
+use super::kit::{self, CliError};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::config::source::SECRET_VARIABLES;
 use crate::daemon::instance_lock::{self, LOG_FILE};
 use crate::daemon::rotate::LOG_VARIABLE;
 use crate::error::{Explain, Failure, exit};
+use crate::output;
 use crate::state::files;
 use crate::sys;
 
@@ -68,7 +69,7 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
     let prepared = app::prepare(env, flags.clone())?;
     let dirs = &prepared.settings.dirs;
     if let Some(holder) = instance_lock::holder(&dirs.state)? {
-        eprintln!("coda-host is running already (process {})", holder.pid);
+        output::notice(format!("coda-host is running already (process {})", holder.pid));
         return Ok(ExitCode::from(exit::FAILURE));
     }
     let path = dirs.credentials.join(LOG_FILE);
@@ -86,11 +87,11 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
     let mut reported = Instant::now();
     loop {
         if received_ready(&socket) {
-            println!("coda-host is up (process {}), log in {}", child.id(), path.display());
+            kit::say(format!("coda-host is up (process {}), log in {}", child.id(), path.display()));
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(status) = child.try_wait().map_err(DaemonizeError::Start)? {
-            eprintln!("the daemon ended while it was starting:\n{}", tail(&path, before));
+            output::notice(format!("the daemon ended while it was starting:\n{}", tail(&path, before)));
             return Ok(ExitCode::from(
                 status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILURE),
             ));
@@ -98,12 +99,12 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
         if stop.is_cancelled() {
             sys::ask_to_stop(&mut child).map_err(DaemonizeError::Start)?;
             child.wait().map_err(DaemonizeError::Start)?;
-            eprintln!("stopped before it was up");
+            output::notice("stopped before it was up");
             return Ok(ExitCode::from(exit::FAILURE));
         }
         if reported.elapsed() > STILL_STARTING {
             reported = Instant::now();
-            eprintln!("still starting (process {}), see {}", child.id(), path.display());
+            output::notice(format!("still starting (process {}), see {}", child.id(), path.display()));
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::dev::follow::Follower;
 use crate::dev::host::{DevHost, HostCommand};
 use crate::dev::redis::DevRedis;
 use crate::error::{Explain, Failure, exit};
+use crate::output;
 use crate::state::files;
 
 const QPU: &str = "dev-qpu";
@@ -301,7 +302,7 @@ impl Dev {
             }
             End::Done(result) => (host.stop().await?, result),
             End::Stopped => {
-                eprintln!("\nending: the host finishes its jobs (Ctrl-C again ends at once)");
+                output::notice("\nending: the host finishes its jobs (Ctrl-C again ends at once)");
                 let stopping = async {
                     let status = host.stop().await;
                     // Clients that wait for a job still receive its last state.
@@ -371,7 +372,10 @@ impl Dev {
 
 /// Prints why the host ended, with the last lines of its log.
 fn show_end(host: &DevHost, status: ExitStatus) {
-    eprintln!("the host ended ({status}); the last lines of its log:\n{}", host.last_lines(LOG_LINES));
+    output::notice(format!(
+        "the host ended ({status}); the last lines of its log:\n{}",
+        host.last_lines(LOG_LINES)
+    ));
 }
 
 /// Why the sandbox ends.

@@ -1,6 +1,6 @@
 //! What every command needs: standard output, a runtime, stopping on a signal, and the failures that no stage has.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app;
 use crate::error::{Explain, Failure, exit};
+use crate::output;
 
 /// Most worker threads of a runtime. More of them only wake each other up, because the host's own work is small.
 const MAX_WORKERS: usize = 4;
@@ -80,10 +81,17 @@ impl Explain for CliError {
 /// # Errors
 /// Standard output can't be written.
 pub fn print(text: impl AsRef<[u8]>) -> Result<ExitCode, Failure> {
-    match io::stdout().write_all(text.as_ref()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Output(e).into()),
-        Ok(()) | Err(_) => Ok(ExitCode::SUCCESS),
+    output::print(text.as_ref());
+    match output::take_print_error() {
+        Some(error) => Err(CliError::Output(error).into()),
+        None => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Writes a line about what a command did to standard output. That it can't be written does not stop the command: the
+/// program reports it at the end, if nothing worse happened.
+pub fn say(line: impl AsRef<str>) {
+    output::print(format!("{}\n", line.as_ref()).as_bytes());
 }
 
 /// Starts a runtime for a command.

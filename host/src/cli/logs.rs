@@ -2,17 +2,19 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::kit;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock::LOG_FILE;
 use crate::error::{Explain, Failure, exit};
+use crate::output;
 
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -54,14 +56,12 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let prepared = app::prepare(env, HashMap::new())?;
     let path = prepared.settings.dirs.credentials.join(LOG_FILE);
     if !path.is_file() {
-        eprintln!("there is no log {}: no daemon was started here", path.display());
+        output::notice(format!("there is no log {}: no daemon was started here", path.display()));
         return Ok(ExitCode::from(exit::FAILURE));
     }
-    let shown = show(&path, &args);
-    match shown {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other.map(|()| ExitCode::SUCCESS).map_err(|source| LogsError { path, source }.into()),
-    }
+    show(&path, &args).map_err(|source| LogsError { path, source })?;
+    // With an error of standard output, if there was one.
+    kit::print("")
 }
 
 fn show(path: &Path, args: &Args) -> io::Result<()> {
@@ -74,11 +74,9 @@ fn show(path: &Path, args: &Args) -> io::Result<()> {
         }
         last.push_back(std::mem::take(&mut line));
     }
-    let mut out = io::stdout();
     for line in last {
-        out.write_all(&line)?;
+        output::print(&line);
     }
-    out.flush()?;
     if !args.follow {
         return Ok(());
     }
@@ -86,7 +84,7 @@ fn show(path: &Path, args: &Args) -> io::Result<()> {
     app::watch_signals(stop.clone());
     let mut file = reader.into_inner();
     let mut at = file.stream_position()?;
-    while !stop.is_cancelled() {
+    while !stop.is_cancelled() && output::is_open() {
         let length = file.metadata()?.len();
         if length < at {
             // The log was rotated.
@@ -96,8 +94,7 @@ fn show(path: &Path, args: &Args) -> io::Result<()> {
             let mut more = Vec::new();
             (&mut file).take(length - at).read_to_end(&mut more)?;
             at += more.len() as u64;
-            out.write_all(&more)?;
-            out.flush()?;
+            output::print(&more);
         } else {
             std::thread::sleep(LOOK);
         }

@@ -11,6 +11,7 @@ use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
+use crate::output;
 
 /// Time for the end and the new start of the plugin, beyond the drain timeout of its runs.
 const GRACE: Duration = Duration::from_secs(60);
@@ -34,8 +35,8 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let state = &prepared.settings.dirs.state;
     let holder = instance_lock::holder(state)?;
     let Some((holder, address)) = holder.and_then(|h| h.address.clone().map(|a| (h, a))) else {
-        eprintln!("no coda-host is up with {}", state.display());
-        eprintln!("  to do: start it; under systemd name the unit: coda-host --unit coda-host reload");
+        output::notice(format!("no coda-host is up with {}", state.display()));
+        output::notice("  to do: start it; under systemd name the unit: coda-host --unit coda-host reload");
         return Ok(ExitCode::from(exit::FAILURE));
     };
     let runtime = kit::runtime()?;
@@ -50,17 +51,17 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             let message = ready["reloads"]["message"].as_str().unwrap_or_default();
             return Ok(match ready["reloads"]["ok"] == true {
                 true => {
-                    println!("{message}");
+                    kit::say(message);
                     ExitCode::SUCCESS
                 }
                 false => {
-                    eprintln!("not reloaded, the former executor stays: {message}");
+                    output::notice(format!("not reloaded, the former executor stays: {message}"));
                     ExitCode::from(exit::FAILURE)
                 }
             });
         }
         std::thread::sleep(LOOK);
     }
-    eprintln!("no answer within {limit:?}; see the log of process {}", holder.pid);
+    output::notice(format!("no answer within {limit:?}; see the log of process {}", holder.pid));
     Ok(ExitCode::from(exit::FAILURE))
 }

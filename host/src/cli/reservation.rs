@@ -10,6 +10,7 @@ use super::kit;
 use crate::app::coordinator;
 use crate::config::load::{self, ProcessEnv};
 use crate::error::{Explain as _, Failure, exit};
+use crate::output;
 use crate::peers::wire::time;
 use crate::reservation::export::{self, Verifier};
 use crate::reservation::ledger::ReservationState;
@@ -230,9 +231,9 @@ fn read_lines(file: &Path) -> Result<export::ExportedLog, Failure> {
     let lines = export::read(&bytes)
         .map_err(|e| damaged(&file.display().to_string(), &format!("line {}", e.line), &e.what))?;
     if let Some(export::TornLine { line, length }) = lines.torn {
-        eprintln!(
+        output::notice(format!(
             "note: line {line} is incomplete ({length} bytes, cut by a crash or a full disk) and is left out"
-        );
+        ));
     }
     Ok(lines)
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::running_host;
+use super::{kit, running_host};
 use crate::app;
 use crate::cloud::fingerprint;
 use crate::config::load::{self, ProcessEnv};
@@ -59,7 +59,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         let path = env.plain("PATH").unwrap_or_default();
         let vpn = &prepared.settings.vpn;
         if Openvpn::new(vpn, &dirs.credentials, Programs::of_path(path)).stop_now()? {
-            println!("stopped the VPN");
+            kit::say("stopped the VPN");
         }
         gone.insert(prepared.settings.vpn.profile_path);
     }
@@ -67,7 +67,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     for path in gone {
         removed += u32::from(files::remove(&path)?);
     }
-    println!("removed {removed} file(s); the next start needs a new node token");
+    kit::say(format!("removed {removed} file(s); the next start needs a new node token"));
     results(&dirs.state, args.discard_results)
 }
 
@@ -81,10 +81,10 @@ fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> 
         return Ok(ExitCode::SUCCESS);
     }
     if !discard {
-        println!("kept {} result(s) and dead letter(s): see coda-host results list", kept.len());
+        kit::say(format!("kept {} result(s) and dead letter(s): see coda-host results list", kept.len()));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("dropping {} result(s) and dead letter(s)", kept.len());
+    kit::say(format!("dropping {} result(s) and dead letter(s)", kept.len()));
     for row in &kept {
         database.end(row)?;
     }

@@ -1,7 +1,6 @@
 //! `coda-host run`: runs one circuit directly in the plugin and converts its answer as that of a job.
 
 use std::collections::HashMap;
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
 use crate::executor::{Executor, Generation, RunJob, SlotReport};
 use crate::jobs::message::fits;
+use crate::output;
 use crate::results::outcome::{Counts, judge};
 use crate::sys::Dispositions;
 
@@ -152,7 +152,7 @@ async fn one_run(
 
 /// The progress of the run; hidden where stderr is not a terminal.
 fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !output::notices_to_terminal() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(1);

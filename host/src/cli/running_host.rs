@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::kit;
 use crate::cloud::http::{HttpClient, Target};
 use crate::daemon::instance_lock::{self, LockHolder};
 use crate::error::{Explain, Failure, exit};
+use crate::output;
 
 /// Limit of one request to the local service.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -69,15 +71,18 @@ pub fn signal(holder: &LockHolder, number: i32) -> Result<(), RunningHostError> 
 /// The lock can't be read, or the process can't be signalled.
 pub fn stop(state: &Path, drain: Duration) -> Result<ExitCode, Failure> {
     let Some(holder) = instance_lock::holder(state)? else {
-        eprintln!("no coda-host is running with {}", state.display());
+        output::notice(format!("no coda-host is running with {}", state.display()));
         return Ok(ExitCode::from(exit::FAILURE));
     };
     signal(&holder, libc::SIGTERM)?;
     if ends_within(state, &holder, drain + KILL_GRACE) {
-        println!("stopped (process {})", holder.pid);
+        kit::say(format!("stopped (process {})", holder.pid));
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("process {} did not end in time and is killed; what it ran runs again", holder.pid);
+    output::notice(format!(
+        "process {} did not end in time and is killed; what it ran runs again",
+        holder.pid
+    ));
     signal(&holder, libc::SIGKILL)?;
     ends_within(state, &holder, KILL_GRACE);
     Ok(ExitCode::SUCCESS)

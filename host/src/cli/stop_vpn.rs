@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::process::ExitCode;
 
+use super::kit;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
+use crate::output;
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
 
@@ -23,9 +25,9 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let path = env.plain("PATH").unwrap_or_default();
     let (vpn, dir) = (&prepared.settings.vpn, &prepared.settings.dirs.credentials);
     if Openvpn::new(vpn, dir, Programs::of_path(path)).stop_now()? {
-        println!("stopped the VPN");
+        kit::say("stopped the VPN");
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("no VPN of this host is running");
+    output::notice("no VPN of this host is running");
     Ok(ExitCode::from(exit::FAILURE))
 }

@@ -1,26 +1,24 @@
 //! Standard output for lines about jobs, in colour where it is a terminal.
 
-use std::io::{self, IsTerminal as _, Write as _};
-
-use super::kit::CliError;
+use super::kit;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
 use crate::model::cut;
+use crate::output;
 
 /// How many characters of an error are shown in a line.
 const ERROR_CHARACTERS: usize = 300;
 
-/// Standard output, until its reader closes it.
+/// Standard output as a person reads it.
 pub struct Terminal {
     colour: bool,
-    closed: bool,
 }
 
 impl Terminal {
     pub fn new(env: &ProcessEnv) -> Terminal {
         // See no-color.org.
         let plain = env.environment.get("NO_COLOR").is_some_and(|v| !v.is_empty());
-        Terminal { colour: !plain && io::stdout().is_terminal(), closed: false }
+        Terminal { colour: !plain && output::prints_to_terminal() }
     }
 
     /// Writes a text as it is and flushes it. A reader that has seen enough (`| head`) is not an error.
@@ -28,16 +26,7 @@ impl Terminal {
     /// # Errors
     /// Standard output can't be written.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
-        if self.closed {
-            return Ok(());
-        }
-        let mut out = io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => self.closed = true,
-            Err(e) => return Err(CliError::Output(e).into()),
-            Ok(()) => {}
-        }
-        Ok(())
+        kit::print(text).map(drop)
     }
 
     pub fn line(&mut self, text: &str) -> Result<(), Failure> {
@@ -88,14 +77,14 @@ mod tests {
 
     #[test]
     fn steps_line_up_and_are_coloured_on_a_terminal_only() {
-        let plain = Terminal { colour: false, closed: false };
+        let plain = Terminal { colour: false };
         assert_eq!(plain.step("queued", Some(time::Duration::ZERO)), "queued          0.0 ms");
         assert_eq!(
             plain.step("completed", Some(time::Duration::microseconds(1250))),
             "completed       1.2 ms"
         );
         assert_eq!(plain.step("failed", None), "failed            ? ms");
-        let colour = Terminal { colour: true, closed: false };
+        let colour = Terminal { colour: true };
         assert!(colour.step("failed", None).starts_with("\x1b[31mfailed   \x1b[0m"));
         assert_eq!(one_line("a\n  b"), "a b");
         assert_eq!(one_line(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);

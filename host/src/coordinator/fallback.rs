@@ -19,13 +19,13 @@ use tokio_util::task::TaskTracker;
 use super::combine::Component;
 use super::plan::{Block, PlannedFragment};
 use super::role::Directory;
-use crate::peers::amplitude;
+use crate::peers::amplitude::{self, StateError};
 use crate::peers::protocol::FULL;
-use crate::peers::swarm::Network;
+use crate::peers::swarm::{CallError, Document, Network};
 use crate::peers::wire::{
-    AnsweredTransition, CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, ExecutionTransition,
-    Fragment, FragmentOutput, InputPayload, PeerStep, PrepareAnswer, PrepareRequest, QuantumState,
-    StepAnswer, part, read, time, write,
+    AnsweredTransition, CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, DocumentError,
+    ExecutionTransition, Fragment, InputPayload, PeerStep, PrepareAnswer, PrepareRequest, QuantumState,
+    RawPart, ReceivedOutput, StepAnswer, read, time, write,
 };
 use crate::reservation::event::{ReservationRequest, Transition};
 use crate::reservation::ledger::ReservationCommand;
@@ -216,8 +216,8 @@ impl BlockRunner {
             sent_at: time(now_micros()),
         };
         let answer = self.call(peer, PeerStep::Prepare, write(&prepare), self.limits.call).await;
-        let answer = answer.and_then(|bytes| {
-            let answer: PrepareAnswer = read(&bytes)?;
+        let answer = answer.and_then(|document| {
+            let answer: PrepareAnswer = read(&document.bytes)?;
             check_echo("reservation_id", &answer.reservation_id, id)?;
             let transition = known_transition(&answer.transition)?;
             Ok((transition, answer.reason))
@@ -254,8 +254,8 @@ impl BlockRunner {
             sent_at: time(now_micros()),
         };
         let answer = self.call(peer, PeerStep::Commit, write(&commit), self.limits.call).await;
-        let answer = answer.and_then(|bytes| {
-            let answer: StepAnswer = read(&bytes)?;
+        let answer = answer.and_then(|document| {
+            let answer: StepAnswer = read(&document.bytes)?;
             check_echo("reservation_id", &answer.reservation_id, id)?;
             known_transition(&answer.transition)
         });
@@ -283,15 +283,17 @@ impl BlockRunner {
             workflow_run_id: run.workflow_run_id.into(),
             fragment_id: run.block.block_id.clone(),
             service_id: run.block.service_id.clone(),
-            // Plain data, whose JSON can't fail.
-            input_payload: serde_json::to_value(payload(run)).unwrap_or_default(),
+            input_payload: payload(run),
             max_retries: 2,
             idempotency_key: idempotency_key(),
             dispatched_at: time(now_micros()),
         };
         let start = Instant::now();
         let answer = self.call(peer, PeerStep::Dispatch, write(&dispatch), self.limits.dispatch).await;
-        let answer = answer.and_then(|bytes| read_dispatch_answer(&bytes, &execution_id, run));
+        let answer = match answer {
+            Ok(document) => read_dispatch_answer(document, &execution_id, run).await,
+            Err(why) => Err(why),
+        };
         let fail = |error: String| ReservationCommand::Fail { execution_id: execution_id.clone(), error };
         match answer {
             Ok(DispatchOutcome::Completed { state, fidelity, latency_ms }) => {
@@ -372,7 +374,7 @@ impl BlockRunner {
         match self.call(peer, PeerStep::Cancel, write(&cancel), self.limits.call).await {
             Ok(_) => true,
             Err(why) => {
-                tracing::info!(peer, reservation = id, why, "a cancel did not arrive");
+                tracing::info!(peer, reservation = id, %why, "a cancel did not arrive");
                 false
             }
         }
@@ -384,13 +386,9 @@ impl BlockRunner {
         step: PeerStep,
         bytes: Vec<u8>,
         limit: Duration,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Document, AnswerError> {
         let addresses = self.directory.addresses(peer);
-        let called = self.network.call(peer, &addresses, step, bytes, limit).await;
-        match called {
-            Ok(mut document) => Ok(std::mem::take(&mut document.bytes)),
-            Err(error) => Err(error.to_string()),
-        }
+        Ok(self.network.call(peer, &addresses, step, bytes, limit).await?)
     }
 }
 
@@ -430,16 +428,57 @@ enum DispatchOutcome {
     Failed(String),
 }
 
+/// Why a peer's answer is no use.
+#[derive(Debug, thiserror::Error)]
+enum AnswerError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error("output_payload: {0}")]
+    Output(DocumentError),
+    #[error("it answers to another {what}: {found:?}")]
+    Echo { what: &'static str, found: String },
+    #[error("the transition {0:?} is unknown")]
+    UnknownTransition(String),
+    #[error("its state has other qubits than it was given")]
+    OtherQubits,
+    #[error("its state has no amplitudes")]
+    NoAmplitudes,
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error("it measured qubits that it was not given")]
+    Measured,
+    #[error("its answer could not be read: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Answers from this size on, in bytes, are read on another thread: this one serves every peer.
+const LARGE_ANSWER: usize = 64 << 10;
+
 /// Reads and checks the answer to a dispatch.
 ///
 /// # Errors
 /// When the answer breaks the contract or does not fit the request.
-fn read_dispatch_answer(
-    bytes: &[u8],
+async fn read_dispatch_answer(
+    document: Document,
     execution_id: &str,
     run: &BlockRun<'_>,
-) -> Result<DispatchOutcome, String> {
-    let answer: DispatchAnswer = read(bytes)?;
+) -> Result<DispatchOutcome, AnswerError> {
+    let (execution_id, qubits) = (execution_id.to_string(), run.state.qubits.clone());
+    if document.bytes.len() < LARGE_ANSWER {
+        return parse_dispatch_answer(&document.bytes, &execution_id, &qubits);
+    }
+    let parse = move || parse_dispatch_answer(&document.bytes, &execution_id, &qubits);
+    tokio::task::spawn_blocking(parse).await?
+}
+
+fn parse_dispatch_answer(
+    bytes: &[u8],
+    execution_id: &str,
+    qubits: &[u32],
+) -> Result<DispatchOutcome, AnswerError> {
+    let answer: DispatchAnswer<RawPart<'_>> = read(bytes)?;
     check_echo("execution_id", &answer.execution_id, execution_id)?;
     match &answer.transition {
         ExecutionTransition::Completed => {}
@@ -454,33 +493,34 @@ fn read_dispatch_answer(
             return Ok(DispatchOutcome::Failed(detail.unwrap_or_else(|| "block execution failed".into())));
         }
     }
-    let output: FragmentOutput = part(answer.output_payload).map_err(|e| format!("output_payload: {e}"))?;
+    let output: ReceivedOutput<'_> = answer.output_payload.read().map_err(AnswerError::Output)?;
     let state = output.state;
-    let expected: Vec<i64> = run.state.qubits.iter().map(|q| i64::from(*q)).collect();
+    let expected: Vec<i64> = qubits.iter().map(|q| i64::from(*q)).collect();
+    // Before the amplitudes are decoded: their number is what was sent to the peer.
+    let amplitudes = state.amplitudes();
     if usize::try_from(state.num_qubits) != Ok(expected.len())
         || state.qubit_ids.is_some_and(|ids| ids != expected)
     {
-        return Err("its state has other qubits than it was given".into());
+        return Err(AnswerError::OtherQubits);
     }
-    let texts = state.amplitudes.ok_or("its state has no amplitudes")?;
-    let amplitudes = amplitude::read_state(&texts, expected.len()).map_err(|e| e.to_string())?;
-    let own = |q: i64| u32::try_from(q).ok().filter(|q| run.state.qubits.contains(q));
+    let list = amplitudes.ok_or(AnswerError::NoAmplitudes)?;
+    let amplitudes = amplitude::read_list(list, expected.len())?.ok_or(AnswerError::NoAmplitudes)?;
+    let own = |q: i64| u32::try_from(q).ok().filter(|q| qubits.contains(q));
     let measured: Option<Vec<u32>> = state.measured_qubits.iter().map(|q| own(*q)).collect();
-    let measured = measured.ok_or("it measured qubits that it was not given")?;
     let state = Component {
-        qubits: run.state.qubits.clone(),
+        qubits: qubits.to_vec(),
         amplitudes: Some(amplitudes),
-        measured,
+        measured: measured.ok_or(AnswerError::Measured)?,
         previous_peer_id: state.previous_peer_id,
     };
     let (fidelity, latency_ms) = (answer.fidelity_score, answer.latency_ms);
     Ok(DispatchOutcome::Completed { state, fidelity, latency_ms })
 }
 
-fn check_echo(what: &str, found: &str, sent: &str) -> Result<(), String> {
+fn check_echo(what: &'static str, found: &str, sent: &str) -> Result<(), AnswerError> {
     match found == sent {
         true => Ok(()),
-        false => Err(format!("it answers to another {what}: {:?}", crate::model::cut(found, 80))),
+        false => Err(AnswerError::Echo { what, found: crate::model::cut(found, 80).into() }),
     }
 }
 
@@ -488,15 +528,15 @@ fn check_echo(what: &str, found: &str, sent: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// A name that the contract does not have.
-fn known_transition(transition: &AnsweredTransition) -> Result<Transition, String> {
+fn known_transition(transition: &AnsweredTransition) -> Result<Transition, AnswerError> {
     match transition {
         AnsweredTransition::Known(transition) => Ok(*transition),
         AnsweredTransition::Unknown(name) => Err(unknown_transition(name)),
     }
 }
 
-fn unknown_transition(name: &str) -> String {
-    format!("the transition {:?} is unknown", crate::model::cut(name, 40))
+fn unknown_transition(name: &str) -> AnswerError {
+    AnswerError::UnknownTransition(crate::model::cut(name, 40).into())
 }
 
 /// An idempotency key: 32 hexadecimal digits.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::plan::Candidate;
-use crate::peers::registry::{PeerRecord, Registry, Topic};
+use crate::peers::registry::{GossipError, PeerRecord, Registry, Topic};
 use crate::peers::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use crate::peers::wire::{HealthStatus, PeerStep};
 
@@ -44,8 +44,8 @@ impl Directory {
     /// Takes a gossip message that `author` has signed.
     ///
     /// # Errors
-    /// When the message is invalid, speaks for another peer, or too many peers are known. The text is the reason.
-    pub fn hear(&self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
+    /// When the message is invalid, speaks for another peer, or too many peers are known.
+    pub fn hear(&self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError> {
         self.registry().hear(self.now_ms(), author, topic, bytes)
     }
 
@@ -118,7 +118,7 @@ impl Role for Listener {
         Vec::new()
     }
 
-    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
+    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError> {
         self.directory.hear(author, topic, bytes)
     }
 

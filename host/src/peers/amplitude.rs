@@ -3,7 +3,11 @@
 //! Read: what `complex()` reads, without nan and inf. Written: each part rounded to 12 decimals, in Python's
 //! shortest float form; a part that is 0 is left out.
 
-use std::fmt::Write as _;
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+
+use serde::Deserializer as _;
+use serde::de::{SeqAccess, Visitor};
 
 /// A complex number: real and imaginary part.
 pub type Complex = [f64; 2];
@@ -25,6 +29,76 @@ pub enum StateError {
     Norm(f64),
     #[error("{0} qubits are more than the {MAX_QUBITS} that a state can be sent of")]
     Qubits(usize),
+    #[error("the amplitudes are not a list of texts: {0}")]
+    List(String),
+}
+
+/// Reads the amplitudes of a state of so many qubits from JSON: a list of texts. Each is decoded where it stands, so
+/// that no more memory is used than the state takes. An empty list is no state.
+///
+/// # Errors
+/// As [`read_state`].
+pub fn read_list(json: &str, qubits: usize) -> Result<Option<Vec<Complex>>, StateError> {
+    struct List {
+        expected: usize,
+        state: Vec<Complex>,
+        found: usize,
+        wrong: Option<StateError>,
+    }
+
+    impl<'de> Visitor<'de> for &mut List {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of texts")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<(), A::Error> {
+            while let Some(text) = texts.next_element::<Cow<'de, str>>()? {
+                let index = self.found;
+                self.found += 1;
+                // The rest is only counted, for the error.
+                if index < self.expected && self.wrong.is_none() {
+                    match read_finite(index, &text) {
+                        Ok(value) => self.state.push(value),
+                        Err(error) => self.wrong = Some(error),
+                    }
+                }
+            }
+            Ok(())
+        }
+    }
+
+    if qubits > MAX_QUBITS {
+        return Err(StateError::Qubits(qubits));
+    }
+    let expected = 1 << qubits;
+    // The shortest amplitude is `"0",`.
+    let state = Vec::with_capacity(expected.min(json.len() / 4 + 1));
+    let mut list = List { expected, state, found: 0, wrong: None };
+    let mut source = serde_json::Deserializer::from_str(json);
+    let read = source.deserialize_seq(&mut list);
+    read.map_err(|e| StateError::List(crate::model::cut(&e.to_string(), 200).into()))?;
+    if list.found == 0 {
+        return Ok(None);
+    }
+    if list.found != expected {
+        return Err(StateError::Length { found: list.found, qubits, expected });
+    }
+    if let Some(wrong) = list.wrong {
+        return Err(wrong);
+    }
+    check_norm(&list.state)?;
+    Ok(Some(list.state))
+}
+
+fn read_finite(index: usize, text: &str) -> Result<Complex, StateError> {
+    let shown = || crate::model::cut(text, 40).to_string();
+    let value = read(text).ok_or_else(|| StateError::Text { index, text: shown() })?;
+    match value[0].is_finite() && value[1].is_finite() {
+        true => Ok(value),
+        false => Err(StateError::NotFinite { index, text: shown() }),
+    }
 }
 
 /// Reads the amplitudes of a state of so many qubits, and checks them.
@@ -41,13 +115,7 @@ pub fn read_state<S: AsRef<str>>(texts: &[S], qubits: usize) -> Result<Vec<Compl
     }
     let mut state = Vec::with_capacity(expected);
     for (index, text) in texts.iter().enumerate() {
-        let text = text.as_ref();
-        let shown = || crate::model::cut(text, 40).to_string();
-        let value = read(text).ok_or_else(|| StateError::Text { index, text: shown() })?;
-        if !(value[0].is_finite() && value[1].is_finite()) {
-            return Err(StateError::NotFinite { index, text: shown() });
-        }
-        state.push(value);
+        state.push(read_finite(index, text.as_ref())?);
     }
     check_norm(&state)?;
     Ok(state)
@@ -306,6 +374,21 @@ mod tests {
         assert!(bad(&["", "1"], 1).contains("amplitude 0"));
         assert!(bad(&[], 60).contains("60 qubits"));
         assert!(read_state(&["0.70710685", "0.70710678118"], 1).is_ok(), "within 1e-6");
+        let list = |json, qubits| read_list(json, qubits).map_err(|e| e.to_string());
+        assert_eq!(list(r#"["0", "1j"]"#, 1), Ok(Some(vec![[0.0, 0.0], [0.0, 1.0]])));
+        assert_eq!(list("[]", 29), Ok(None), "nothing is allocated for it");
+        for (json, qubits, part) in [
+            (r#"["0", "1", "0"]"#, 1, "3 amplitudes for 1 qubits"),
+            (r#"["0", "1"]"#, 30, "2 amplitudes for 30 qubits"),
+            (r#"["x", "1"]"#, 1, "amplitude 0"),
+            (r#"["1", "inf"]"#, 1, "not finite"),
+            (r#"["1", "1"]"#, 1, "norm"),
+            ("[1, 0]", 1, "not a list of texts"),
+            ("{}", 1, "not a list of texts"),
+            (r#"["1"]"#, 31, "31 qubits"),
+        ] {
+            assert!(list(json, qubits).unwrap_err().contains(part), "{json}: {:?}", list(json, qubits));
+        }
         assert!(read_state(&["0.70711385", "0.70710678118"], 1).is_err(), "beyond");
     }
 }

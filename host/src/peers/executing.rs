@@ -1,11 +1,13 @@
 //! Pure: from a dispatch to what the executor is asked, and from its answer to the document that goes back.
 
-use super::amplitude::{self, Complex};
-use super::operation::{self, Unitary};
+use std::collections::HashSet;
+
+use super::amplitude::{self, Complex, StateError};
+use super::operation::{self, MAX_STEPS, OperationError, Unitary};
 use super::protocol::PeerTime;
 use super::wire::{
-    DispatchAnswer, DispatchRequest, ExecutionTransition, Fragment, FragmentOutput, InputPayload,
-    QuantumState, part, time, write,
+    self, DispatchAnswer, DocumentError, ExecutionTransition, FragmentOutput, QuantumState, ReceivedDispatch,
+    ReceivedFragment, ReceivedPayload, UnusedTexts, time, write,
 };
 
 /// What the executor is to do, and what the answer needs besides.
@@ -16,6 +18,7 @@ pub struct FragmentJob {
     pub num_qubits: u16,
     pub amplitudes: Vec<Complex>,
     pub steps: Vec<Unitary>,
+    work: f64,
     block_id: Option<String>,
     fragment_ids: Vec<String>,
     qubit_ids: Vec<i64>,
@@ -24,56 +27,132 @@ pub struct FragmentJob {
     depth: i64,
 }
 
+impl FragmentJob {
+    /// Amplitudes times operations.
+    pub fn work(&self) -> f64 {
+        self.work
+    }
+
+    /// Takes out what the executor needs.
+    pub fn take_input(&mut self) -> (Vec<Complex>, Vec<Unitary>) {
+        (std::mem::take(&mut self.amplitudes), std::mem::take(&mut self.steps))
+    }
+}
+
+/// The number of qubits that a payload claims, before it is admitted: enough to tell large work from small.
+pub fn claimed_qubits<B: AsRef<[u8]>>(request: &ReceivedDispatch<B>) -> i64 {
+    #[derive(serde::Deserialize)]
+    struct Claim {
+        state: ClaimedState,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct ClaimedState {
+        num_qubits: i64,
+    }
+
+    // What can't be read is large: another thread finds out what is wrong with it.
+    wire::read::<Claim>(request.payload()).map_or(i64::MAX, |claim| claim.state.num_qubits)
+}
+
+/// Why a dispatch is not executed, or its execution failed. The text goes into the answer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ExecutionError {
+    #[error("input_payload: {0}")]
+    Payload(#[from] DocumentError),
+    #[error("input_payload: neither fragments nor fragment")]
+    NoFragments,
+    #[error("a state of {found} qubits, this device takes {allowed}")]
+    Qubits { found: i64, allowed: u16 },
+    #[error("state: {0}")]
+    State(#[from] StateError),
+    #[error("state: {found} qubit_ids for {qubits} qubits")]
+    QubitIds { found: usize, qubits: i64 },
+    #[error("state: qubit_ids names {0} twice")]
+    QubitIdTwice(i64),
+    #[error("fragment {fragment_id}: {source}")]
+    Fragment { fragment_id: String, source: OperationError },
+    #[error(transparent)]
+    Operation(#[from] OperationError),
+    #[error("it would take about {about:.0} s, at most {allowed} s are taken on here")]
+    TooLong { about: f64, allowed: f64 },
+    #[error("it took longer than {allowed} s and was ended")]
+    Ended { allowed: f64 },
+    #[error("{0}")]
+    Executor(String),
+    #[error("the executor returned {found} amplitudes, expected are {expected}")]
+    AnswerLength { found: usize, expected: usize },
+    #[error("the executor returned an amplitude that is not finite")]
+    AnswerNotFinite,
+    #[error("the executor's answer: {0}")]
+    Answer(StateError),
+}
+
 /// Reads what a dispatch asks for.
 ///
 /// # Errors
-/// When the payload breaks the contract's form, or asks for more than the executor takes. The text
-/// goes into the answer.
-pub fn read(request: DispatchRequest, max_qubits: u16) -> Result<FragmentJob, String> {
-    let payload: InputPayload = part(request.input_payload).map_err(|e| format!("input_payload: {e}"))?;
-    let InputPayload { plan_id: _, block_id, fragment, fragments, state } = payload;
-    let fragments: Vec<Fragment> =
+/// When the payload breaks the contract's form, or asks for more than the executor takes.
+pub fn read<B: AsRef<[u8]>>(
+    request: &ReceivedDispatch<B>,
+    max_qubits: u16,
+) -> Result<FragmentJob, ExecutionError> {
+    let payload: ReceivedPayload<'_> = wire::read(request.payload())?;
+    let ReceivedPayload { plan_id: _, block_id, fragment, fragments, state } = payload;
+    let fragments: Vec<ReceivedFragment> =
         if fragments.is_empty() { fragment.into_iter().collect() } else { fragments };
     if fragments.is_empty() {
-        return Err("input_payload: neither fragments nor fragment".into());
+        return Err(ExecutionError::NoFragments);
     }
     let qubits = state.num_qubits;
-    if qubits > i64::from(max_qubits) {
-        return Err(format!("a state of {qubits} qubits, this device takes {max_qubits}"));
-    }
-    // At most 65535 by the line before.
-    let num_qubits = u16::try_from(qubits).unwrap_or(max_qubits);
+    let num_qubits = u16::try_from(qubits).ok().filter(|n| *n <= max_qubits);
+    let num_qubits = num_qubits.ok_or(ExecutionError::Qubits { found: qubits, allowed: max_qubits })?;
+    let amplitudes = state.amplitudes();
     let qubit_ids = state.qubit_ids.unwrap_or_else(|| (0..qubits).collect());
     check_ids(&qubit_ids, qubits)?;
-    let amplitudes = match state.amplitudes {
-        Some(texts) if !texts.is_empty() => {
-            amplitude::read_state(&texts, num_qubits.into()).map_err(|e| format!("state: {e}"))?
-        }
-        _ if usize::from(num_qubits) > amplitude::MAX_QUBITS => {
-            return Err(format!("state: {qubits} qubits are more than a state can be sent of"));
-        }
-        _ => amplitude::zeros(num_qubits.into()),
-    };
+
     let mut operations = Vec::new();
     let mut measured = state.measured_qubits;
+    let known: HashSet<i64> = qubit_ids.iter().copied().collect();
+    let mut marked: HashSet<i64> = measured.iter().copied().collect();
     for fragment in &fragments {
-        let effect = operation::effect(&fragment.service_id, &fragment.raw_text, &fragment.qubits)
-            .map_err(|e| format!("fragment {}: {e}", fragment.fragment_id))?;
+        let wrong = |source| {
+            let fragment_id = fragment.fragment_id.clone();
+            ExecutionError::Fragment { fragment_id, source }
+        };
+        let effect =
+            operation::effect(&fragment.service_id, &fragment.raw_text, &fragment.qubits).map_err(wrong)?;
         operations.extend(effect.operations);
+        if operations.len() > MAX_STEPS {
+            return Err(OperationError::TooMany.into());
+        }
         for qubit in effect.measured {
-            if !qubit_ids.contains(&qubit) {
-                let id = &fragment.fragment_id;
-                return Err(format!("fragment {id}: qubit {qubit} is not in the state"));
+            if !known.contains(&qubit) {
+                return Err(wrong(OperationError::NotInState(qubit)));
             }
-            if !measured.contains(&qubit) {
+            if marked.insert(qubit) {
                 measured.push(qubit);
             }
         }
     }
     let steps = operation::lower(&operations, &qubit_ids)?;
+
+    // Last: the state is the largest part, and everything else is admitted by now.
+    let amplitudes = match amplitudes {
+        Some(list) => amplitude::read_list(list, num_qubits.into())?,
+        None => None,
+    };
+    let amplitudes = match amplitudes {
+        Some(amplitudes) => amplitudes,
+        None if usize::from(num_qubits) > amplitude::MAX_QUBITS => {
+            return Err(StateError::Qubits(num_qubits.into()).into());
+        }
+        None => amplitude::zeros(num_qubits.into()),
+    };
+    let work = amplitudes.len() as f64 * steps.len() as f64;
     Ok(FragmentJob {
-        execution_id: request.execution_id,
-        fragment_id: request.fragment_id,
+        work,
+        execution_id: request.head.execution_id.clone(),
+        fragment_id: request.head.fragment_id.clone(),
         num_qubits,
         amplitudes,
         steps,
@@ -86,14 +165,14 @@ pub fn read(request: DispatchRequest, max_qubits: u16) -> Result<FragmentJob, St
     })
 }
 
-fn check_ids(ids: &[i64], qubits: i64) -> Result<(), String> {
+fn check_ids(ids: &[i64], qubits: i64) -> Result<(), ExecutionError> {
     if i64::try_from(ids.len()) != Ok(qubits) {
-        return Err(format!("state: {} qubit_ids for {qubits} qubits", ids.len()));
+        return Err(ExecutionError::QubitIds { found: ids.len(), qubits });
     }
     let mut sorted = ids.to_vec();
     sorted.sort_unstable();
     match sorted.windows(2).find(|w| w[0] == w[1]) {
-        Some(twice) => Err(format!("state: qubit_ids names {} twice", twice[0])),
+        Some(twice) => Err(ExecutionError::QubitIdTwice(twice[0])),
         None => Ok(()),
     }
 }
@@ -102,15 +181,15 @@ fn check_ids(ids: &[i64], qubits: i64) -> Result<(), String> {
 ///
 /// # Errors
 /// When the number of amplitudes is another one, an amplitude is not finite, or the norm is not 1.
-pub fn check(state: &[Complex], num_qubits: u16) -> Result<(), String> {
+pub fn check(state: &[Complex], num_qubits: u16) -> Result<(), ExecutionError> {
     let expected = 1_usize << num_qubits;
     if state.len() != expected {
-        return Err(format!("the executor returned {} amplitudes, expected are {expected}", state.len()));
+        return Err(ExecutionError::AnswerLength { found: state.len(), expected });
     }
     if state.iter().any(|[re, im]| !(re.is_finite() && im.is_finite())) {
-        return Err("the executor returned an amplitude that is not finite".into());
+        return Err(ExecutionError::AnswerNotFinite);
     }
-    amplitude::check_norm(state).map_err(|e| format!("the executor's answer: {e}"))
+    amplitude::check_norm(state).map_err(ExecutionError::Answer)
 }
 
 /// The answer for a state that the executor has made.
@@ -144,12 +223,11 @@ pub fn answer(
         fragment_id: job.fragment_id,
         executing_peer_id: peer_id.into(),
         transition: ExecutionTransition::Completed,
-        // Plain data, whose JSON can't fail.
-        output_payload: serde_json::to_value(&output).unwrap_or_default(),
+        output_payload: output,
         latency_ms: Some(latency_ms),
         fidelity_score: fidelity,
         error_detail: None,
-        artifact_refs: Vec::new(),
+        artifact_refs: UnusedTexts,
         completed_at: time(now.at),
     })
 }

@@ -81,6 +81,39 @@ pub struct FragmentEffect {
     pub measured: Vec<i64>,
 }
 
+/// What is wrong with an operation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OperationError {
+    #[error("`{statement}`: {source}")]
+    Statement { statement: String, source: Box<OperationError> },
+    #[error("service {service}: {source}")]
+    Service { service: String, source: Box<OperationError> },
+    #[error("it is not known here")]
+    UnknownService,
+    #[error("'{0}' is not known here")]
+    UnknownGate(String),
+    #[error("a controlled {0} is not known here")]
+    UnknownControlled(String),
+    #[error("it takes {needed} qubits, given are {given}")]
+    Qubits { needed: usize, given: usize },
+    #[error("'{name}' takes {expected} parameters, given are {given}")]
+    Parameters { name: String, expected: &'static str, given: usize },
+    #[error("qubit {0} is named twice")]
+    QubitTwice(i64),
+    #[error("qubit {0} is not in the state")]
+    NotInState(i64),
+    #[error("{0} qubits are more than a state can be sent of")]
+    StateQubits(usize),
+    #[error("{gate} on {given} qubits")]
+    Targets { gate: String, given: usize },
+    #[error("more than {MAX_STEPS} operations in one dispatch")]
+    TooMany,
+}
+
+/// Most operations of one dispatch, after each is taken apart for the executor: a transform of many qubits is one line
+/// and hundreds of operations.
+pub const MAX_STEPS: usize = 1 << 18;
+
 /// The service id of a block that needs several services. No peer advertises it; a peer that has all parts accepts it.
 pub const BUNDLE: &str = "subcircuit_bundle";
 
@@ -88,29 +121,34 @@ pub const BUNDLE: &str = "subcircuit_bundle";
 ///
 /// # Errors
 /// When the statement or the service is unknown or does not fit the qubits. The text names it.
-pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
+pub fn effect(service: &str, raw_text: &str, qubits: &[i64]) -> Result<FragmentEffect, OperationError> {
     let effect = match statement::read(raw_text) {
-        Some(parsed) => stated(&parsed, qubits).map_err(|e| format!("`{}`: {e}", parsed.text))?,
-        None => default(service, qubits).map_err(|e| format!("service {service}: {e}"))?,
+        Some(parsed) => stated(&parsed, qubits)
+            .map_err(|e| OperationError::Statement { statement: parsed.text, source: Box::new(e) })?,
+        None => default(service, qubits).map_err(|e| OperationError::Service {
+            service: crate::model::cut(service, MAX_SHOWN).into(),
+            source: Box::new(e),
+        })?,
     };
     for operation in &effect.operations {
         let mut seen: Vec<i64> = operation.qubits().collect();
         seen.sort_unstable();
-        if seen.windows(2).any(|w| w[0] == w[1]) {
-            return Err(format!("a qubit is named twice in {qubits:?}"));
+        if let Some(twice) = seen.windows(2).find(|w| w[0] == w[1]) {
+            return Err(OperationError::QubitTwice(twice[0]));
         }
     }
     Ok(effect)
 }
 
-fn first<const N: usize>(qubits: &[i64]) -> Result<[i64; N], String> {
-    qubits
-        .get(..N)
-        .and_then(|q| q.try_into().ok())
-        .ok_or_else(|| format!("it takes {N} qubits, given are {}", qubits.len()))
+/// Longest name that an error repeats, in characters.
+const MAX_SHOWN: usize = 80;
+
+fn first<const N: usize>(qubits: &[i64]) -> Result<[i64; N], OperationError> {
+    let found = qubits.get(..N).and_then(|q| q.try_into().ok());
+    found.ok_or(OperationError::Qubits { needed: N, given: qubits.len() })
 }
 
-fn default(service: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
+fn default(service: &str, qubits: &[i64]) -> Result<FragmentEffect, OperationError> {
     let does = |operations| Ok(FragmentEffect { operations, measured: Vec::new() });
     match service {
         "hadamard" => {
@@ -142,20 +180,20 @@ fn default(service: &str, qubits: &[i64]) -> Result<FragmentEffect, String> {
             does(vec![Operation::on(Gate::U(0.12, 0.34, 0.56), &[q])])
         }
         "syndrome_extraction" | "distillation" => does(Vec::new()),
-        _ => Err("it is not known here".into()),
+        _ => Err(OperationError::UnknownService),
     }
 }
 
-fn bell_pair(qubits: &[i64]) -> Result<Vec<Operation>, String> {
+fn bell_pair(qubits: &[i64]) -> Result<Vec<Operation>, OperationError> {
     let [a, b] = first(qubits)?;
     Ok(vec![Operation::on(Gate::H, &[a]), Operation::controlled(Gate::X, &[a], &[b])])
 }
 
-fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, String> {
+fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, OperationError> {
     let does = |operations| Ok(FragmentEffect { operations, measured: Vec::new() });
     let none = || match s.params.is_empty() {
         true => Ok(()),
-        false => Err(format!("'{}' takes no parameters", s.name)),
+        false => Err(wrong_parameters(s, "no")),
     };
     if !s.controlled {
         match s.name.as_str() {
@@ -177,7 +215,7 @@ fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, String> {
         return does(vec![Operation::controlled(gate, &[a], &[b])]);
     }
     let (controls, targets) = match (gate.targets(), s.controlled) {
-        (None, true) => return Err(format!("a controlled {} is not known here", s.name)),
+        (None, true) => return Err(OperationError::UnknownControlled(shown_name(s))),
         (None, false) => {
             first::<1>(qubits)?;
             (&qubits[..0], qubits)
@@ -185,7 +223,7 @@ fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, String> {
         (Some(targets), _) => {
             let needed = own_controls + targets + usize::from(s.controlled);
             if qubits.len() < needed {
-                return Err(format!("it takes {needed} qubits, given are {}", qubits.len()));
+                return Err(OperationError::Qubits { needed, given: qubits.len() });
             }
             let end = if s.controlled { qubits.len() } else { needed };
             qubits[..end].split_at(end - targets)
@@ -194,11 +232,19 @@ fn stated(s: &Statement, qubits: &[i64]) -> Result<FragmentEffect, String> {
     does(vec![Operation::controlled(gate, controls, targets)])
 }
 
+fn shown_name(s: &Statement) -> String {
+    crate::model::cut(&s.name, MAX_SHOWN).into()
+}
+
+fn wrong_parameters(s: &Statement, expected: &'static str) -> OperationError {
+    OperationError::Parameters { name: shown_name(s), expected, given: s.params.len() }
+}
+
 /// The gate of a name, and how many controls are in the name itself.
-fn gate(s: &Statement) -> Result<(Gate, usize), String> {
+fn gate(s: &Statement) -> Result<(Gate, usize), OperationError> {
     let params = |n: usize| match s.params.len() == n {
         true => Ok(()),
-        false => Err(format!("'{}' takes {n} parameters, given are {}", s.name, s.params.len())),
+        false => Err(wrong_parameters(s, if n == 0 { "no" } else { "1" })),
     };
     let plain = |gate, controls| params(0).map(|()| (gate, controls));
     match s.name.as_str() {
@@ -230,9 +276,9 @@ fn gate(s: &Statement) -> Result<(Gate, usize), String> {
             [a, b, c] => Ok((Gate::U(a, b, c), 0)),
             // `controlled u` alone is a CX.
             [] if s.controlled => Ok((Gate::X, 0)),
-            _ => Err(format!("'u' takes 1 or 3 parameters, given are {}", s.params.len())),
+            _ => Err(wrong_parameters(s, "1 or 3")),
         },
-        name => Err(format!("'{name}' is not known here")),
+        _ => Err(OperationError::UnknownGate(shown_name(s))),
     }
 }
 
@@ -262,12 +308,12 @@ pub struct Unitary {
 ///
 /// # Errors
 /// When an operation uses a qubit that the state does not have, or the state has too many qubits.
-pub fn lower(operations: &[Operation], qubit_ids: &[i64]) -> Result<Vec<Unitary>, String> {
+pub fn lower(operations: &[Operation], qubit_ids: &[i64]) -> Result<Vec<Unitary>, OperationError> {
     if qubit_ids.len() > MAX_QUBITS {
-        return Err(format!("{} qubits are more than a state can be sent of", qubit_ids.len()));
+        return Err(OperationError::StateQubits(qubit_ids.len()));
     }
     let bits: HashMap<i64, u32> = qubit_ids.iter().copied().zip(0..).collect();
-    let bit = |q: &i64| bits.get(q).copied().ok_or_else(|| format!("qubit {q} is not in the state"));
+    let bit = |q: &i64| bits.get(q).copied().ok_or(OperationError::NotInState(*q));
     let mut steps = Vec::with_capacity(operations.len());
     for operation in operations {
         let mut controls = 0;
@@ -280,7 +326,12 @@ pub fn lower(operations: &[Operation], qubit_ids: &[i64]) -> Result<Vec<Unitary>
             (Gate::Qft, all) => fourier(&mut steps, all, 1.0),
             (Gate::Iqft, all) => fourier(&mut steps, all, -1.0),
             (gate, [target]) => steps.push(Unitary { controls, target: *target, matrix: matrix(gate) }),
-            (gate, other) => return Err(format!("{gate:?} on {} qubits", other.len())),
+            (gate, other) => {
+                return Err(OperationError::Targets { gate: format!("{gate:?}"), given: other.len() });
+            }
+        }
+        if steps.len() > MAX_STEPS {
+            return Err(OperationError::TooMany);
         }
     }
     Ok(steps)

@@ -104,10 +104,10 @@ fn failures_name_the_statement() {
         ("h(1) q", "hadamard", &[7], "h(1) q"),
     ] {
         let error = effect(service, text, qubits).unwrap_err();
-        assert!(error.contains(part), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
     }
     let far = effect("cnot", "", &[7, 9]).unwrap();
-    assert!(lower(&far.operations, &[4, 1, 7]).unwrap_err().contains("qubit 9"));
+    assert!(lower(&far.operations, &[4, 1, 7]).unwrap_err().to_string().contains("qubit 9"));
 }
 
 #[test]

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 use super::amplitude::Complex;
-use super::executing::{self, FragmentJob};
+use super::executing::{self, ExecutionError, FragmentJob};
 use super::operation::Unitary;
 use super::protocol::{self, Dispatch, ExecutionEnd, PeerLoad, PeerTime, ReservationTable, Slots};
-use super::registry::Topic;
+use super::registry::{GossipError, Topic};
 use super::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use super::wire::{
-    Advertisement, AnsweredTransition, CancelRequest, CommitRequest, DispatchRequest, HealthStatus,
-    PeerHeartbeat, PeerStep, PrepareRequest, SINGLE_READ_BYTES, ServiceSummary, read, time, write,
+    Advertisement, AnsweredTransition, CancelRequest, CommitRequest, DispatchHead, DocumentError,
+    HealthStatus, PeerHeartbeat, PeerStep, PrepareRequest, ReceivedDispatch, SINGLE_READ_BYTES,
+    ServiceSummary, read, time, write,
 };
 use crate::reservation::event::{EventBatch, Transition};
 use crate::reservation::log::{Log, now_micros};
@@ -48,7 +49,7 @@ pub struct FragmentWork<Lease> {
 /// How an execution ended. The slot stays leased until the peer has recorded the end.
 pub struct FragmentResult<Lease> {
     pub lease: Lease,
-    pub answer: Result<Vec<Complex>, String>,
+    pub answer: Result<Vec<Complex>, ExecutionError>,
     pub run_time: Duration,
 }
 
@@ -77,15 +78,17 @@ pub struct PeerView {
 /// A dispatch that runs, and the callers that wait for it.
 struct RunningExecution {
     owner: String,
-    request: DispatchRequest,
+    request: DispatchHead,
     waiting: Vec<(Caller, Channel)>,
     started: Instant,
+    /// It took too long, and was asked to end.
+    overdue: bool,
 }
 
 /// What comes back to the network's thread.
 enum ExecutionEvent<Lease> {
     /// A large document was read.
-    Read(Caller, Channel, Result<DispatchRequest, String>),
+    Read(Caller, Channel, Result<ReceivedDispatch<Document>, DocumentError>),
     /// The executor has answered.
     Evolved(u64, FragmentJob, FragmentResult<Lease>),
     /// A fragment can't be run by the executor, or its answer is written.
@@ -96,8 +99,10 @@ enum ExecutionEvent<Lease> {
 struct FinishedExecution<Lease> {
     key: u64,
     lease: Lease,
-    outcome: Result<Vec<u8>, String>,
+    outcome: Result<Vec<u8>, ExecutionError>,
     seconds: f64,
+    /// Amplitudes times operations.
+    work: f64,
 }
 
 /// The peer role.
@@ -208,14 +213,14 @@ impl<E: FragmentExecutor> Peer<E> {
         &mut self,
         caller: Caller,
         channel: Channel,
-        request: DispatchRequest,
+        received: ReceivedDispatch<Document>,
     ) -> Option<ReadyAnswer> {
-        let now = self.now();
-        let outcome = self.table.dispatch(now, &caller.peer, &request);
+        let (now, request) = (self.now(), &received.head);
+        let outcome = self.table.dispatch(now, &caller.peer, request);
         self.settle();
         match outcome {
             Dispatch::Answer(bytes) => {
-                let bytes = self.readable(&caller, &request, bytes.to_vec());
+                let bytes = self.readable(&caller, request, bytes.to_vec());
                 Some(ReadyAnswer { step: PeerStep::Dispatch, channel, bytes })
             }
             Dispatch::Wait => {
@@ -228,14 +233,14 @@ impl<E: FragmentExecutor> Peer<E> {
                 None
             }
             Dispatch::Run(lease) => {
-                self.run(lease, caller, channel, request);
+                self.run(lease, caller, channel, received);
                 None
             }
         }
     }
 
     /// Existing peers read one frame: what exceeds it would be lost, so they are told instead.
-    fn readable(&self, caller: &Caller, request: &DispatchRequest, bytes: Vec<u8>) -> Vec<u8> {
+    fn readable(&self, caller: &Caller, request: &DispatchHead, bytes: Vec<u8>) -> Vec<u8> {
         if caller.ours || bytes.len() <= SINGLE_READ_BYTES {
             return bytes;
         }
@@ -248,23 +253,37 @@ impl<E: FragmentExecutor> Peer<E> {
         write(&protocol::failed(peer_id, request, &error, self.now()))
     }
 
-    fn run(&mut self, lease: E::Lease, caller: Caller, channel: Channel, request: DispatchRequest) {
+    /// Runs an admitted dispatch: only now is its payload decoded.
+    fn run(
+        &mut self,
+        lease: E::Lease,
+        caller: Caller,
+        channel: Channel,
+        received: ReceivedDispatch<Document>,
+    ) {
         self.next += 1;
         let (key, reports, executor) = (self.next, self.reports.clone(), self.executor.clone());
-        let head = DispatchRequest { input_payload: serde_json::Value::Null, ..request.clone() };
-        let is_large = request.claimed_qubits().is_some_and(|n| n > f64::from(LARGE_QUBITS));
+        let is_large = received.payload().len() > LARGE
+            || executing::claimed_qubits(&received) > i64::from(LARGE_QUBITS);
         let running = RunningExecution {
             owner: caller.peer.clone(),
-            request: head,
+            request: received.head.clone(),
             waiting: vec![(caller, channel)],
             started: Instant::now(),
+            overdue: false,
         };
         self.running.insert(key, running);
         let max_qubits = self.executor.max_qubits().unwrap_or(0);
-        let work = move || match executing::read(request, max_qubits) {
+        let limit = self.table.execution_limit();
+        let admitted = move |received: ReceivedDispatch<Document>| {
+            let job = executing::read(&received, max_qubits)?;
+            limit.check(job.work())?;
+            Ok(job)
+        };
+        let work = move || match admitted(received) {
             Ok(job) => evolve(job, lease, &*executor, key, reports),
             Err(error) => {
-                let done = FinishedExecution { key, lease, outcome: Err(error), seconds: 0.0 };
+                let done = FinishedExecution { key, lease, outcome: Err(error), seconds: 0.0, work: 0.0 };
                 if reports.send(ExecutionEvent::Done(done)).is_err() {
                     tracing::debug!("a fragment was refused after the network had stopped");
                 }
@@ -285,10 +304,34 @@ impl<E: FragmentExecutor> Peer<E> {
         }
     }
 
+    /// The longest that an execution may run.
+    fn longest(&self) -> Duration {
+        Duration::try_from_secs_f64(self.table.limits().max_seconds).unwrap_or(Duration::MAX)
+    }
+
+    /// When the next execution has run for too long.
+    fn next_overdue(&self) -> Option<Instant> {
+        let running = self.running.values().filter(|r| !r.overdue);
+        running.map(|r| r.started).min()?.checked_add(self.longest())
+    }
+
+    /// Asks executions to end that run for too long, whatever was estimated.
+    fn stop_overdue(&mut self) {
+        let longest = self.longest();
+        for (key, running) in self.running.iter_mut().filter(|(_, r)| !r.overdue) {
+            if running.started.elapsed() >= longest {
+                running.overdue = true;
+                let execution = &running.request.execution_id;
+                tracing::warn!(peer = running.owner, execution, limit = ?longest, "an execution takes too long; ending it");
+                self.executor.stop(*key);
+            }
+        }
+    }
+
     fn apply(&mut self, report: ExecutionEvent<E::Lease>) {
         match report {
-            ExecutionEvent::Read(caller, channel, Ok(request)) => {
-                let ready = self.dispatch(caller, channel, request);
+            ExecutionEvent::Read(caller, channel, Ok(received)) => {
+                let ready = self.dispatch(caller, channel, received);
                 self.ready.extend(ready);
             }
             ExecutionEvent::Read(caller, _, Err(why)) => refuse(&caller, PeerStep::Dispatch, &why),
@@ -300,7 +343,7 @@ impl<E: FragmentExecutor> Peer<E> {
     /// Writes an answer: here, or on another thread when it is large.
     fn evolved(&mut self, key: u64, job: FragmentJob, result: FragmentResult<E::Lease>) {
         let FragmentResult { lease, answer, run_time } = result;
-        let seconds = run_time.as_secs_f64();
+        let (seconds, work) = (run_time.as_secs_f64(), job.work());
         let (fidelity, now) = (self.executor.fidelity(), self.now());
         let (peer_id, is_large) = (self.table.limits().peer_id.clone(), job.num_qubits > LARGE_QUBITS);
         let write_answer = move || {
@@ -309,11 +352,11 @@ impl<E: FragmentExecutor> Peer<E> {
             Ok(executing::answer(job, &state, &peer_id, seconds * 1000.0, fidelity, now))
         };
         if !is_large {
-            return self.done(FinishedExecution { key, lease, outcome: write_answer(), seconds });
+            return self.done(FinishedExecution { key, lease, outcome: write_answer(), seconds, work });
         }
         let reports = self.reports.clone();
         tokio::task::spawn_blocking(move || {
-            let done = FinishedExecution { key, lease, outcome: write_answer(), seconds };
+            let done = FinishedExecution { key, lease, outcome: write_answer(), seconds, work };
             if reports.send(ExecutionEvent::Done(done)).is_err() {
                 tracing::debug!("an answer was written after the network had stopped");
             }
@@ -321,7 +364,7 @@ impl<E: FragmentExecutor> Peer<E> {
     }
 
     fn done(&mut self, done: FinishedExecution<E::Lease>) {
-        let FinishedExecution { key, lease, outcome, seconds } = done;
+        let FinishedExecution { key, lease, outcome, seconds, work } = done;
         let Some(running) = self.running.remove(&key) else {
             tracing::error!(key, "an execution ended that is not known to run; please report this as a bug");
             return;
@@ -330,6 +373,9 @@ impl<E: FragmentExecutor> Peer<E> {
         let (bytes, error) = match outcome {
             Ok(bytes) => (bytes, None),
             Err(error) => {
+                let allowed = self.table.limits().max_seconds;
+                let error = if running.overdue { ExecutionError::Ended { allowed } } else { error };
+                let error = error.to_string();
                 let peer_id = &self.table.limits().peer_id;
                 (write(&protocol::failed(peer_id, &running.request, &error, now)), Some(error))
             }
@@ -347,7 +393,7 @@ impl<E: FragmentExecutor> Peer<E> {
         }
         let fidelity = if error.is_none() { self.executor.fidelity() } else { None };
         let answer: Arc<[u8]> = bytes.into();
-        let finish = ExecutionEnd { answer: answer.clone(), error, seconds, fidelity };
+        let finish = ExecutionEnd { answer: answer.clone(), error, seconds, work, fidelity };
         self.table.finished(now, &running.owner, execution, finish, lease);
         self.settle();
         for (caller, channel) in running.waiting {
@@ -366,7 +412,7 @@ fn evolve<E: FragmentExecutor>(
     reports: mpsc::UnboundedSender<ExecutionEvent<E::Lease>>,
 ) {
     let (num_qubits, execution_id) = (job.num_qubits, job.execution_id.clone());
-    let (amplitudes, steps) = (std::mem::take(&mut job.amplitudes), std::mem::take(&mut job.steps));
+    let (amplitudes, steps) = job.take_input();
     // On the slot's thread, which has the next call to do.
     let done = move |result: FragmentResult<E::Lease>| {
         if reports.send(ExecutionEvent::Evolved(key, job, result)).is_err() {
@@ -377,8 +423,8 @@ fn evolve<E: FragmentExecutor>(
     executor.evolve(FragmentWork { key, lease, execution_id, num_qubits, amplitudes, steps, done });
 }
 
-fn refuse(caller: &Caller, step: PeerStep, why: &str) {
-    tracing::debug!(peer = caller.peer, step = step.name(), why, "a request breaks the contract's form");
+fn refuse(caller: &Caller, step: PeerStep, why: &DocumentError) {
+    tracing::debug!(peer = caller.peer, step = step.name(), %why, "a request breaks the contract's form");
 }
 
 impl<E: FragmentExecutor> Drop for Peer<E> {
@@ -402,13 +448,21 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         if step == PeerStep::Dispatch && document.bytes.len() > LARGE {
             let reports = self.reports.clone();
             tokio::task::spawn_blocking(move || {
-                let request = read(&document.bytes);
-                drop(document);
-                if reports.send(ExecutionEvent::Read(caller, channel, request)).is_err() {
+                let received = ReceivedDispatch::read(document);
+                if reports.send(ExecutionEvent::Read(caller, channel, received)).is_err() {
                     tracing::debug!("a request was read after the network had stopped");
                 }
             });
             return None;
+        }
+        if step == PeerStep::Dispatch {
+            return match ReceivedDispatch::read(document) {
+                Ok(received) => self.dispatch(caller, channel, received),
+                Err(why) => {
+                    refuse(&caller, step, &why);
+                    None
+                }
+            };
         }
         let bytes = &document.bytes;
         let answered = match step {
@@ -423,10 +477,8 @@ impl<E: FragmentExecutor> Role for Peer<E> {
                 }
                 write(&answer)
             }),
-            PeerStep::Dispatch => match read(bytes) {
-                Ok(request) => return self.dispatch(caller, channel, request),
-                Err(why) => Err(why),
-            },
+            // Answered above, because its document is kept.
+            PeerStep::Dispatch => return None,
         };
         self.settle();
         match answered {
@@ -440,7 +492,7 @@ impl<E: FragmentExecutor> Role for Peer<E> {
 
     async fn work(&mut self) {
         let end = self.table.next_end().map(|end| self.started + end);
-        let end = end.into_iter().chain(self.write_at).min();
+        let end = end.into_iter().chain(self.write_at).chain(self.next_overdue()).min();
         let expiry = async {
             match end {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -456,6 +508,7 @@ impl<E: FragmentExecutor> Role for Peer<E> {
             () = expiry => {
                 self.table.expire(self.now());
                 self.settle();
+                self.stop_overdue();
                 if self.write_at.is_some_and(|at| at <= Instant::now()) {
                     self.write_notes();
                 }
@@ -467,7 +520,7 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         std::mem::take(&mut self.ready)
     }
 
-    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
+    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError> {
         // A peer needs nobody's news, but passes on what is genuine.
         super::registry::Registry::new(0).hear(0, author, topic, bytes)
     }

@@ -6,19 +6,22 @@
 //!   is a value: it is kept in the reservation, moves into the execution, comes back with its end, and is dropped after
 //!   the end is recorded. So reservations and executions together never exceed the slots;
 //! - a reservation ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
-//! - only the peer that made a reservation, by its authenticated peer id, may commit, cancel or use it;
+//! - ids are their owner's: a reservation or execution is known by its owner's authenticated peer id and the id together,
+//!   so nobody else can commit, cancel, use or occupy it;
 //! - an execution id runs at most once for its owner, and its answer is kept.
 //!
 //! Time is elapsed time: a clock that is set doesn't lengthen a reservation.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::executing::ExecutionError;
+use super::kept_answers::{Execution, KeptAnswers};
 use super::operation::BUNDLE;
 use super::wire::{
-    CancelRequest, CommitRequest, DispatchAnswer, DispatchRequest, ExecutionTransition, MAX_DETAIL,
-    MAX_REASON, PrepareAnswer, PrepareRequest, StepAnswer, time, write,
+    CancelRequest, CommitRequest, DispatchAnswer, DispatchHead, EmptyObject, ExecutionTransition, MAX_DETAIL,
+    MAX_REASON, PrepareAnswer, PrepareRequest, StepAnswer, UnusedTexts, time, write,
 };
 use crate::model::cut;
 use crate::reservation::event::{EventBatch, Fact, ReservationRequest, Transition};
@@ -72,13 +75,6 @@ pub struct PeerLimits {
     pub max_seconds: f64,
 }
 
-/// Most answers that are kept for one owner.
-const KEPT_ANSWERS: usize = 1024;
-/// Most bytes of answers that are kept for one owner.
-const KEPT_BYTES: usize = 32 << 20;
-/// Most owners whose answers are kept.
-const KEPT_OWNERS: usize = 256;
-
 /// The reason for a prepare that the ledger does not allow.
 const NOT_RECORDED: &str =
     "this peer could not record the reservation; please report this as a bug of the peer";
@@ -112,18 +108,28 @@ pub trait Slots {
     fn max_qubits(&self) -> Option<u16>;
 }
 
+/// Which reservation is meant: its id is the owner's own, so two owners may use the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ReservationKey {
+    owner: String,
+    id: String,
+}
+
+impl ReservationKey {
+    fn new(owner: &str, id: &str) -> ReservationKey {
+        ReservationKey { owner: owner.into(), id: id.into() }
+    }
+}
+
 /// A reservation that is not over.
 #[derive(Debug)]
 struct Reservation<Lease> {
-    owner: String,
     state: ReservationState,
     /// Its name in the log: the reservation's id and a number of this peer's, since owners may use an id again.
     name: String,
     /// When it ends by itself, as [`PeerTime::elapsed`].
     ends: Duration,
     slot: ReservedSlot<Lease>,
-    /// The work that was estimated at prepare: amplitudes times operations.
-    work: f64,
 }
 
 /// Where the leased slot of a reservation is.
@@ -139,20 +145,6 @@ impl<Lease> ReservedSlot<Lease> {
     fn is_idle(&self) -> bool {
         matches!(self, ReservedSlot::Idle(_))
     }
-}
-
-/// The answers that one owner may ask for again.
-#[derive(Debug, Default)]
-struct KeptAnswers {
-    order: VecDeque<String>,
-    executions: HashMap<String, Execution>,
-    bytes: usize,
-}
-
-#[derive(Debug)]
-enum Execution {
-    Running,
-    Done(Arc<[u8]>),
 }
 
 /// What a dispatch leads to.
@@ -176,16 +168,33 @@ pub struct PeerLoad {
 #[derive(Debug)]
 pub struct ReservationTable<Lease> {
     limits: PeerLimits,
-    /// By reservation id.
-    reservations: HashMap<String, Reservation<Lease>>,
-    /// By owner.
-    kept: HashMap<String, KeptAnswers>,
-    /// Owners with kept answers, the least recent first.
-    owners: VecDeque<String>,
+    reservations: HashMap<ReservationKey, Reservation<Lease>>,
+    kept: KeptAnswers,
     notes: Vec<EventBatch>,
     next: u64,
     /// Seconds for one amplitude and operation, as last measured.
     pace: f64,
+}
+
+/// How much one execution may ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct ExecutionLimit {
+    pace: f64,
+    pub max_seconds: f64,
+}
+
+impl ExecutionLimit {
+    /// Checks an execution of so much work: amplitudes times operations.
+    ///
+    /// # Errors
+    /// When it would take longer than allowed, at the pace of the executions before it.
+    pub fn check(self, work: f64) -> Result<(), ExecutionError> {
+        let about = self.pace * work;
+        match about > self.max_seconds {
+            true => Err(ExecutionError::TooLong { about, allowed: self.max_seconds }),
+            false => Ok(()),
+        }
+    }
 }
 
 impl<Lease> ReservationTable<Lease> {
@@ -194,8 +203,7 @@ impl<Lease> ReservationTable<Lease> {
         ReservationTable {
             limits,
             reservations: HashMap::new(),
-            kept: HashMap::new(),
-            owners: VecDeque::new(),
+            kept: KeptAnswers::default(),
             notes: Vec::new(),
             next: first,
             pace: 0.0,
@@ -204,6 +212,11 @@ impl<Lease> ReservationTable<Lease> {
 
     pub fn limits(&self) -> &PeerLimits {
         &self.limits
+    }
+
+    /// What an execution may ask for now. It is checked at prepare by the estimate, and again by the work itself.
+    pub fn execution_limit(&self) -> ExecutionLimit {
+        ExecutionLimit { pace: self.pace, max_seconds: self.limits.max_seconds }
     }
 
     /// What is to be logged, in order.
@@ -224,16 +237,16 @@ impl<Lease> ReservationTable<Lease> {
     /// Ends the reservations whose time is over. Every request does that first.
     pub fn expire(&mut self, now: PeerTime) {
         let is_over = |r: &Reservation<Lease>| r.slot.is_idle() && r.ends <= now.elapsed;
-        let ended: Vec<String> =
-            self.reservations.iter().filter(|(_, r)| is_over(r)).map(|(id, _)| id.clone()).collect();
-        for id in ended {
-            self.end(&id, &ReservationCommand::Expire, now);
+        let ended: Vec<ReservationKey> =
+            self.reservations.iter().filter(|(_, r)| is_over(r)).map(|(key, _)| key.clone()).collect();
+        for key in ended {
+            self.end(&key, &ReservationCommand::Expire, now);
         }
     }
 
     /// Records the end of a reservation, and drops its lease if nothing runs in it.
-    fn end(&mut self, id: &str, command: &ReservationCommand, now: PeerTime) {
-        let Some(mut reservation) = self.reservations.remove(id) else { return };
+    fn end(&mut self, key: &ReservationKey, command: &ReservationCommand, now: PeerTime) {
+        let Some(mut reservation) = self.reservations.remove(key) else { return };
         let recorded = self.record(&mut reservation, command, now);
         debug_assert!(recorded.is_ok(), "a reservation that is not over can end");
         // Dropped here, after the record: whoever gets the slot next is recorded later.
@@ -267,14 +280,8 @@ impl<Lease> ReservationTable<Lease> {
         slots: &impl Slots<Lease = Lease>,
     ) -> PrepareAnswer {
         self.expire(now);
-        if let Some(known) = self.reservations.get(&request.reservation_id) {
-            return match known.owner == owner {
-                true => self.prepare_answer(now, request, known.state.transition, None),
-                false => {
-                    let reason = "this reservation id belongs to another peer";
-                    self.prepare_answer(now, request, Transition::Rejected, Some(reason))
-                }
-            };
+        if let Some(known) = self.reservations.get(&ReservationKey::new(owner, &request.reservation_id)) {
+            return self.prepare_answer(now, request, known.state.transition, None);
         }
         if !self.limits.allow.admits(owner) {
             // Nothing is kept of strangers, not even a line in the log.
@@ -353,14 +360,12 @@ impl<Lease> ReservationTable<Lease> {
         self.notes.push(EventBatch { hold: name.clone(), at: now.at, facts });
         let ttl = Duration::from_secs(request.ttl_seconds.unsigned_abs());
         let reservation = Reservation {
-            owner: owner.into(),
             state,
             name,
             ends: now.elapsed.saturating_add(ttl),
             slot: ReservedSlot::Idle(lease),
-            work: work(request.estimated_qubits, request.estimated_depth),
         };
-        self.reservations.insert(request.reservation_id.clone(), reservation);
+        self.reservations.insert(ReservationKey::new(owner, &request.reservation_id), reservation);
         self.prepare_answer(now, request, Transition::Accepted, None)
     }
 
@@ -371,7 +376,7 @@ impl<Lease> ReservationTable<Lease> {
             return Some("this device can't take over a quantum state (no evolve_state)".into());
         };
         let (qubits, ttl) = (request.estimated_qubits, request.ttl_seconds);
-        let seconds = self.pace * work(qubits, request.estimated_depth);
+        let estimate = self.execution_limit().check(work(qubits, request.estimated_depth));
         if ttl < MIN_TTL {
             Some(format!("ttl_seconds is {ttl}, at least {MIN_TTL} is needed"))
         } else if ttl > l.max_ttl_seconds {
@@ -380,11 +385,11 @@ impl<Lease> ReservationTable<Lease> {
             Some(format!("the service {} is not offered here", request.service_id))
         } else if qubits > i64::from(max_qubits) {
             Some(format!("{qubits} qubits are asked for, this device takes states of {max_qubits}"))
-        } else if seconds > l.max_seconds {
-            Some(format!("it would take about {seconds:.0} s, at most {} s are taken on here", l.max_seconds))
+        } else if let Err(too_long) = estimate {
+            Some(too_long.to_string())
         } else if self.reservations.len() >= l.max_slots {
             Some(FULL.into())
-        } else if self.reservations.values().filter(|r| r.owner == owner).count() >= l.max_per_peer {
+        } else if self.reservations.keys().filter(|key| key.owner == owner).count() >= l.max_per_peer {
             Some("too many open reservations of yours".into())
         } else {
             None
@@ -395,8 +400,8 @@ impl<Lease> ReservationTable<Lease> {
     pub fn commit(&mut self, now: PeerTime, owner: &str, request: &CommitRequest) -> StepAnswer {
         self.expire(now);
         let id = &request.reservation_id;
-        let transition = match self.reservations.remove_entry(id) {
-            Some((id, mut reservation)) if reservation.owner == owner => {
+        let transition = match self.reservations.remove_entry(&ReservationKey::new(owner, id)) {
+            Some((key, mut reservation)) => {
                 let is_recorded = match reservation.state.transition {
                     Transition::Accepted => {
                         self.record(&mut reservation, &ReservationCommand::Commit, now).is_ok()
@@ -405,12 +410,8 @@ impl<Lease> ReservationTable<Lease> {
                 };
                 let transition =
                     if is_recorded { reservation.state.transition } else { Transition::Rejected };
-                self.reservations.insert(id, reservation);
+                self.reservations.insert(key, reservation);
                 transition
-            }
-            Some((id, foreign)) => {
-                self.reservations.insert(id, foreign);
-                Transition::Rejected
             }
             None => Transition::Rejected,
         };
@@ -426,14 +427,15 @@ impl<Lease> ReservationTable<Lease> {
     ) -> (StepAnswer, Option<String>) {
         self.expire(now);
         let id = &request.reservation_id;
+        let key = ReservationKey::new(owner, id);
         let mut stop = None;
-        if let Some(own) = self.reservations.get(id).filter(|r| r.owner == owner) {
+        if let Some(own) = self.reservations.get(&key) {
             match &own.slot {
                 // The slot is the plugin's until it returns.
                 ReservedSlot::InUse { execution_id } => stop = Some(execution_id.clone()),
                 ReservedSlot::Idle(_) => {
                     let reason = request.reason.clone().unwrap_or_default();
-                    self.end(id, &ReservationCommand::Cancel { reason }, now);
+                    self.end(&key, &ReservationCommand::Cancel { reason }, now);
                 }
             }
         }
@@ -443,31 +445,30 @@ impl<Lease> ReservationTable<Lease> {
     }
 
     /// Takes a dispatch: its kept answer, the execution that is running, or leave to run it.
-    pub fn dispatch(&mut self, now: PeerTime, owner: &str, request: &DispatchRequest) -> Dispatch<Lease> {
+    pub fn dispatch(&mut self, now: PeerTime, owner: &str, request: &DispatchHead) -> Dispatch<Lease> {
         self.expire(now);
-        match self.kept.get(owner).and_then(|k| k.executions.get(&request.execution_id)) {
+        match self.kept.get(owner, &request.execution_id) {
             Some(Execution::Done(answer)) => return Dispatch::Answer(answer.clone()),
             Some(Execution::Running) => return Dispatch::Wait,
             None => {}
         }
         if let Some(lease) = self.begin_execution(now, owner, request) {
-            self.keep(owner, &request.execution_id, Execution::Running);
+            self.kept.keep(owner, &request.execution_id, Execution::Running);
             return Dispatch::Run(lease);
         }
         let refusal: Arc<[u8]> = write(&failed(&self.limits.peer_id, request, NOT_COMMITTED, now)).into();
         if self.limits.allow.admits(owner) {
-            self.keep(owner, &request.execution_id, Execution::Done(refusal.clone()));
+            self.kept.keep(owner, &request.execution_id, Execution::Done(refusal.clone()));
         }
         Dispatch::Answer(refusal)
     }
 
     /// Moves the lease out of the owner's committed reservation; `None` when there is no such reservation whose slot is
     /// idle, or the begin can't be recorded.
-    fn begin_execution(&mut self, now: PeerTime, owner: &str, request: &DispatchRequest) -> Option<Lease> {
-        let (id, mut reservation) = self.reservations.remove_entry(&request.reservation_id)?;
-        let may_run = reservation.owner == owner
-            && reservation.state.transition == Transition::Committed
-            && reservation.slot.is_idle();
+    fn begin_execution(&mut self, now: PeerTime, owner: &str, request: &DispatchHead) -> Option<Lease> {
+        let key = ReservationKey::new(owner, &request.reservation_id);
+        let (key, mut reservation) = self.reservations.remove_entry(&key)?;
+        let may_run = reservation.state.transition == Transition::Committed && reservation.slot.is_idle();
         let command = ReservationCommand::Dispatch { execution_id: request.execution_id.clone() };
         let begins = may_run && self.record(&mut reservation, &command, now).is_ok();
         let in_use = ReservedSlot::InUse { execution_id: request.execution_id.clone() };
@@ -475,7 +476,7 @@ impl<Lease> ReservationTable<Lease> {
             Some(ReservedSlot::Idle(lease)) => Some(lease),
             Some(ReservedSlot::InUse { .. }) | None => None,
         };
-        self.reservations.insert(id, reservation);
+        self.reservations.insert(key, reservation);
         lease
     }
 
@@ -488,20 +489,20 @@ impl<Lease> ReservationTable<Lease> {
         finish: ExecutionEnd,
         lease: Lease,
     ) {
-        let is_running = |r: &Reservation<Lease>| {
+        let is_running = |key: &ReservationKey, r: &Reservation<Lease>| {
             let uses =
                 matches!(&r.slot, ReservedSlot::InUse { execution_id: running } if running == execution_id);
-            r.owner == owner && uses
+            key.owner == owner && uses
         };
-        let found = self.reservations.iter().find(|(_, r)| is_running(r)).map(|(id, r)| (id.clone(), r.work));
-        let Some((id, work)) = found else {
+        let found = self.reservations.iter().find(|(key, r)| is_running(key, r)).map(|(key, _)| key.clone());
+        let Some(key) = found else {
             // Its owner may still ask for the answer.
-            self.keep(owner, execution_id, Execution::Done(finish.answer));
+            self.kept.keep(owner, execution_id, Execution::Done(finish.answer));
             return;
         };
-        if finish.error.is_none() && work > 0.0 {
+        if finish.error.is_none() && finish.work > 0.0 {
             // The slowest execution counts, and is forgotten slowly.
-            self.pace = (finish.seconds / work).max(self.pace * 0.9);
+            self.pace = (finish.seconds / finish.work).max(self.pace * 0.9);
         }
         let execution_id = execution_id.to_string();
         let command = match finish.error {
@@ -512,47 +513,10 @@ impl<Lease> ReservationTable<Lease> {
             },
             Some(error) => ReservationCommand::Fail { execution_id: execution_id.clone(), error },
         };
-        self.end(&id, &command, now);
+        self.end(&key, &command, now);
         // After the record, as for a reservation that ends without an execution.
         drop(lease);
-        self.keep(owner, &execution_id, Execution::Done(finish.answer));
-    }
-
-    fn keep(&mut self, owner: &str, execution_id: &str, execution: Execution) {
-        if !self.kept.contains_key(owner) {
-            let oldest = |k: &KeptAnswers| !k.executions.values().any(|e| matches!(e, Execution::Running));
-            while self.owners.len() >= KEPT_OWNERS {
-                let Some(at) = self.owners.iter().position(|o| self.kept.get(o).is_none_or(oldest)) else {
-                    break;
-                };
-                if let Some(gone) = self.owners.remove(at) {
-                    self.kept.remove(&gone);
-                }
-            }
-            self.owners.push_back(owner.into());
-        }
-        let kept = self.kept.entry(owner.into()).or_default();
-        if let Execution::Done(answer) = &execution {
-            kept.bytes += answer.len();
-        }
-        if kept.executions.insert(execution_id.into(), execution).is_none() {
-            kept.order.push_back(execution_id.into());
-        }
-        let mut looked = 0;
-        while (kept.order.len() > KEPT_ANSWERS || kept.bytes > KEPT_BYTES) && looked < kept.order.len() {
-            let Some(oldest) = kept.order.pop_front() else { break };
-            match kept.executions.get(&oldest) {
-                // The newest is what was just answered.
-                Some(Execution::Done(answer)) if oldest != execution_id => {
-                    kept.bytes -= answer.len();
-                    kept.executions.remove(&oldest);
-                }
-                _ => {
-                    kept.order.push_back(oldest);
-                    looked += 1;
-                }
-            }
-        }
+        self.kept.keep(owner, &execution_id, Execution::Done(finish.answer));
     }
 }
 
@@ -562,6 +526,8 @@ pub struct ExecutionEnd {
     pub answer: Arc<[u8]>,
     pub error: Option<String>,
     pub seconds: f64,
+    /// What it really was: amplitudes times operations. An estimate is the owner's word.
+    pub work: f64,
     pub fidelity: Option<f64>,
 }
 
@@ -583,17 +549,22 @@ fn work(qubits: i64, depth: i64) -> f64 {
 }
 
 /// The answer to a dispatch that failed.
-pub fn failed(peer_id: &str, request: &DispatchRequest, error: &str, now: PeerTime) -> DispatchAnswer {
+pub fn failed(
+    peer_id: &str,
+    request: &DispatchHead,
+    error: &str,
+    now: PeerTime,
+) -> DispatchAnswer<EmptyObject> {
     DispatchAnswer {
         execution_id: request.execution_id.clone(),
         fragment_id: request.fragment_id.clone(),
         executing_peer_id: peer_id.into(),
         transition: ExecutionTransition::Failed,
-        output_payload: serde_json::json!({}),
+        output_payload: EmptyObject {},
         latency_ms: None,
         fidelity_score: None,
         error_detail: Some(cut(error, MAX_DETAIL).to_string()),
-        artifact_refs: Vec::new(),
+        artifact_refs: UnusedTexts,
         completed_at: time(now.at),
     }
 }

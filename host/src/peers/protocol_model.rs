@@ -22,7 +22,6 @@ impl Random {
 
 #[derive(Debug, Clone)]
 struct ModelReservation {
-    owner: &'static str,
     committed: bool,
     ends: u64,
     running: Option<String>,
@@ -31,7 +30,8 @@ struct ModelReservation {
 /// What should be, told by lists alone.
 #[derive(Default)]
 struct Model {
-    open: BTreeMap<String, ModelReservation>,
+    /// By owner and reservation id: two owners may use the same id.
+    open: BTreeMap<(&'static str, String), ModelReservation>,
     /// Execution ids by owner: none while running, else the answer.
     answers: BTreeMap<(&'static str, String), Option<String>>,
     runs: BTreeSet<(&'static str, String)>,
@@ -64,6 +64,7 @@ impl World {
     fn step(&mut self, random: &mut Random) -> Result<(), String> {
         let who = OWNERS[random.below(3) as usize];
         let id = format!("{:02}", random.below(8));
+        let key = (who, id.clone());
         let execution = format!("{:03}", random.below(60));
         let now = self.peer.now;
         match random.below(100) {
@@ -71,10 +72,9 @@ impl World {
                 let ttl = [4, 5, 6, 20, 300, 301][random.below(6) as usize];
                 self.peer.slots.jobs_wait = random.below(8) == 0;
                 self.model.expire(now);
-                let expected = match self.model.open.get(&id) {
-                    Some(r) if r.owner == who && r.committed => "committed",
-                    Some(r) if r.owner == who => "accepted",
-                    Some(_) => "rejected",
+                let expected = match self.model.open.get(&key) {
+                    Some(r) if r.committed => "committed",
+                    Some(_) => "accepted",
                     None if who == "stranger" || !(5..=300).contains(&ttl) => "rejected",
                     None if self.peer.slots.jobs_wait => "rejected",
                     None if self.model.open.len() + self.model.jobs.len() >= SLOTS => "rejected",
@@ -84,32 +84,28 @@ impl World {
                 self.peer.slots.jobs_wait = false;
                 same("answers_follow_the_contract", "prepare", &found, expected)?;
                 if expected == "accepted" {
-                    let fresh = ModelReservation {
-                        owner: who,
-                        committed: false,
-                        ends: now + ttl as u64 * 1000,
-                        running: None,
-                    };
-                    self.model.open.entry(id).or_insert(fresh);
+                    let fresh =
+                        ModelReservation { committed: false, ends: now + ttl as u64 * 1000, running: None };
+                    self.model.open.entry(key).or_insert(fresh);
                 }
             }
             30..50 => {
                 self.model.expire(now);
-                let expected = match self.model.open.get_mut(&id) {
-                    Some(r) if r.owner == who => {
+                let expected = match self.model.open.get_mut(&key) {
+                    Some(r) => {
                         r.committed = true;
                         "committed"
                     }
-                    _ => "rejected",
+                    None => "rejected",
                 };
                 same("only_the_owner", "commit", &self.peer.commit(who, &id), expected)?;
             }
             50..60 => {
                 self.model.expire(now);
-                let own = self.model.open.get(&id).filter(|r| r.owner == who);
+                let own = self.model.open.get(&key);
                 let expected = own.and_then(|r| r.running.clone());
                 if own.is_some() && expected.is_none() {
-                    self.model.open.remove(&id);
+                    self.model.open.remove(&key);
                 }
                 let stopped = self.peer.cancel(who, &id);
                 if stopped != expected.map(|e| format!("execution-{e}")) {
@@ -119,14 +115,14 @@ impl World {
             60..80 => self.dispatch(who, &id, &execution, now)?,
             80..88 => {
                 let running: Vec<(&'static str, String)> =
-                    self.model.open.values().filter_map(|r| Some((r.owner, r.running.clone()?))).collect();
+                    self.model.open.iter().filter_map(|(key, r)| Some((key.0, r.running.clone()?))).collect();
                 if !running.is_empty() {
                     let (owner_name, execution) =
                         running[random.below(running.len() as u64) as usize].clone();
                     self.peer.finish(owner_name, &execution);
                     self.model
                         .open
-                        .retain(|_, r| r.owner != owner_name || r.running.as_ref() != Some(&execution));
+                        .retain(|key, r| key.0 != owner_name || r.running.as_ref() != Some(&execution));
                     self.model.answers.insert((owner_name, execution), Some("answer".into()));
                 }
             }
@@ -168,8 +164,8 @@ impl World {
                 let own = self
                     .model
                     .open
-                    .get_mut(id)
-                    .filter(|r| r.owner == who && r.committed && r.running.is_none());
+                    .get_mut(&(who, id.to_string()))
+                    .filter(|r| r.committed && r.running.is_none());
                 match (own, found) {
                     (Some(r), Dispatch::Run(())) => {
                         r.running = Some(execution.into());

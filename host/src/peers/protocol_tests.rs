@@ -97,14 +97,14 @@ fn cancel(id: &str) -> CancelRequest {
     CancelRequest { reservation_id: format!("reservation-{id}"), reason: None, sent_at: String::new() }
 }
 
-fn send(id: &str, execution: &str) -> DispatchRequest {
-    DispatchRequest {
+fn send(id: &str, execution: &str) -> DispatchHead {
+    DispatchHead {
         execution_id: format!("execution-{execution}"),
         reservation_id: format!("reservation-{id}"),
         workflow_run_id: "workflow-1".into(),
         fragment_id: "block-s01-b01".into(),
         service_id: "hadamard".into(),
-        input_payload: serde_json::json!({}),
+        input_payload: EmptyObject {},
         max_retries: 2,
         idempotency_key: "0123456789abcdef".into(),
         dispatched_at: String::new(),
@@ -112,7 +112,13 @@ fn send(id: &str, execution: &str) -> DispatchRequest {
 }
 
 fn done(text: &str) -> ExecutionEnd {
-    ExecutionEnd { answer: text.as_bytes().into(), error: None, seconds: 0.001, fidelity: Some(1.0) }
+    ExecutionEnd {
+        answer: text.as_bytes().into(),
+        error: None,
+        seconds: 0.001,
+        work: 12.0,
+        fidelity: Some(1.0),
+    }
 }
 
 struct TestPeer {
@@ -274,22 +280,35 @@ fn a_slow_device_declines_what_takes_too_long() {
 }
 
 #[test]
-fn kept_answers_are_bounded() {
-    let mut peer = TestPeer::new(1);
-    for n in 0..KEPT_ANSWERS * 2 {
-        peer.dispatch("a", "none", &format!("{n:08}"));
+fn two_owners_may_use_the_same_ids() {
+    let mut peer = TestPeer::new(2);
+    for who in ["a", "b"] {
+        assert_eq!(peer.prepare(who, "1").0, "accepted", "{who}");
+        assert_eq!(peer.commit(who, "1"), "committed", "{who}");
+        assert!(matches!(peer.dispatch(who, "1", "1"), Dispatch::Run(())), "{who}");
     }
-    let kept = &peer.table.kept[&owner("a")];
-    assert_eq!((kept.order.len(), kept.executions.len()), (KEPT_ANSWERS, KEPT_ANSWERS));
-    let bytes: usize = kept
-        .executions
-        .values()
-        .map(|e| match e {
-            Execution::Done(a) => a.len(),
-            Execution::Running => 0,
-        })
-        .sum();
-    assert_eq!(kept.bytes, bytes);
+    assert_eq!(peer.slots.out.get(), 2, "each has its own slot");
+    assert_eq!(peer.cancel("a", "1").as_deref(), Some("execution-1"));
+    peer.finish_with("a", "1", done("of a"));
+    assert_eq!(peer.slots.out.get(), 1, "the other one goes on");
+    assert!(matches!(peer.dispatch("b", "1", "1"), Dispatch::Wait));
+    peer.finish_with("b", "1", done("of b"));
+    assert_eq!(text(peer.dispatch("a", "1", "1")), "of a");
+    assert_eq!(text(peer.dispatch("b", "1", "1")), "of b");
+}
+
+#[test]
+fn an_execution_may_not_be_larger_than_its_estimate_could_be() {
+    let mut peer = TestPeer::new(1);
+    assert!(peer.table.execution_limit().check(1e12).is_ok(), "nothing was measured yet");
+    peer.prepare("a", "1");
+    peer.commit("a", "1");
+    peer.dispatch("a", "1", "1");
+    // Half a second for each amplitude and operation, whatever was estimated.
+    peer.finish_with("a", "1", ExecutionEnd { seconds: 6.0, work: 12.0, ..done("slow") });
+    let limit = peer.table.execution_limit();
+    assert!(limit.check(24.0).is_ok());
+    assert!(limit.check(25.0).unwrap_err().to_string().contains("at most 12 s"));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::wire::{Advertisement, HealthStatus, PeerHeartbeat, read};
+use super::wire::{Advertisement, DocumentError, HealthStatus, PeerHeartbeat, read};
 
 /// Peers kept at most.
 const MAX_PEERS: usize = 1024;
@@ -16,6 +16,23 @@ const MAX_ADDRESSES: usize = 16;
 const MAX_SERVICES: usize = 64;
 /// Longest gossip message.
 pub const MAX_GOSSIP_BYTES: usize = 64 << 10;
+
+/// Why a gossip message is dropped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GossipError {
+    #[error("it has {0} bytes")]
+    TooLong(usize),
+    #[error("it has no author")]
+    NoAuthor,
+    #[error("it has another topic")]
+    Topic,
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    #[error("it speaks for {claimed}, its author is {author}")]
+    Author { claimed: String, author: String },
+    #[error("{MAX_PEERS} peers are known already")]
+    TooManyPeers,
+}
 
 /// The two topics of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,15 +80,17 @@ impl Registry {
     /// Takes a message that `author` has signed.
     ///
     /// # Errors
-    /// When the message is too long, invalid or not about its author, or too many peers are known. The text is the
-    /// reason.
-    pub fn hear(&mut self, now_ms: u64, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String> {
+    /// When the message is too long, invalid or not about its author, or too many peers are known.
+    pub fn hear(&mut self, now_ms: u64, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError> {
         if bytes.len() > MAX_GOSSIP_BYTES {
-            return Err(format!("it has {} bytes", bytes.len()));
+            return Err(GossipError::TooLong(bytes.len()));
         }
         let genuine = |peer_id: &str| match peer_id == author {
             true => Ok(()),
-            false => Err(format!("it speaks for {}, its author is {author}", crate::model::cut(peer_id, 80))),
+            false => Err(GossipError::Author {
+                claimed: crate::model::cut(peer_id, 80).into(),
+                author: author.into(),
+            }),
         };
         match topic {
             Topic::Advertisement => {
@@ -99,10 +118,10 @@ impl Registry {
         Ok(())
     }
 
-    fn peer(&mut self, now_ms: u64, id: &str) -> Result<&mut PeerRecord, String> {
+    fn peer(&mut self, now_ms: u64, id: &str) -> Result<&mut PeerRecord, GossipError> {
         if !self.peers.contains_key(id) && self.peers.len() >= MAX_PEERS {
             let stale = self.peers.iter().find(|(_, p)| self.is_stale(p, now_ms)).map(|(id, _)| id.clone());
-            let stale = stale.ok_or_else(|| format!("{MAX_PEERS} peers are known already"))?;
+            let stale = stale.ok_or(GossipError::TooManyPeers)?;
             self.peers.remove(&stale);
         }
         Ok(self.peers.entry(id.into()).or_default())
@@ -171,7 +190,7 @@ mod tests {
     #[test]
     fn who_speaks_for_another_is_dropped() {
         let mut r = Registry::new(300_000);
-        let error = r.hear(0, "12D3KooWliar", Topic::Heartbeat, &heartbeat(A)).unwrap_err();
+        let error = r.hear(0, "12D3KooWliar", Topic::Heartbeat, &heartbeat(A)).unwrap_err().to_string();
         assert!(error.contains("speaks for") && r.peers().is_empty(), "{error}");
         for bad in [&b"{}"[..], b"rubbish", br#"{"peer_id": 1}"#] {
             assert!(r.hear(0, A, Topic::Advertisement, bad).is_err());

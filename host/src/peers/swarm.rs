@@ -12,6 +12,7 @@ mod behaviour;
 mod coalesce;
 mod codec;
 mod event_loop;
+mod transport;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use libp2p::{Multiaddr, PeerId};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::registry::Topic;
+use super::registry::{GossipError, Topic};
 use super::wire::PeerStep;
 use crate::error::{Explain, exit};
 use address::dialable;
@@ -135,8 +136,8 @@ pub trait Role: Send + 'static {
     /// Takes gossip that `author` has signed.
     ///
     /// # Errors
-    /// When the message is dropped and not passed on. The text is the reason.
-    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), String>;
+    /// When the message is dropped and not passed on.
+    fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError>;
 
     /// What is to be said of this host now, if anything.
     fn announcement(&self, addresses: &[String]) -> Option<Announcement>;

@@ -3,17 +3,23 @@
 //! Unknown keys are refused at every level; what is written has every field, nulls included. Integers may come
 //! as `5.0`. What may be missing but never null is a field with a default, what may be both is an `Option`.
 
+mod dispatch;
 mod fields;
 mod health;
 mod transition;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+pub use dispatch::{
+    DispatchAnswer, DispatchHead, DispatchRequest, EmptyObject, Fragment, FragmentOutput, InputPayload,
+    QuantumState, RawPart, ReceivedDispatch, ReceivedFragment, ReceivedOutput, ReceivedPayload,
+    ReceivedState,
+};
+pub use fields::UnusedTexts;
 pub use health::HealthStatus;
 pub use transition::{AnsweredTransition, ExecutionTransition};
 
-use fields::{at_least, list, maybe_text, number, text, time_text};
+use fields::{at_least, maybe_text, number, text, time_text};
 
 /// The four protocols of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,91 +116,6 @@ pub struct CancelRequest {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DispatchRequest {
-    #[serde(deserialize_with = "text::<8, _>")]
-    pub execution_id: String,
-    #[serde(deserialize_with = "text::<8, _>")]
-    pub reservation_id: String,
-    #[serde(deserialize_with = "text::<8, _>")]
-    pub workflow_run_id: String,
-    #[serde(deserialize_with = "text::<3, _>")]
-    pub fragment_id: String,
-    #[serde(deserialize_with = "text::<2, _>")]
-    pub service_id: String,
-    /// Read by itself: what is wrong in here is the execution's failure, not a bad document.
-    #[serde(default = "empty_object", deserialize_with = "fields::object")]
-    pub input_payload: Value,
-    #[serde(default = "default_retries", deserialize_with = "fields::between::<0, 10, _>")]
-    pub max_retries: i64,
-    #[serde(deserialize_with = "text::<8, _>")]
-    pub idempotency_key: String,
-    #[serde(default, deserialize_with = "time_text")]
-    pub dispatched_at: String,
-}
-
-impl DispatchRequest {
-    /// The number of qubits that the payload claims, before the payload is read: enough to tell large work from small.
-    pub fn claimed_qubits(&self) -> Option<f64> {
-        self.input_payload["state"]["num_qubits"].as_f64()
-    }
-}
-
-fn empty_object() -> Value {
-    Value::Object(serde_json::Map::new())
-}
-
-fn default_retries() -> i64 {
-    2
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct InputPayload {
-    #[serde(deserialize_with = "text::<8, _>")]
-    pub plan_id: String,
-    #[serde(default, deserialize_with = "maybe_text::<3, 1024, _>")]
-    pub block_id: Option<String>,
-    #[serde(default)]
-    pub fragment: Option<Fragment>,
-    #[serde(default)]
-    pub fragments: Vec<Fragment>,
-    pub state: QuantumState,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Fragment {
-    #[serde(deserialize_with = "text::<3, _>")]
-    pub fragment_id: String,
-    #[serde(deserialize_with = "text::<2, _>")]
-    pub service_id: String,
-    #[serde(default, deserialize_with = "list")]
-    pub qubits: Vec<i64>,
-    #[serde(default)]
-    pub operation_ids: Vec<String>,
-    #[serde(default)]
-    pub dependencies: Vec<String>,
-    #[serde(default)]
-    pub raw_text: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuantumState {
-    #[serde(deserialize_with = "at_least::<1, _>")]
-    pub num_qubits: i64,
-    #[serde(default, deserialize_with = "fields::maybe_list")]
-    pub qubit_ids: Option<Vec<i64>>,
-    #[serde(default)]
-    pub amplitudes: Option<Vec<String>>,
-    #[serde(default, deserialize_with = "list")]
-    pub measured_qubits: Vec<i64>,
-    #[serde(default, deserialize_with = "maybe_text::<3, 1024, _>")]
-    pub previous_peer_id: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct PrepareAnswer {
     #[serde(deserialize_with = "text::<8, _>")]
     pub reservation_id: String,
@@ -216,49 +137,6 @@ pub struct StepAnswer {
     pub transition: AnsweredTransition,
     #[serde(default, deserialize_with = "time_text")]
     pub replied_at: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DispatchAnswer {
-    #[serde(deserialize_with = "text::<8, _>")]
-    pub execution_id: String,
-    #[serde(deserialize_with = "text::<3, _>")]
-    pub fragment_id: String,
-    #[serde(deserialize_with = "text::<3, _>")]
-    pub executing_peer_id: String,
-    pub transition: ExecutionTransition,
-    #[serde(default = "empty_object", deserialize_with = "fields::object")]
-    pub output_payload: Value,
-    #[serde(default, deserialize_with = "fields::maybe_from_zero")]
-    pub latency_ms: Option<f64>,
-    #[serde(default, deserialize_with = "fields::maybe_share")]
-    pub fidelity_score: Option<f64>,
-    #[serde(default, deserialize_with = "maybe_text::<0, 600, _>")]
-    pub error_detail: Option<String>,
-    #[serde(default)]
-    pub artifact_refs: Vec<String>,
-    #[serde(default, deserialize_with = "time_text")]
-    pub completed_at: String,
-}
-
-/// `output_payload` of a completed dispatch.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FragmentOutput {
-    pub state: QuantumState,
-    #[serde(default, deserialize_with = "maybe_text::<3, 1024, _>")]
-    pub block_id: Option<String>,
-    #[serde(default)]
-    pub fragment_ids: Vec<String>,
-    #[serde(default, deserialize_with = "list")]
-    pub component_qubits: Vec<i64>,
-    #[serde(default, deserialize_with = "number")]
-    pub gate_count: i64,
-    #[serde(default, deserialize_with = "number")]
-    pub circuit_depth: i64,
-    #[serde(default, deserialize_with = "number")]
-    pub state_transfer_bytes: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -306,20 +184,28 @@ pub struct PeerHeartbeat {
     pub emitted_at: String,
 }
 
-/// Reads a document.
-///
-/// # Errors
-/// When the bytes are not JSON or not this document. The text says what is wrong, with line and column.
-pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(bytes).map_err(|e| e.to_string())
+/// Bytes that are not the document that they should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct DocumentError {
+    /// What is wrong, with line and column.
+    text: String,
 }
 
-/// Reads a part of a document.
+impl DocumentError {
+    fn new(error: &serde_json::Error) -> DocumentError {
+        // It may repeat a part of the document, of any length.
+        DocumentError { text: crate::model::cut(&error.to_string(), MAX_REASON).to_string() }
+    }
+}
+
+/// Reads a document. What is decoded is bounded: texts and lists by their types, and large parts are left as the bytes
+/// that came ([`RawPart`]).
 ///
 /// # Errors
-/// When the value does not have the form of the type. The text says what is wrong.
-pub fn part<T: for<'a> Deserialize<'a>>(value: Value) -> Result<T, String> {
-    serde_json::from_value(value).map_err(|e| e.to_string())
+/// When the bytes are not JSON or not this document.
+pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DocumentError> {
+    serde_json::from_slice(bytes).map_err(|e| DocumentError::new(&e))
 }
 
 /// Writes a document. Documents are plain data, whose JSON can't fail.

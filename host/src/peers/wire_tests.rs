@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::reservation::event::Transition;
@@ -12,7 +12,7 @@ fn prepare() -> Value {
     })
 }
 
-fn with(key: &str, value: Value) -> Result<PrepareRequest, String> {
+fn with(key: &str, value: Value) -> Result<PrepareRequest, DocumentError> {
     let mut document = prepare();
     document[key] = value;
     read(document.to_string().as_bytes())
@@ -61,7 +61,7 @@ fn lengths_ranges_and_unknown_keys() {
         ("sent_at", json!("yesterday")),
         ("surprise", json!(1)),
     ] {
-        let error = with(key, value).unwrap_err();
+        let error = with(key, value).unwrap_err().to_string();
         assert!(error.contains("line") || error.contains("allowed"), "{error}");
     }
     assert!(with("reservation_id", json!("ééééwwww")).is_ok(), "characters are counted, not bytes");
@@ -82,22 +82,55 @@ fn a_document_is_written_with_every_field() {
     );
 }
 
+/// A dispatch with this payload as it is written.
+fn dispatch(payload: &str) -> Vec<u8> {
+    format!(
+        r#"{{"execution_id": "execution-1", "reservation_id": "res-00000001", "workflow_run_id": "workflow-1",
+            "fragment_id": "frag-0001", "service_id": "hadamard", "idempotency_key": "0123456789abcdef"{payload}}}"#
+    )
+    .into_bytes()
+}
+
 #[test]
 fn the_payload_is_read_by_itself() {
     let payload = json!({
-        "plan_id": "plan-0001", "fragments": [{"fragment_id": "frag-0001", "service_id": "hadamard"}],
+        "plan_id": "plan-0001",
+        "fragments": [{"fragment_id": "frag-0001", "service_id": "hadamard", "dependencies": ["frag-0000"]}],
         "state": {"num_qubits": 2.0, "qubit_ids": null, "amplitudes": []},
     });
-    let payload: InputPayload = part(payload).unwrap();
-    assert_eq!((payload.state.num_qubits, payload.block_id), (2, None));
+    let received = ReceivedDispatch::read(dispatch(&format!(", \"input_payload\": {payload}"))).unwrap();
+    assert_eq!((received.head.execution_id.as_str(), received.head.max_retries), ("execution-1", 2));
+    let payload: ReceivedPayload<'_> = read(received.payload()).unwrap();
+    assert_eq!((payload.state.num_qubits, payload.block_id, payload.fragments.len()), (2, None, 1));
+    assert_eq!(payload.state.amplitudes(), Some("[]"));
+
+    let without = ReceivedDispatch::read(dispatch("")).unwrap();
+    assert_eq!(without.payload(), b"{}");
+    let wrong = ReceivedDispatch::read(dispatch(r#", "input_payload": {"plan_id": 1}"#)).unwrap();
+    assert!(
+        read::<ReceivedPayload<'_>>(wrong.payload()).is_err(),
+        "what is wrong in it shows when it is read"
+    );
+    for payload in ["null", "[]", "1", "{"] {
+        let document = dispatch(&format!(", \"input_payload\": {payload}"));
+        assert!(ReceivedDispatch::read(document).is_err(), "{payload}");
+    }
     for bad in [
         json!({"num_qubits": 0}),
         json!({"num_qubits": 1, "measured_qubits": null}),
         json!({"num_qubits": 1, "surprise": 1}),
-        json!({"num_qubits": 1, "amplitudes": [1, 0]}),
+        json!({"num_qubits": 1, "qubit_ids": vec![1; 5000]}),
     ] {
-        assert!(part::<QuantumState>(bad.clone()).is_err(), "{bad}");
+        let bad = bad.to_string();
+        assert!(read::<ReceivedState<'_>>(bad.as_bytes()).is_err(), "{bad}");
     }
+}
+
+#[test]
+fn an_error_never_repeats_a_whole_document() {
+    let document = format!("{{\"{}\": 1}}", "x".repeat(100_000));
+    let error = read::<CancelRequest>(document.as_bytes()).unwrap_err().to_string();
+    assert!(error.len() <= MAX_REASON, "{}", error.len());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use coda_host::peers::registry::Topic;
+use coda_host::peers::registry::{GossipError, Topic};
 use coda_host::peers::swarm::{Announcement, Caller, Channel, Document, Network, ReadyAnswer, Role};
 use coda_host::peers::wire::PeerStep;
 use coda_host_tests::misbehaving_peers;
@@ -159,7 +159,7 @@ impl Role for Echo {
         Vec::new()
     }
 
-    fn hear(&mut self, _: &str, _: Topic, _: &[u8]) -> Result<(), String> {
+    fn hear(&mut self, _: &str, _: Topic, _: &[u8]) -> Result<(), GossipError> {
         Ok(())
     }
 

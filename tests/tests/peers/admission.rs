@@ -113,7 +113,7 @@ async fn held_and_running_never_exceed_the_slots() {
             let id = format!("reservation-{round}-{n}");
             tokio::spawn(async move {
                 let answer = call(&client, &peer, PeerStep::Prepare, prepare(&id, 60)).await;
-                let answer: PrepareAnswer = wire::part(answer).expect("an answer to a prepare");
+                let answer: PrepareAnswer = serde_json::from_value(answer).expect("an answer to a prepare");
                 (n, id, answer)
             })
         });
@@ -141,7 +141,8 @@ async fn held_and_running_never_exceed_the_slots() {
                 sent_at: wire::time(0),
             };
             let answer: StepAnswer =
-                wire::part(call(client, &peer, PeerStep::Commit, wire::write(&commit)).await).unwrap();
+                serde_json::from_value(call(client, &peer, PeerStep::Commit, wire::write(&commit)).await)
+                    .unwrap();
             assert_eq!(answer.transition.name(), "committed");
             if round % 2 == 0 {
                 let cancel = CancelRequest { reservation_id: id, reason: None, sent_at: wire::time(0) };
@@ -268,7 +269,10 @@ async fn after_a_reload_the_peer_lends_what_the_new_executor_takes() {
     let ask = async |id: &str, qubits: i64| -> PrepareAnswer {
         let mut request: Value = serde_json::from_slice(&prepare(id, 60)).unwrap();
         request["estimated_qubits"] = qubits.into();
-        wire::part(call(&client, &peer, PeerStep::Prepare, request.to_string().into_bytes()).await).unwrap()
+        serde_json::from_value(
+            call(&client, &peer, PeerStep::Prepare, request.to_string().into_bytes()).await,
+        )
+        .unwrap()
     };
     let reload = async |device: &str| {
         host.write_device(device);
@@ -333,4 +337,108 @@ async fn an_execution_beyond_the_time_limit_fails_with_the_limit() {
         assert!(said.contains("took longer than 0.2 s and was ended"), "{isolation}: {said}");
         drop(host);
     }
+}
+
+/// Reserves and commits a slot.
+async fn reserved(client: &Network, peer: &str, id: &str) {
+    call(client, peer, PeerStep::Prepare, prepare(id, 60)).await;
+    let commit = CommitRequest {
+        reservation_id: id.into(),
+        workflow_run_id: "workflow-1".into(),
+        fragment_id: "block-s01-b01".into(),
+        sent_at: wire::time(0),
+    };
+    let answer = call(client, peer, PeerStep::Commit, wire::write(&commit)).await;
+    assert_eq!(answer["transition"], "committed", "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_uses_a_jobs_id_touches_only_its_own_execution() {
+    for isolation in ["none", "process"] {
+        let plan = Plan::simulator("mode: hang\nslots: 3").env("CODA_EXECUTOR_ISOLATION", isolation);
+        let (host, address, peer) = lent(plan).await;
+        let id = "job-of-a-customer";
+        host.submit(id, &bell(), 10).await;
+        host.wait_state(id, "executing").await;
+        // Two peers with the customer's id; the second one's execution must live on as well.
+        let (first, second) = (client(&address).await, client(&address).await);
+        let mut running = Vec::new();
+        for (network, reservation) in [(&first, "reservation-1"), (&second, "reservation-2")] {
+            reserved(network, &peer, reservation).await;
+            let mut request: Value = serde_json::from_slice(&dispatch(reservation)).unwrap();
+            request["execution_id"] = id.into();
+            let (network, peer) = (network.clone(), peer.clone());
+            running.push(tokio::spawn(async move {
+                call(&network, &peer, PeerStep::Dispatch, request.to_string().into_bytes()).await
+            }));
+        }
+        eventually("both run", async || host.ready().await.1["peer"]["executions"] == 2).await;
+        let cancel = |id: &str| {
+            wire::write(&CancelRequest { reservation_id: id.into(), reason: None, sent_at: wire::time(0) })
+        };
+        call(&first, &peer, PeerStep::Cancel, cancel("reservation-1")).await;
+        let answer = running.remove(0).await.unwrap();
+        assert_eq!(answer["transition"], "failed", "{isolation}: {answer}");
+        assert!(!running[0].is_finished(), "{isolation}: the other peer's execution was cancelled too");
+        let (_, ready) = host.ready().await;
+        assert_eq!(ready["current_job"], id, "{isolation}: the customer's job goes on: {ready}");
+        host.request_cancel(id).await;
+        host.wait_state(id, "cancelled").await;
+        assert_eq!(host.attempts(id), (0, 0), "{isolation}: nobody was told that it failed");
+        call(&second, &peer, PeerStep::Cancel, cancel("reservation-2")).await;
+        assert_eq!(running.remove(0).await.unwrap()["transition"], "failed", "{isolation}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_execution_is_ended_at_the_peers_own_limit_whatever_was_estimated() {
+    let plan = Plan::simulator("mode: hang").env("CODA_PEER_MAX_EXECUTION_SEC", "0.3");
+    let (_host, address, peer) = lent(plan).await;
+    let client = client(&address).await;
+    reserved(&client, &peer, "reservation-1").await;
+    let answer = call(&client, &peer, PeerStep::Dispatch, dispatch("reservation-1")).await;
+    let said = answer.to_string();
+    assert_eq!(answer["transition"], "failed", "{said}");
+    assert!(said.contains("it took longer than 0.3 s and was ended"), "{said}");
+}
+
+/// The most memory that a process has had, in MiB.
+fn peak_mib(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).expect("a peak");
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_document_costs_no_more_memory_than_its_bytes() {
+    const BYTES: usize = 16 << 20;
+    let (mut host, address, peer) = lent(Plan::simulator("")).await;
+    let client = client(&address).await;
+    let pid = host.process().pid();
+    let before = peak_mib(pid);
+    for (n, filling) in
+        ["[],", "{},", "\"\",", "{\"fragment_id\":\"abc\",\"service_id\":\"qft\"},"].into_iter().enumerate()
+    {
+        // Once as a stranger, once with a reservation, as a payload and as a list inside of one.
+        let list = filling.repeat(BYTES / filling.len());
+        let list = list.trim_end_matches(',');
+        for payload in [format!("{{\"a\":[{list}]}}"), format!("{{\"fragments\":[{list}]}}")] {
+            for reservation in ["reservation-none".to_string(), format!("reservation-{n}-{}", payload.len())]
+            {
+                if reservation != "reservation-none" {
+                    reserved(&client, &peer, &reservation).await;
+                }
+                let document = String::from_utf8(dispatch(&reservation)).unwrap();
+                let (head, rest) = document.split_once("\"input_payload\":").unwrap();
+                let (_, tail) = rest.split_once(",\"max_retries\"").unwrap();
+                let document = format!("{head}\"input_payload\":{payload},\"max_retries\"{tail}");
+                let answer = call(&client, &peer, PeerStep::Dispatch, document.into_bytes()).await;
+                assert_eq!(answer["transition"], "failed", "{answer}");
+            }
+        }
+    }
+    let grown = peak_mib(pid).saturating_sub(before);
+    // The document as it is read, and the buffers of the connection.
+    assert!(grown < 200, "16 MiB of a document cost {grown} MiB");
+    host.good_job_goes_through("J1").await;
 }

@@ -1,7 +1,7 @@
 //! `coda-host plugin check`: runs every case in a child process, and reports as lines, JSON or JUnit.
 
 use std::collections::HashMap;
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
 use crate::executor::elf;
 use crate::executor::locate::DEFAULT_ENTRY;
+use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -138,7 +139,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     }
     let mut results = Vec::new();
     for case in chosen {
-        let bar = match std::io::stderr().is_terminal() {
+        let bar = match output::notices_to_terminal() {
             true => ProgressBar::new_spinner().with_message(case.name),
             false => ProgressBar::hidden(),
         };

@@ -1,5 +1,7 @@
 //! Pure: addresses of peers, and which of them are dialled.
 
+use std::net::IpAddr;
+
 use libp2p::multiaddr::Protocol as Part;
 use libp2p::{Multiaddr, PeerId};
 
@@ -8,7 +10,8 @@ use libp2p::{Multiaddr, PeerId};
 pub fn dialable(text: &str, peer: PeerId) -> Option<Multiaddr> {
     let address: Multiaddr = text.parse().ok()?;
     let mut parts = address.iter();
-    let host = matches!(parts.next()?, Part::Ip4(_) | Part::Ip6(_));
+    let host =
+        matches!(parts.next()?, Part::Ip4(_) | Part::Ip6(_) | Part::Dns(_) | Part::Dns4(_) | Part::Dns6(_));
     let port = matches!(parts.next()?, Part::Tcp(_));
     let own = match parts.next() {
         Some(Part::P2p(id)) => id == peer,
@@ -16,6 +19,15 @@ pub fn dialable(text: &str, peer: PeerId) -> Option<Multiaddr> {
         Some(_) => false,
     };
     (host && port && own && parts.next().is_none()).then_some(address)
+}
+
+/// The IP address at the beginning of an address.
+pub fn ip_of(address: &Multiaddr) -> Option<IpAddr> {
+    match address.iter().next()? {
+        Part::Ip4(ip) => Some(ip.into()),
+        Part::Ip6(ip) => Some(ip.into()),
+        _ => None,
+    }
 }
 
 /// The peer id at the end of an address.

@@ -16,7 +16,8 @@ use crate::peers::wire::PeerStep;
 /// Bytes of a prepare, commit or cancel.
 const SMALL_DOCUMENT: usize = 32 << 10;
 const MAX_STREAMS: usize = 1024;
-const MAX_INCOMING: u32 = 256;
+/// Incoming connections that libp2p lets in. The event loop closes unused ones far below.
+const MAX_INCOMING: u32 = 512;
 const MAX_PER_PEER: u32 = 8;
 
 #[derive(NetworkBehaviour)]

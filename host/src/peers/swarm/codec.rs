@@ -52,6 +52,12 @@ impl Document {
     }
 }
 
+impl AsRef<[u8]> for Document {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 impl Drop for Document {
     fn drop(&mut self) {
         if let Some((budget, bytes)) = &self.budget {

@@ -10,25 +10,28 @@ use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, TopicHash};
 use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol as Part;
 use libp2p::request_response::{self, Message, OutboundFailure, OutboundRequestId};
-use libp2p::swarm::SwarmEvent;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::{Multiaddr, PeerId, Swarm, identify, noise, tcp};
+use libp2p::swarm::{ConnectionId, SwarmEvent};
+use libp2p::{Multiaddr, PeerId, Swarm, identify};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::address::peer_of;
+use super::address::{ip_of, peer_of};
 use super::behaviour::{Behaviour, BehaviourEvent, behaviour};
-use super::coalesce::CoalescedYamux;
 use super::codec::{Document, EmptyDocument};
+use super::transport::transport;
 use super::{
     CallAnswer, CallError, Caller, NetworkCommand, NetworkError, NetworkSettings, NetworkView, ReadyAnswer,
     Role,
 };
-use crate::peers::registry::Topic;
+use crate::connections::ConnectionTable;
+use crate::peers::registry::{GossipError, Topic};
 use crate::peers::wire::{PeerStep, SINGLE_READ_BYTES};
 
 /// Prefix of the agent version of this project's programs, which read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
+/// Most connections that others have made and that are kept.
+const MAX_INCOMING: usize = 256;
 /// How long answers may take to leave when the network stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Time for written answers to leave the connection's buffers before it is closed.
@@ -50,6 +53,9 @@ pub struct EventLoop<R> {
     beats: u64,
     /// Answers that are on their way.
     responding: usize,
+    /// Connections that others have made.
+    incoming: ConnectionTable<ConnectionId>,
+    started: Instant,
 }
 
 impl<R: Role> EventLoop<R> {
@@ -90,6 +96,8 @@ impl<R: Role> EventLoop<R> {
             calls: HashMap::new(),
             beats: 0,
             responding: 0,
+            incoming: ConnectionTable::new(MAX_INCOMING),
+            started: Instant::now(),
         };
         event_loop.wait_for_listeners(listeners).await?;
         Ok(event_loop)
@@ -272,11 +280,15 @@ impl<R: Role> EventLoop<R> {
                 self.agents.insert(peer_id, agent);
             }
             SwarmEvent::NewListenAddr { address, .. } => self.listens(&address),
-            SwarmEvent::ConnectionEstablished { peer_id, endpoint, .. } => {
+            SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
                 tracing::debug!(peer = %peer_id, address = %endpoint.get_remote_address(), "connected");
+                if endpoint.is_listener() {
+                    self.let_in(connection_id, endpoint.get_remote_address());
+                }
                 self.count();
             }
-            SwarmEvent::ConnectionClosed { peer_id, num_established, cause, .. } => {
+            SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, cause, .. } => {
+                self.incoming.remove(connection_id);
                 let cause = cause.map(|c| c.to_string()).unwrap_or_default();
                 tracing::debug!(peer = %peer_id, cause, "a connection has ended");
                 if num_established == 0 {
@@ -286,13 +298,35 @@ impl<R: Role> EventLoop<R> {
                 self.count();
             }
             SwarmEvent::IncomingConnectionError { send_back_addr, error, .. } => {
-                tracing::warn!(address = %send_back_addr, error = chain(&error), "a peer could not connect");
+                let (now, ip) = (self.started.elapsed(), ip_of(&send_back_addr));
+                let error = chain(&error);
+                // Once aloud for each address: anybody may try as often as they like.
+                if ip.is_none_or(|ip| self.incoming.warns(ip, now)) {
+                    tracing::warn!(address = %send_back_addr, error, "a peer could not connect");
+                } else {
+                    tracing::debug!(address = %send_back_addr, error, "a peer could not connect");
+                }
             }
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 let peer = peer_id.map(|p| p.to_string()).unwrap_or_default();
                 tracing::warn!(peer, error = chain(&error), "a peer can't be reached");
             }
             _ => {}
+        }
+    }
+
+    /// Takes note of a connection that another peer has made, and closes an unused one if there are too many.
+    fn let_in(&mut self, connection: ConnectionId, address: &Multiaddr) {
+        let now = self.started.elapsed();
+        let Some(ip) = ip_of(address) else { return };
+        let Some(evicted) = self.incoming.insert(connection, ip, now) else { return };
+        self.swarm.close_connection(evicted.key);
+        if self.incoming.warns(evicted.address, now) {
+            tracing::warn!(
+                address = %evicted.address,
+                limit = MAX_INCOMING,
+                "too many connections; closing the longest unused one of this address"
+            );
         }
     }
 
@@ -303,8 +337,9 @@ impl<R: Role> EventLoop<R> {
 
     fn exchange(&mut self, step: PeerStep, event: Exchange) {
         match event {
-            request_response::Event::Message { peer, message, .. } => match message {
+            request_response::Event::Message { peer, connection_id, message } => match message {
                 Message::Request { request, channel, .. } => {
+                    self.incoming.touch(connection_id, self.started.elapsed());
                     let ours = self.agents.get(&peer).is_some_and(|a| a.starts_with(AGENT_PREFIX));
                     let caller = Caller { peer: peer.to_string(), ours };
                     if let Some(ready) = self.role.request(caller, step, request, channel) {
@@ -362,9 +397,9 @@ impl<R: Role> EventLoop<R> {
                     let author = message.source.map(|a| a.to_string()).unwrap_or_default();
                     // Once aloud for each peer that is connected: it may go on for ever.
                     if self.warned.insert(propagation_source) {
-                        tracing::warn!(from = %propagation_source, author, why, "gossip is dropped");
+                        tracing::warn!(from = %propagation_source, author, %why, "gossip is dropped");
                     } else {
-                        tracing::debug!(from = %propagation_source, author, why, "gossip is dropped");
+                        tracing::debug!(from = %propagation_source, author, %why, "gossip is dropped");
                     }
                 }
                 let acceptance =
@@ -380,9 +415,9 @@ impl<R: Role> EventLoop<R> {
         }
     }
 
-    fn hear(&mut self, message: &gossipsub::Message) -> Result<(), String> {
-        let author = message.source.ok_or("it has no author")?;
-        let topic = self.topic(&message.topic).ok_or("it has another topic")?;
+    fn hear(&mut self, message: &gossipsub::Message) -> Result<(), GossipError> {
+        let author = message.source.ok_or(GossipError::NoAuthor)?;
+        let topic = self.topic(&message.topic).ok_or(GossipError::Topic)?;
         self.role.hear(&author.to_string(), topic, &message.data)
     }
 
@@ -397,23 +432,15 @@ fn build_swarm(
     settings: &NetworkSettings,
     serves: bool,
 ) -> Result<Swarm<Behaviour>, NetworkError> {
-    let setup = |e: &dyn std::fmt::Display| NetworkError::Setup(e.to_string());
     let behaviour = behaviour(&key, settings, serves)?;
-    let swarm = libp2p::SwarmBuilder::with_existing_identity(key)
-        .with_tokio()
-        .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, CoalescedYamux::default)
-        .map_err(|e| setup(&e))?
-        .with_behaviour(|_| behaviour)
-        .map_err(|e| setup(&e))?
-        .with_swarm_config(|c| {
-            // The request leaves together with the proposal of its protocol, which saves one round trip. This applies
-            // to every protocol of the connection: a peer without gossip is taken for one with its oldest version, and
-            // gossip that is sent to it is lost.
-            c.with_idle_connection_timeout(settings.idle)
-                .with_substream_upgrade_protocol_override(Version::V1Lazy)
-        })
-        .build();
-    Ok(swarm)
+    // The request leaves together with the proposal of its protocol, which saves one round trip. This applies to every
+    // protocol of the connection: a peer without gossip is taken for one with its oldest version, and gossip that is
+    // sent to it is lost.
+    let config = libp2p::swarm::Config::with_tokio_executor()
+        .with_idle_connection_timeout(settings.idle)
+        .with_substream_upgrade_protocol_override(Version::V1Lazy);
+    let me = key.public().to_peer_id();
+    Ok(Swarm::new(transport(&key)?, behaviour, me, config))
 }
 
 /// Why a stream failed, by the error's type and never by its text.

@@ -1,12 +1,16 @@
 //! Pure: how single fields are read, with the limits of the contract.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
+use serde::ser::{Serialize, Serializer};
 
 /// Longest text of an id: nothing that is kept may be as long as a document.
 const MAX_TEXT: usize = 1024;
+/// Most whole numbers of one list: far more than a state has qubits.
+const MAX_NUMBERS: usize = 4096;
 
 /// A text of at least `MIN` characters.
 pub fn text<'de, const MIN: usize, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
@@ -72,14 +76,77 @@ pub fn between<'de, const MIN: i64, const MAX: i64, D: Deserializer<'de>>(d: D) 
 #[derive(serde::Deserialize)]
 struct Whole(#[serde(deserialize_with = "number")] i64);
 
-/// A list of whole numbers.
-pub fn list<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<i64>, D::Error> {
-    Ok(Vec::<Whole>::deserialize(d)?.into_iter().map(|n| n.0).collect())
+/// A list of at most `MAX` values: the text of a list may be far shorter than its decoded form.
+pub fn bounded<'de, const MAX: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Vec<T>, D::Error> {
+    struct List<T, const MAX: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(value) = values.next_element()? {
+                if list.len() == MAX {
+                    return Err(A::Error::custom(format!("a list of more than {MAX} values")));
+                }
+                list.push(value);
+            }
+            Ok(list)
+        }
+    }
+
+    d.deserialize_seq(List::<T, MAX>(PhantomData))
 }
 
+/// A list of whole numbers.
+pub fn list<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<i64>, D::Error> {
+    Ok(bounded::<MAX_NUMBERS, Whole, D>(d)?.into_iter().map(|n| n.0).collect())
+}
+
+/// A list of whole numbers, null or nothing.
 pub fn maybe_list<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Vec<i64>>, D::Error> {
-    let list = Option::<Vec<Whole>>::deserialize(d)?;
-    Ok(list.map(|l| l.into_iter().map(|n| n.0).collect()))
+    #[derive(serde::Deserialize)]
+    struct Numbers(#[serde(deserialize_with = "list")] Vec<i64>);
+
+    Ok(Option::<Numbers>::deserialize(d)?.map(|numbers| numbers.0))
+}
+
+/// A list of texts that is part of a document and that nobody needs: it is checked and not kept, and written empty.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UnusedTexts;
+
+impl Serialize for UnusedTexts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq([(); 0])
+    }
+}
+
+impl<'de> Deserialize<'de> for UnusedTexts {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<UnusedTexts, D::Error> {
+        struct Texts;
+
+        impl<'de> Visitor<'de> for Texts {
+            type Value = UnusedTexts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of texts")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<UnusedTexts, A::Error> {
+                // One at a time: none is kept.
+                while texts.next_element::<Cow<'de, str>>()?.is_some() {}
+                Ok(UnusedTexts)
+            }
+        }
+
+        d.deserialize_seq(Texts)
+    }
 }
 
 /// A number from 0, null or nothing.
@@ -96,11 +163,6 @@ fn maybe_within<'de, D: Deserializer<'de>>(d: D, max: f64) -> Result<Option<f64>
     let Some(n) = Option::<f64>::deserialize(d)? else { return Ok(None) };
     let message = || D::Error::custom(format!("{n} where 0 to {max} are allowed"));
     (0.0..=max).contains(&n).then_some(Some(n)).ok_or_else(message)
-}
-
-pub fn object<'de, D: Deserializer<'de>>(d: D) -> Result<Value, D::Error> {
-    let value = Value::deserialize(d)?;
-    value.is_object().then_some(value).ok_or_else(|| D::Error::custom("no object"))
 }
 
 pub fn trust_tier<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
