@@ -524,6 +524,7 @@ fn of_the_executor(found: &mut Findings) {
         StartError::Describe { path: path(), error: error(ErrorCode::Other) },
         StartError::BadDevice { path: path(), what: text() },
         StartError::Thread(io_error()),
+        StartError::NoReturn { path: path(), call: "create".into(), limit: Duration::from_secs(1) },
         StartError::Died { path: path() },
     ]);
     found.of_enum(vec![

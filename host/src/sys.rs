@@ -25,7 +25,7 @@ mod signals;
 mod spawn;
 
 pub use account::{Account, account, effective_user, give_up_rights};
-pub use c_library::{forget_variable, keep_heap_small, locale};
+pub use c_library::{exit_at_once, forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
 pub use dispositions::Dispositions;
 pub use process::{ProcessHandle, ask_to_stop, signal};

@@ -136,7 +136,7 @@ impl Executor for Faulty {
     }
 
     fn batch(&self) -> Option<&dyn BatchRun> {
-        if self.config.fault.is_of_batch() { Some(self) } else { None }
+        if self.config.fault.is_of_batch() || self.config.batch { Some(self) } else { None }
     }
 
     fn canceller(&self) -> Option<&dyn Cancel> {
@@ -159,8 +159,10 @@ impl Executor for Faulty {
 
 impl Drop for Faulty {
     fn drop(&mut self) {
-        if self.config.fault == Fault::PanicDrop {
-            explode(self.config.payload);
+        match self.config.fault {
+            Fault::PanicDrop => explode(self.config.payload),
+            Fault::HangDrop => hang(),
+            _ => {}
         }
         drop(self.lives("drop"));
     }
@@ -168,9 +170,13 @@ impl Drop for Faulty {
 
 impl BatchRun for Faulty {
     fn batch_run(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Outcome, Error>>, Error> {
+        jobs.iter().try_for_each(|job| self.record("start", job.id()))?;
+        if self.config.when == When::Run && jobs.iter().any(|job| self.concerns(job)) && self.due() {
+            process::commit(self.config.fault);
+        }
         let mut answers: Vec<_> = jobs.iter().map(|job| self.counted(job, Fault::None)).collect();
         match self.config.fault {
-            _ if !self.due() => {}
+            fault if !fault.is_of_batch() || !self.due() => {}
             Fault::BatchReversed => answers.reverse(),
             Fault::PanicBatch => explode(self.config.payload),
             Fault::BatchError => return Err(hardware("the batch failed as a whole, as asked for")),
@@ -257,7 +263,7 @@ impl Faulty {
         let fault = self.config.fault;
         // Faults of other functions count the calls of those.
         let elsewhere = fault.is_of_batch() || matches!(fault, Fault::PanicDevice | Fault::HangDevice);
-        let due = !elsewhere && self.due();
+        let due = !elsewhere && self.concerns(job) && self.due();
         let behave = if due { fault } else { Fault::None };
         if self.config.when == When::Run {
             process::commit(behave);
@@ -321,6 +327,11 @@ impl Faulty {
             return Ok(zeros(job));
         }
         Ok(Outcome::from_counts(exact::counts(job, fault, self.num_qubits)?).with_time_ms(1.0))
+    }
+
+    /// Whether the fault may happen in the run of this job.
+    fn concerns(&self, job: &Job<'_>) -> bool {
+        self.config.only.as_deref().is_none_or(|only| only == job.id())
     }
 
     /// Counts a call; whether the fault is due by now.

@@ -3,13 +3,14 @@
 //! Every wait on a socket ends when the process does: the thread that waits for its end shuts the sockets down.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use coda_plugin_abi::{Error, ErrorCode, Stage};
@@ -49,7 +50,71 @@ struct End {
     /// How it ended, once it has.
     how: Option<String>,
     /// Why it was killed, when the host did it.
-    killed: Option<String>,
+    killed: Option<Kill>,
+    /// Calls in it now.
+    calls: usize,
+    /// Calls that were in it when it ended.
+    calls_at_end: usize,
+}
+
+/// Why the host kills a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kill {
+    /// The run of this job does not end. The other jobs in the process are not the cause.
+    StuckRun { job_id: String, grace: Duration },
+    /// A call that should return soon does not.
+    NoReturn { call: &'static str, limit: Duration },
+    /// It broke the form of the messages in its answer to this job.
+    Unreadable { job_id: String },
+    /// The host is stopping.
+    Stopping,
+    /// It is not needed.
+    NotNeeded(&'static str),
+}
+
+impl fmt::Display for Kill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kill::StuckRun { job_id, grace } => {
+                write!(f, "the run of job {job_id} went on for more than {grace:?} after it was asked to end")
+            }
+            Kill::NoReturn { call, limit } => write!(f, "its {call} did not return within {limit:?}"),
+            Kill::Unreadable { job_id } => {
+                write!(f, "it sent something that can't be read in answer to job {job_id}")
+            }
+            Kill::Stopping => f.write_str("it did not shut down in time"),
+            Kill::NotNeeded(why) => f.write_str(why),
+        }
+    }
+}
+
+/// What became of a call without an answer.
+pub enum CallFailure {
+    /// The process had ended before.
+    NotEntered,
+    /// The process ended during the call.
+    Died(Death),
+    /// What came is no answer.
+    Unreadable,
+}
+
+/// The end of a process with calls in it.
+pub struct Death {
+    /// For the job whose fault it is.
+    pub error: Error,
+    /// How many calls were in the process.
+    pub calls: usize,
+    /// Why it was killed, when the host did it.
+    pub killed: Option<Kill>,
+}
+
+/// A call is in the process until this is dropped.
+struct InsideGuard<'a>(&'a Process);
+
+impl Drop for InsideGuard<'_> {
+    fn drop(&mut self) {
+        self.0.end.lock().calls -= 1;
+    }
 }
 
 impl Process {
@@ -124,6 +189,7 @@ impl Process {
             (None, Err(e)) => format!("ended in an unknown way: {e}"),
         };
         end.how = Some(how.clone());
+        end.calls_at_end = end.calls;
         drop(end);
         self.ended.notify_all();
         for socket in &self.ends {
@@ -137,9 +203,10 @@ impl Process {
     ///
     /// # Errors
     /// When the library or the config can't be used, or the process ends.
-    pub fn check(&self, spec: &WorkerSpec) -> Result<Vec<String>, MakeError> {
+    pub fn check(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<Vec<String>, MakeError> {
         let too_long = |_: TooLong| MakeError::Process("the device config is too long".into());
-        match self.step(spec, &SlotRequest::Check(spec).encode().map_err(too_long)?)? {
+        let message = SlotRequest::Check(spec).encode().map_err(too_long)?;
+        match self.within(limit, "loading", || self.step(spec, &message))? {
             StepOutcome::Checked(secrets) => Ok(secrets),
             other => Err(MakeError::Process(format!("it was to check its library, and said {other:?}"))),
         }
@@ -149,16 +216,24 @@ impl Process {
     ///
     /// # Errors
     /// When the plugin can't create or describe it, or the process ends.
-    pub fn create(&self, spec: &WorkerSpec) -> Result<DeviceReply, MakeError> {
+    pub fn create(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<DeviceReply, MakeError> {
         let too_long = |e: TooLong| MakeError::Process(e.to_string());
-        match self.step(spec, &SlotRequest::Create.encode().map_err(too_long)?)? {
+        let message = SlotRequest::Create.encode().map_err(too_long)?;
+        match self.within(limit, "create", || self.step(spec, &message))? {
             StepOutcome::Created(device) => Ok(*device),
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
     }
 
     fn step(&self, spec: &WorkerSpec, message: &[u8]) -> Result<StepOutcome, MakeError> {
-        let answer = self.call(0, message).map_err(|e| MakeError::Process(e.text))?;
+        let answer = self.call(0, message).map_err(|failure| match failure {
+            CallFailure::Died(Death { killed: Some(Kill::NoReturn { call, limit }), .. }) => {
+                MakeError::NoReturn { call, limit }
+            }
+            CallFailure::Died(death) => MakeError::Process(death.error.text),
+            CallFailure::NotEntered => MakeError::Process(self.death(Stage::Create).text),
+            CallFailure::Unreadable => MakeError::Process(unreadable().text),
+        })?;
         let SlotAnswer::Step(outcome) = answer else {
             return Err(MakeError::Process(unreadable().text));
         };
@@ -179,38 +254,85 @@ impl Process {
     /// Sends a request to a slot and waits for the answer.
     ///
     /// # Errors
-    /// When the process ends meanwhile, with how it ended; when its answer can't be read.
-    pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, Error> {
-        let no_slot = || Error::new(ErrorCode::Other, format!("there is no slot {slot}"));
-        let mut socket = self.slots.get(slot).ok_or_else(no_slot)?.lock();
-        let frame = exchange(&mut socket, message).map_err(|e| self.broken(&e, Stage::Run))?;
-        SlotAnswer::decode(&frame).map_err(|_| unreadable())
+    /// When the process has ended or ends meanwhile; when its answer can't be read.
+    pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, CallFailure> {
+        let Some(socket) = self.slots.get(slot) else { return Err(CallFailure::NotEntered) };
+        let inside = {
+            let mut end = self.end.lock();
+            if end.how.is_some() || end.killed.is_some() {
+                return Err(CallFailure::NotEntered);
+            }
+            end.calls += 1;
+            InsideGuard(self)
+        };
+        let frame = exchange(&mut socket.lock(), message);
+        let answer = match frame {
+            Ok(frame) => SlotAnswer::decode(&frame).map_err(|_| CallFailure::Unreadable),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(CallFailure::Unreadable),
+            Err(_) => {
+                let error = self.death(Stage::Run);
+                let end = self.end.lock();
+                Err(CallFailure::Died(Death { error, calls: end.calls_at_end, killed: end.killed.clone() }))
+            }
+        };
+        drop(inside);
+        answer
     }
 
-    /// One control call: the inner error is the plugin's.
+    /// One control call: the inner error is the plugin's. A process that takes longer than the limit is killed.
     ///
     /// # Errors
     /// When the process ends meanwhile, with how it ended; when its answer can't be read.
-    pub fn control(&self, order: &ControlOrder) -> Result<Option<Error>, Error> {
+    pub fn control(self: &Arc<Self>, order: &ControlOrder, limit: Duration) -> Result<Option<Error>, Error> {
         let message = order.encode().map_err(|e| Error::new(ErrorCode::Resources, e.to_string()))?;
+        let (call, stage) = match order {
+            ControlOrder::Cancel(_) => ("cancel", Stage::Cancel),
+            ControlOrder::Shutdown => ("shutdown", Stage::Shutdown),
+        };
         let mut socket = self.control.lock();
-        let frame = exchange(&mut socket, &message).map_err(|e| self.broken(&e, Stage::Cancel))?;
+        let frame = self.within(limit, call, || exchange(&mut socket, &message));
+        let frame = frame.map_err(|error| match error.kind() {
+            // The process lives, but does not keep to the form.
+            io::ErrorKind::InvalidData => unreadable(),
+            _ => self.death(stage),
+        })?;
         ControlAnswer::decode(&frame).map(|answer| answer.0).map_err(|_| unreadable())
     }
 
     /// Destroys the executor; the process ends by itself, or is ended.
-    pub fn destroy(&self) -> Option<Error> {
-        let asked = SlotRequest::Destroy.encode();
-        let asked = asked.map_err(|e| Error::new(ErrorCode::Resources, e.to_string()));
-        let error = match asked.and_then(|message| self.call(0, &message)) {
+    pub fn destroy(self: &Arc<Self>, limit: Duration) -> Option<Error> {
+        let asked = match SlotRequest::Destroy.encode() {
+            Ok(message) => self.within(limit, "destroy", || self.call(0, &message)),
+            Err(error) => return Some(Error::new(ErrorCode::Resources, error.to_string())),
+        };
+        let error = match asked {
             Ok(SlotAnswer::Destroyed(error)) => error,
-            Ok(_) => Some(unreadable()),
-            Err(error) => Some(error),
+            Ok(_) | Err(CallFailure::Unreadable) => Some(unreadable()),
+            Err(CallFailure::Died(death)) => Some(death.error),
+            Err(CallFailure::NotEntered) => Some(self.death(Stage::Shutdown)),
         };
         if !self.wait_ended(END_LIMIT) {
-            self.kill("it did not end after destroy");
+            self.kill(Kill::NotNeeded("it did not end after destroy"));
         }
         error
+    }
+
+    /// Kills the process when `body`, which waits for it, takes longer than the limit.
+    fn within<T>(self: &Arc<Self>, limit: Duration, call: &'static str, body: impl FnOnce() -> T) -> T {
+        let (returned, waiting) = channel::<()>();
+        let process = self.clone();
+        let timer = thread("exec-limit".into(), move || {
+            if waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                tracing::error!(call, ?limit, "a call of the plugin does not return: its process is killed");
+                process.kill(Kill::NoReturn { call, limit });
+            }
+        });
+        if let Err(error) = timer {
+            tracing::warn!(call, %error, "no thread could be started to limit the time of this call");
+        }
+        let value = body();
+        drop(returned);
+        value
     }
 
     /// How it ended, once it has.
@@ -225,24 +347,15 @@ impl Process {
     }
 
     /// Ends it at once.
-    pub fn kill(&self, why: &str) {
+    pub fn kill(&self, why: Kill) {
         let mut end = self.end.lock();
         if end.how.is_some() {
             return;
         }
-        end.killed.get_or_insert_with(|| why.to_string());
+        end.killed.get_or_insert(why);
         drop(end);
         if let Some(Err(error)) = self.handle.as_ref().map(|p| p.signal(libc::SIGKILL)) {
             tracing::error!(%error, "the plugin's process can't be killed");
-        }
-    }
-
-    /// The error of a call whose answer could not be read from the socket.
-    fn broken(&self, error: &io::Error, stage: Stage) -> Error {
-        match error.kind() {
-            // The process lives, but does not keep to the form.
-            io::ErrorKind::InvalidData => unreadable(),
-            _ => self.death(stage),
         }
     }
 
@@ -251,8 +364,12 @@ impl Process {
         self.wait_ended(NEWS_LIMIT);
         let end = self.end.lock();
         let how = end.how.clone().unwrap_or_else(|| "broke off the connection".into());
-        // Killed by the host: for taking too long.
-        let code = if end.killed.is_some() { ErrorCode::Timeout } else { ErrorCode::Panic };
+        let code = match end.killed {
+            None => ErrorCode::Panic,
+            Some(Kill::Unreadable { .. }) => ErrorCode::Contract,
+            // For taking too long.
+            Some(_) => ErrorCode::Timeout,
+        };
         Error::new(code, format!("the plugin's process {how}")).at(stage)
     }
 }
