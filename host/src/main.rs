@@ -11,7 +11,7 @@ use coda_host::cli::{self, Cli};
 use coda_host::config::load::ProcessEnv;
 use coda_host::config::source::SECRET_VARIABLES;
 use coda_host::daemon::notify;
-use coda_host::error::Failure;
+use coda_host::error::{Failure, exit};
 use coda_host::model::iso_time;
 use coda_host::sys;
 use coda_host::telemetry::LogFormat;
@@ -26,10 +26,17 @@ fn main() -> ExitCode {
     rustls::crypto::ring::default_provider().install_default().ok();
     let cli = Cli::parse();
     let format = cli.log_format();
-    match cli::run(cli, env) {
+    // The plugin's own process may end as it likes: the host takes note.
+    if !cli.is_worker()
+        && let Err(error) = sys::guard_exit(exit::PLUGIN)
+    {
+        return show(&CliError::ExitGuard(error).into(), format);
+    }
+    let status = match cli::run(cli, env) {
         Ok(code) => code,
         Err(failure) => show(&failure, format),
-    }
+    };
+    sys::expect_exit(status)
 }
 
 /// Prints a failure for a person, or as a JSON line where the log has that format.

@@ -16,6 +16,7 @@ use super::plugin::Plugin;
 use super::shared::{RunLimits, Shared, StuckRun, WhenStuck};
 use super::worker::Kill;
 use crate::error::exit;
+use crate::sys;
 
 /// Looks at the runs until the executor is gone, which it notices by itself. For a thread of its own.
 pub(super) fn watch(
@@ -144,5 +145,5 @@ fn report_stuck_run(shared: &Shared, stuck: Option<StuckRun>, when_stuck: WhenSt
 /// architecture's page).
 fn exit_for_supervisor() -> ! {
     tracing::error!("ending for the supervisor to start a new host, as CODA_EXECUTOR_STUCK_EXIT asks for");
-    std::process::exit(exit::JOB_LEFT.into());
+    sys::exit(exit::JOB_LEFT);
 }

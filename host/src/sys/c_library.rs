@@ -31,9 +31,3 @@ pub fn locale() -> String {
         }
     }
 }
-
-/// Ends this process at once, without handlers and destructors: for when something holds up an orderly end.
-pub fn exit_at_once(status: u8) -> ! {
-    // SAFETY: takes any status and does not return; nothing of the process is used afterwards.
-    unsafe { libc::_exit(status.into()) }
-}

@@ -48,6 +48,13 @@ pub enum When {
     Create,
     /// At the start of each run.
     Run,
+    /// When the device is described.
+    Device,
+    /// In the cancel hook.
+    Cancel,
+    Shutdown,
+    /// In the executor's `drop`.
+    Drop,
     /// When the library is loaded, before anyone has read a config: the fault comes from the environment
     /// variable `CODA_FAULTY_AT_LOAD`, and `fault` does nothing more.
     Load,

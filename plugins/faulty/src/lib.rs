@@ -100,6 +100,7 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
 
 impl Executor for Faulty {
     fn device(&self) -> Device {
+        self.commit_at(When::Device);
         let mut device = Device::new("faulty", self.num_qubits, [self.target]);
         device.slots = self.config.slots.max(1);
         match self.config.fault {
@@ -148,6 +149,7 @@ impl Executor for Faulty {
     }
 
     fn shutdown(&self) {
+        self.commit_at(When::Shutdown);
         match self.config.fault {
             Fault::PanicShutdown => explode(self.config.payload),
             Fault::HangShutdown => hang(),
@@ -159,6 +161,7 @@ impl Executor for Faulty {
 
 impl Drop for Faulty {
     fn drop(&mut self) {
+        self.commit_at(When::Drop);
         match self.config.fault {
             Fault::PanicDrop => explode(self.config.payload),
             Fault::HangDrop => hang(),
@@ -237,6 +240,7 @@ fn apply(state: &mut [Amplitude], operation: &Operation) {
 
 impl Cancel for Faulty {
     fn cancel(&self, job_id: &str) {
+        self.commit_at(When::Cancel);
         self.any_cancelled.store(true, Ordering::Release);
         if self.config.life
             && let Err(error) = self.record("cancel", job_id)
@@ -327,6 +331,13 @@ impl Faulty {
             return Ok(zeros(job));
         }
         Ok(Outcome::from_counts(exact::counts(job, fault, self.num_qubits)?).with_time_ms(1.0))
+    }
+
+    /// Commits a fault of the process that is to happen at this time.
+    fn commit_at(&self, when: When) {
+        if self.config.when == when {
+            process::commit(self.config.fault);
+        }
     }
 
     /// Whether the fault may happen in the run of this job.
