@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use coda_plugin_abi::{Error, ErrorCode, Stage};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::super::active::MAX_SLOTS;
 use super::super::ffi::{Common, DeviceReply};
@@ -37,12 +37,31 @@ pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
 pub struct Process {
     /// `None` when the process was gone before it could be opened.
     handle: Option<sys::ProcessHandle>,
-    control: Mutex<UnixStream>,
-    slots: Vec<Mutex<UnixStream>>,
-    /// A copy of each socket, shut down when the process has ended.
-    ends: Vec<UnixStream>,
+    control: Socket,
+    events: Arc<UnixStream>,
+    /// Slot 0 from the beginning, the others once the device is known.
+    slots: RwLock<Vec<Arc<Socket>>>,
     end: Mutex<End>,
     ended: Condvar,
+}
+
+/// A socket on which one exchange goes on at a time.
+struct Socket {
+    stream: UnixStream,
+    turn: Mutex<()>,
+}
+
+impl Socket {
+    fn new(stream: UnixStream) -> Socket {
+        Socket { stream, turn: Mutex::new(()) }
+    }
+
+    /// Writes a request and reads the answer to it.
+    fn exchange(&self, message: &[u8]) -> io::Result<Frame> {
+        let _turn = self.turn.lock();
+        (&self.stream).write_all(message)?;
+        Frame::read(&mut &self.stream)
+    }
 }
 
 #[derive(Default)]
@@ -124,17 +143,17 @@ impl Process {
         common: Arc<Common>,
         progress: Arc<OnProgress>,
     ) -> io::Result<(Arc<Process>, Receiver<String>)> {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..MAX_SLOTS + 2 {
-            let (a, b) = UnixStream::pair()?;
-            ours.push(a);
-            theirs.push(OwnedFd::from(b));
-        }
-        theirs.push(OwnedFd::from(std::fs::File::open(&spec.opened)?));
+        let pair = || UnixStream::pair().map_err(too_many_files);
+        let ((control, control_end), (events, events_end), (slot_0, slot_0_end)) =
+            (pair()?, pair()?, pair()?);
+        let library = std::fs::File::open(&spec.opened).map_err(too_many_files)?;
+        let theirs: Vec<OwnedFd> =
+            vec![control_end.into(), events_end.into(), slot_0_end.into(), library.into()];
+        let numbers: Vec<String> = theirs.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         // This very program, also when its file has been replaced meanwhile: both ends must be of one version.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("coda-host");
-        command.args(["executor-worker", spec.plugin.as_str()]);
+        command.args(["executor-worker", spec.plugin.as_str(), "--descriptors", &numbers.join(",")]);
         // The password of a proxy is not its business; `main` has taken away the host's own secrets.
         std::env::vars_os().filter(|(name, value)| is_proxy_with_password(name, value)).for_each(
             |(name, _)| {
@@ -146,12 +165,9 @@ impl Process {
             command.env("HOME", &account.home).env("USER", &account.name).env("LOGNAME", &account.name);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = sys::spawn_worker(command, theirs)?;
+        let mut child = sys::spawn_worker(command, theirs).map_err(too_many_files)?;
         let handle = sys::ProcessHandle::open(child.id()).ok().flatten();
-        let ends = ours.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
-        let mut ours = ours.into_iter();
-        let missing = || io::Error::other("a socket is missing");
-        let (control, events) = (ours.next().ok_or_else(missing)?, ours.next().ok_or_else(missing)?);
+        let events = Arc::new(events);
         for (stream, level, name) in [
             (child.stdout.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 3, "stdout"),
             (child.stderr.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 2, "stderr"),
@@ -160,12 +176,13 @@ impl Process {
             let common = common.clone();
             thread(format!("exec-{name}"), move || pump(stream, &common, level, name))?;
         }
-        thread("exec-events".into(), move || listen(events, &common, &*progress))?;
+        let heard = events.clone();
+        thread("exec-events".into(), move || listen(&heard, &common, &*progress))?;
         let process = Arc::new(Process {
             handle,
-            control: Mutex::new(control),
-            slots: ours.map(Mutex::new).collect(),
-            ends,
+            control: Socket::new(control),
+            events,
+            slots: RwLock::new(vec![Arc::new(Socket::new(slot_0))]),
             end: Mutex::default(),
             ended: Condvar::new(),
         });
@@ -192,7 +209,9 @@ impl Process {
         end.calls_at_end = end.calls;
         drop(end);
         self.ended.notify_all();
-        for socket in &self.ends {
+        let slots = self.slots.read();
+        let sockets = slots.iter().map(|slot| &slot.stream).chain([&self.control.stream, &*self.events]);
+        for socket in sockets {
             // It may be closed already.
             socket.shutdown(std::net::Shutdown::Both).ok();
         }
@@ -220,9 +239,23 @@ impl Process {
         let too_long = |e: TooLong| MakeError::Process(e.to_string());
         let message = SlotRequest::Create.encode().map_err(too_long)?;
         match self.within(limit, "create", || self.step(spec, &message))? {
-            StepOutcome::Created(device) => Ok(*device),
+            StepOutcome::Created(device) => {
+                self.open_slots(device.slots as usize).map_err(|e| MakeError::Process(e.to_string()))?;
+                Ok(*device)
+            }
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
+    }
+
+    /// Opens the slots other than slot 0.
+    fn open_slots(&self, count: usize) -> io::Result<()> {
+        let mut theirs = Vec::new();
+        for _ in 1..count.min(MAX_SLOTS) {
+            let (here, there) = UnixStream::pair().map_err(too_many_files)?;
+            self.slots.write().push(Arc::new(Socket::new(here)));
+            theirs.push(OwnedFd::from(there));
+        }
+        sys::send_descriptors(&self.control.stream, &theirs)
     }
 
     fn step(&self, spec: &WorkerSpec, message: &[u8]) -> Result<StepOutcome, MakeError> {
@@ -256,7 +289,7 @@ impl Process {
     /// # Errors
     /// When the process has ended or ends meanwhile; when its answer can't be read.
     pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, CallFailure> {
-        let Some(socket) = self.slots.get(slot) else { return Err(CallFailure::NotEntered) };
+        let Some(socket) = self.slots.read().get(slot).cloned() else { return Err(CallFailure::NotEntered) };
         let inside = {
             let mut end = self.end.lock();
             if end.how.is_some() || end.killed.is_some() {
@@ -265,7 +298,7 @@ impl Process {
             end.calls += 1;
             InsideGuard(self)
         };
-        let frame = exchange(&mut socket.lock(), message);
+        let frame = socket.exchange(message);
         let answer = match frame {
             Ok(frame) => SlotAnswer::decode(&frame).map_err(|_| CallFailure::Unreadable),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(CallFailure::Unreadable),
@@ -289,8 +322,7 @@ impl Process {
             ControlOrder::Cancel(_) => ("cancel", Stage::Cancel),
             ControlOrder::Shutdown => ("shutdown", Stage::Shutdown),
         };
-        let mut socket = self.control.lock();
-        let frame = self.within(limit, call, || exchange(&mut socket, &message));
+        let frame = self.within(limit, call, || self.control.exchange(&message));
         let frame = frame.map_err(|error| match error.kind() {
             // The process lives, but does not keep to the form.
             io::ErrorKind::InvalidData => unreadable(),
@@ -374,10 +406,14 @@ impl Process {
     }
 }
 
-/// Writes a request and reads the answer to it.
-fn exchange(socket: &mut UnixStream, message: &[u8]) -> io::Result<Frame> {
-    socket.write_all(message)?;
-    Frame::read(socket)
+/// An error of opening something, with what to do when this process may not open more.
+fn too_many_files(error: io::Error) -> io::Error {
+    let full = error.raw_os_error().is_some_and(|code| code == libc::EMFILE || code == libc::ENFILE);
+    if full {
+        io::Error::other(format!("{error}; raise the limit on open files (ulimit -n, LimitNOFILE)"))
+    } else {
+        error
+    }
 }
 
 /// The error of an answer that breaks the form.
@@ -420,7 +456,7 @@ fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &st
 }
 
 /// Takes log lines, progress and gauges until the process ends.
-fn listen(mut events: UnixStream, common: &Common, progress: &OnProgress) {
+fn listen(mut events: &UnixStream, common: &Common, progress: &OnProgress) {
     while let Ok(frame) = Frame::read(&mut events) {
         let taken = WorkerEvent::decode(&frame).map(|event| match event {
             WorkerEvent::Log { level, job_id, text } => common.log(level, job_id, text.to_string()),
