@@ -26,13 +26,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::http::reply;
 use self::readiness::{
-    CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckJob, VpnHealth, WorkerDeaths,
+    CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckControlCall, StuckJob, VpnHealth, WorkerDeaths,
 };
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
 use crate::executor::worker::Trouble;
-use crate::executor::{ExecutorStatus, PluginInfo, ReloadReport, StuckRun};
+use crate::executor::{ControlCall, ExecutorStatus, PluginInfo, ReloadReport, StuckRun};
 use crate::jobs::claim_gate::{ClaimGate, ClaimStep};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
@@ -169,8 +169,15 @@ fn texts(reasons: &[Reason]) -> Vec<String> {
 
 fn executor_health(executor: &ExecutorStatus) -> ExecutorHealth {
     let stuck = |run: StuckRun| StuckJob { job_id: run.job_id, seconds: run.since.elapsed().as_secs() };
+    let stuck_call = |call: ControlCall| StuckControlCall {
+        seconds: call.since.elapsed().as_secs(),
+        call: call.call,
+        plugin: call.plugin,
+        killed_after: call.killed_after,
+    };
     let deaths = |t: Trouble| WorkerDeaths { in_a_row: t.in_a_row, last: t.last };
     ExecutorHealth {
+        stuck_call: executor.stuck_call().map(stuck_call),
         stuck_run: executor.stuck_run().map(stuck),
         worker: executor.worker_trouble().map(deaths),
     }
@@ -208,7 +215,6 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
     let is_redis_up = redis_error.is_none();
     let cloud = CloudHealth {
         redis_error,
-        stuck_call: snapshot.stuck.clone(),
         store_error: snapshot.store_error.clone(),
         write_refusal: s.redis.writes.refusal(),
         check_error: snapshot.check_error.clone(),

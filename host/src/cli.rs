@@ -77,6 +77,11 @@ impl Cli {
     pub fn log_format(&self) -> LogFormat {
         self.log_format
     }
+
+    /// Whether this is the process of an isolated plugin.
+    pub fn is_worker(&self) -> bool {
+        matches!(self.command, Some(Command::ExecutorWorker { .. }))
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -127,6 +132,9 @@ enum Command {
         plugin: String,
         #[arg(long)]
         account: Option<String>,
+        /// Numbers of the descriptors that the host hands over
+        #[arg(long, value_delimiter = ',')]
+        descriptors: Vec<i32>,
     },
     /// Print tab completions for a shell
     Completions(completions::Args),
@@ -177,8 +185,8 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Coordinate(args)) => coordinate::run(args, env),
         Some(Command::Reservation(command)) => reservation::run(command, &env),
         Some(Command::Plugin(command)) => plugin::run(command, env),
-        Some(Command::ExecutorWorker { account, .. }) => {
-            Ok(worker::child::run(account.as_deref()).map_err(CliError::Worker)?)
+        Some(Command::ExecutorWorker { account, descriptors, .. }) => {
+            Ok(worker::child::run(account.as_deref(), &descriptors).map_err(CliError::Worker)?)
         }
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),

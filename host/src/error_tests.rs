@@ -284,6 +284,7 @@ fn of_the_command_line(found: &mut Findings, ended: tokio::task::JoinError) {
         CliError::TaskEnded { task: "the host", source: ended },
         CliError::Interrupted { effect: "no longer waiting" },
         CliError::Worker(io_error()),
+        CliError::ExitGuard(io_error()),
         CliError::BlockSignals(io_error()),
         CliError::WorkingDirectory(io_error()),
         CliError::Secrets(json_error()),
@@ -524,6 +525,7 @@ fn of_the_executor(found: &mut Findings) {
         StartError::Describe { path: path(), error: error(ErrorCode::Other) },
         StartError::BadDevice { path: path(), what: text() },
         StartError::Thread(io_error()),
+        StartError::NoReturn { path: path(), call: "create".into(), limit: Duration::from_secs(1) },
         StartError::Died { path: path() },
     ]);
     found.of_enum(vec![

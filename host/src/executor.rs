@@ -58,6 +58,7 @@ pub mod worker;
 
 pub(crate) use active::check_device;
 pub use active::{ActivePlugin, PluginInfo};
+pub use control::ControlCall;
 pub use ffi::JobContext;
 pub use job::{Answer, EvolveJob, EvolveOutcome, Generation, RunJob, SlotReport};
 pub use lease::{LeaseRefusal, SlotLease, SlotLoad};

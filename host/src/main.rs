@@ -31,15 +31,22 @@ fn main() -> ExitCode {
         Err(usage) => return show_usage(&usage),
     };
     let format = cli.log_format();
+    // The plugin's own process may end as it likes: the host takes note.
+    if !cli.is_worker()
+        && let Err(error) = sys::guard_exit(exit::PLUGIN)
+    {
+        return show(&CliError::ExitGuard(error).into(), format);
+    }
     let code = match cli::run(cli, env) {
         Ok(code) => code,
         Err(failure) => show(&failure, format),
     };
-    match output::take_print_error() {
+    let code = match output::take_print_error() {
         // A worse end has been told already.
         Some(error) if code == ExitCode::SUCCESS => show(&CliError::Output(error).into(), format),
         _ => code,
-    }
+    };
+    sys::expect_exit(code)
 }
 
 /// Prints what clap has to say: the help, the version, or what is wrong with the arguments.

@@ -3,6 +3,8 @@
 //! ```text
 //! signals       what is waited for, and how signals are called
 //! dispositions  what a plugin changed of signal handling is put back   (unsafe)
+//! exit_guard    an end that nobody asked for is a failure              (unsafe)
+//! handover      descriptors that go through a socket
 //! process       signals to other processes, and waiting for their end
 //! spawn         children that die with their parent; workers           (unsafe)
 //! account       accounts of this machine, and giving up rights
@@ -10,7 +12,7 @@
 //! disk          free space
 //! ```
 //!
-//! Most calls are those of `rustix` and `nix`; what these crates can't do safely is in the three modules that are
+//! Most calls are those of `rustix` and `nix`; what these crates can't do safely is in the four modules that are
 //! marked.
 
 mod account;
@@ -19,6 +21,9 @@ mod c_library;
 mod disk;
 #[allow(unsafe_code)]
 mod dispositions;
+#[allow(unsafe_code)]
+mod exit_guard;
+mod handover;
 mod process;
 mod signals;
 #[allow(unsafe_code)]
@@ -28,6 +33,8 @@ pub use account::{Account, account, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
 pub use dispositions::Dispositions;
+pub use exit_guard::{exit, exit_at_once, expect_exit, guard_exit};
+pub use handover::{receive_descriptors, send_descriptors};
 pub use process::{ProcessHandle, ask_to_stop, signal};
 pub use signals::{STOP_SIGNALS, block_stop_signals, signal_name, wait_stop_signal};
 pub use spawn::{inherited, spawn_detached, spawn_dying_with_parent, spawn_worker};

@@ -123,7 +123,8 @@ typedef struct coda_program {
 #define CODA_LOG_DEBUG 4
 #define CODA_LOG_TRACE 5
 
-/* What the host lends. Each function takes `ctx` first, may be called from any thread and never blocks. */
+/* What the host lends. Each function takes `ctx` first, may be called from any thread and never blocks. Those of a job do
+ * nothing once its call has returned, except that is_cancelled is 1 then; each such use is an error in the log. */
 typedef struct coda_host {
     size_t size;
     void *ctx;
@@ -263,7 +264,8 @@ typedef struct coda_device {
 #define CODA_WHOLE_CALL SIZE_MAX
 
 /* Where a call's answers go. Each function takes `ctx` first and copies what it is given before it returns.
- * Use it during the call it was passed to, from the thread of that call. */
+ * Use it during the call it was passed to, from any thread. Each job gets one answer: a further one fails it. What
+ * comes after the call has returned is logged as an error of the plugin and has no effect. */
 typedef struct coda_reply {
     size_t size;
     void *ctx;

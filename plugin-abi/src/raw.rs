@@ -75,6 +75,7 @@ pub mod target {
 
 /// A validated circuit. Lent by the host for the length of `run` or `batch_run`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct RawProgram {
     pub size: usize,
     pub target: u16,
@@ -92,6 +93,7 @@ pub struct RawProgram {
 
 /// One job of a `run` or `batch_run`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct RawJob {
     pub size: usize,
     pub job_id: RawStr,
@@ -103,8 +105,10 @@ pub struct RawJob {
 }
 
 /// What the host lends: thread-safe, never blocks, and valid as long as the struct it came in
-/// (for `create`: until the executor is dropped).
+/// (for `create`: until the executor is dropped). Afterwards its functions do nothing but log the misuse, and `is_cancelled`
+/// is 1.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct RawHost {
     pub size: usize,
     pub ctx: *mut c_void,
@@ -141,6 +145,7 @@ pub struct Operation {
 
 /// What `evolve_state` is given. Lent by the host for the length of the call.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct RawEvolution {
     pub size: usize,
     pub job_id: RawStr,
@@ -235,8 +240,10 @@ pub struct RawDevice {
     pub reserved2: u32,
 }
 
-/// Where a call's answers go. The functions copy what they are given before they return.
+/// Where a call's answers go. The functions copy what they are given before they return. A further answer to a job fails
+/// it; what comes after the call has returned is logged and has no effect.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct RawReply {
     pub size: usize,
     pub ctx: *mut c_void,

@@ -2,10 +2,15 @@
 //
 // CODA_FAULTY_TABLE chooses what is wrong with the function table (null, small, major, no_run); the key `throw` of
 // device.yaml names a function that lets a C++ exception escape (create, device, run, cancel, shutdown, destroy), and
-// `silent: run` one that replies nothing. Everything else measures zeros.
+// `silent: run` one that replies nothing, `late: run` one that answers when it is over, `twice: outcome` and `twice: error`
+// one that answers twice. Everything else measures zeros.
 #include "coda_executor.hpp"
 
+#include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 CODA_EXECUTOR_DESCRIPTOR(CODA_KIND_TEST, "Coda", "coda-plugin-faulty-cpp", "1.0.0", "create_executor")
 
@@ -42,13 +47,43 @@ void device(void *self, const coda_reply *reply) {
     reply->device(reply->ctx, &d);
 }
 
-void run(void *self, const coda_job *job, const coda_reply *reply) {
-    faulty(self).may_throw("run");
-    if (faulty(self).has("silent: run")) return;
-    const std::string zeros(job->program->measurements_len, '0');
-    const coda_count count{coda::lend(zeros), job->shots};
+void answer(const coda_reply *reply, const std::string &bits, uint32_t shots) {
+    const coda_count count{coda::lend(bits), shots};
     const coda_outcome outcome{sizeof(coda_outcome), &count, 1, 1.0, 0, 1, 0};
     reply->outcome(reply->ctx, 0, &outcome);
+}
+
+void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+// A run that was cancelled answers when the next one is in the plugin, and goes on using what it was lent.
+void answer_late(const coda_job *job, const coda_reply *reply) {
+    const std::string ones(job->program->measurements_len, '1');
+    const uint32_t shots = job->shots;
+    while (!job->host->is_cancelled(job->host->ctx)) pause(5);
+    std::thread([job, reply, ones, shots] {
+        pause(300);
+        job->host->progress(job->host->ctx, 1, 1);
+        job->host->log(job->host->ctx, CODA_LOG_INFO, coda_str_of("said too late"));
+        job->host->gauge(job->host->ctx, coda_str_of("too_late"), 1.0);
+        answer(reply, ones, shots);
+        coda_fail(reply, CODA_WHOLE_CALL, CODA_ERROR_OTHER, CODA_STAGE_RUN, "failed too late");
+        std::fprintf(stderr, "all was said too late: %u qubits, cancelled %u\n", job->program->num_qubits,
+                     job->host->is_cancelled(job->host->ctx));
+    }).detach();
+}
+
+void run(void *self, const coda_job *job, const coda_reply *reply) {
+    static std::atomic<int> runs{0};
+    faulty(self).may_throw("run");
+    if (faulty(self).has("silent: run")) return;
+    if (faulty(self).has("late: run")) {
+        if (runs++ == 0) return answer_late(job, reply);
+        pause(800);
+    }
+    const std::string zeros(job->program->measurements_len, '0');
+    answer(reply, zeros, job->shots);
+    if (faulty(self).has("twice: outcome")) answer(reply, zeros, job->shots);
+    if (faulty(self).has("twice: error")) coda_fail(reply, CODA_WHOLE_CALL, CODA_ERROR_OTHER, CODA_STAGE_RUN, "and yet");
 }
 
 void cancel(void *self, const coda_str *, const coda_reply *) { faulty(self).may_throw("cancel"); }

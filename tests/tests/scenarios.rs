@@ -28,8 +28,12 @@ mod plugins {
     mod isolation;
     /// Plugins that can't be loaded: one message, status 3, no connect.
     mod loading;
+    /// Processes that are gone: bystanders, and jobs that wait.
+    mod lost_processes;
     /// Plugins that panic, hang, lie or change the process.
     mod misbehaving;
+    /// Calls that never return.
+    mod never_returns;
     /// The rights of a plugin's process.
     mod process_privileges;
     /// Several plugins in one process.

@@ -7,6 +7,7 @@
 //! A reason says what is wrong and what to do, in the operator's words. Reasons are ordered by how much depends on them.
 
 use std::fmt;
+use std::time::Duration;
 
 /// What readiness depends on, as it was at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,10 +20,23 @@ pub struct ReadinessInputs {
 /// The executor's part of readiness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExecutorHealth {
+    /// A control call of the plugin that does not return.
+    pub stuck_call: Option<StuckControlCall>,
     /// A run in this process that does not end.
     pub stuck_run: Option<StuckJob>,
     /// The plugin's own process has died and does not answer yet.
     pub worker: Option<WorkerDeaths>,
+}
+
+/// A call of the plugin that should have returned by now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckControlCall {
+    /// Such as `cancel of job J1`.
+    pub call: String,
+    pub plugin: String,
+    pub seconds: u64,
+    /// After which time the plugin's process is killed, where it has one of its own.
+    pub killed_after: Option<Duration>,
 }
 
 /// A job whose run does not end although it was asked to.
@@ -46,8 +60,6 @@ pub struct WorkerDeaths {
 pub struct CloudHealth {
     /// Why there is no connection to Redis.
     pub redis_error: Option<String>,
-    /// A control call of the plugin that does not return.
-    pub stuck_call: Option<String>,
     /// Why results can't be stored.
     pub store_error: Option<String>,
     /// Why the server refuses writes.
@@ -78,7 +90,7 @@ pub enum Reason {
     /// The host has not connected to its cloud yet.
     Starting,
     RedisUnreachable(String),
-    StuckCall(String),
+    StuckCall(StuckControlCall),
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
     StoreFailed(String),
@@ -101,7 +113,17 @@ impl fmt::Display for Reason {
                     "Redis is not reachable, so no new jobs are taken: {error}; check the network to it"
                 )
             }
-            Reason::StuckCall(call) => write!(f, "the executor is stuck in its {call}: restart coda-host"),
+            Reason::StuckCall(StuckControlCall { call, plugin, seconds, killed_after: None }) => write!(
+                f,
+                "the plugin {plugin} has not returned from its {call} for {seconds} s: restart coda-host"
+            ),
+            Reason::StuckCall(StuckControlCall { call, plugin, seconds, killed_after: Some(limit) }) => {
+                write!(
+                    f,
+                    "the plugin {plugin} has not returned from its {call} for {seconds} s; its process is killed after \
+                 {limit:?}"
+                )
+            }
             Reason::StuckJob(StuckJob { job_id, seconds }) => write!(
                 f,
                 "the executor is stuck in job {job_id} for {seconds} s: restart coda-host (with \
@@ -154,9 +176,9 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
 
     if let Some(cloud) = cloud {
         reasons.extend(cloud.redis_error.clone().map(Reason::RedisUnreachable));
-        reasons.extend(cloud.stuck_call.clone().map(Reason::StuckCall));
     }
 
+    reasons.extend(executor.stuck_call.clone().map(Reason::StuckCall));
     reasons.extend(executor.stuck_run.clone().map(Reason::StuckJob));
     reasons.extend(executor.worker.clone().map(Reason::WorkerDied));
 
@@ -182,7 +204,6 @@ mod tests {
     fn healthy() -> CloudHealth {
         CloudHealth {
             redis_error: None,
-            stuck_call: None,
             store_error: None,
             write_refusal: None,
             check_error: None,
@@ -208,21 +229,27 @@ mod tests {
     fn each_trouble_is_one_reason_that_says_what_to_do() {
         let job = StuckJob { job_id: "J1".into(), seconds: 7 };
         let deaths = |in_a_row| WorkerDeaths { in_a_row, last: "was killed by signal 9".into() };
-        let stuck = ExecutorHealth { stuck_run: Some(job), worker: None };
-        let dead = |n| ExecutorHealth { stuck_run: None, worker: Some(deaths(n)) };
+        let stuck = ExecutorHealth { stuck_run: Some(job), ..ExecutorHealth::default() };
+        let dead = |n| ExecutorHealth { worker: Some(deaths(n)), ..ExecutorHealth::default() };
+        let in_call = |killed_after| ExecutorHealth {
+            stuck_call: Some(StuckControlCall {
+                call: "cancel of job J1".into(),
+                plugin: "acme".into(),
+                seconds: 7,
+                killed_after,
+            }),
+            ..ExecutorHealth::default()
+        };
         let fine = ExecutorHealth::default;
         let no_vpn = |why: Option<&str>| VpnHealth::Unusable(why.map(String::from));
-        let table: [(ExecutorHealth, CloudHealth, &[&str]); 14] = [
+        let table: [(ExecutorHealth, CloudHealth, &[&str]); 15] = [
             (
                 fine(),
                 CloudHealth { redis_error: Some("connection refused".into()), ..healthy() },
                 &["Redis is not reachable", "connection refused", "check the network"],
             ),
-            (
-                fine(),
-                CloudHealth { stuck_call: Some("device call".into()), ..healthy() },
-                &["stuck in its device call", "restart coda-host"],
-            ),
+            (in_call(None), healthy(), &["plugin acme", "its cancel of job J1 for 7 s", "restart coda-host"]),
+            (in_call(Some(Duration::from_secs(9))), healthy(), &["plugin acme", "killed after 9s"]),
             (stuck, healthy(), &["stuck in job J1 for 7 s", "restart coda-host"]),
             (dead(1), healthy(), &["the plugin's process was killed by signal 9", "started again"]),
             (dead(3), healthy(), &["has died 3 times in a row", "was killed by signal 9", "started again"]),
@@ -278,12 +305,17 @@ mod tests {
     #[test]
     fn all_reasons_are_given_and_a_host_without_a_cloud_gives_those_of_its_executor() {
         let executor = ExecutorHealth {
+            stuck_call: Some(StuckControlCall {
+                call: "shutdown".into(),
+                plugin: "acme".into(),
+                seconds: 6,
+                killed_after: None,
+            }),
             stuck_run: Some(StuckJob { job_id: "J1".into(), seconds: 1 }),
             worker: Some(WorkerDeaths { in_a_row: 1, last: "ended".into() }),
         };
         let cloud = CloudHealth {
             redis_error: Some("refused".into()),
-            stuck_call: Some("device call".into()),
             store_error: Some("disk".into()),
             write_refusal: Some("refused".into()),
             check_error: Some("refused".into()),
@@ -297,6 +329,9 @@ mod tests {
         assert_eq!(all.len(), 13);
         assert_eq!(all[0], Reason::RedisUnreachable("refused".into()), "first what most depends on");
         let alone = reasons(&ReadinessInputs { executor, cloud: None });
-        assert!(matches!(alone[..], [Reason::StuckJob(_), Reason::WorkerDied(_)]), "{alone:?}");
+        assert!(
+            matches!(alone[..], [Reason::StuckCall(_), Reason::StuckJob(_), Reason::WorkerDied(_)]),
+            "{alone:?}"
+        );
     }
 }

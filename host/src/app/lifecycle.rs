@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::load::ProcessEnv;
 use crate::daemon::notify::Notifier;
+use crate::error::exit;
 use crate::jobs::redis::Redis;
 use crate::sys::{self, Dispositions};
 
@@ -50,7 +51,7 @@ fn watch(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>) {
                 Ok(libc::SIGHUP) if reloads.as_ref().is_some_and(|r| r.send(()).is_ok()) => {}
                 Ok(signal) if asked || stop.is_cancelled() => {
                     tracing::warn!("a second signal: ending at once");
-                    std::process::exit(128 + signal);
+                    sys::exit(u8::try_from(128 + signal).unwrap_or(exit::FAILURE));
                 }
                 Ok(signal) => {
                     tracing::info!(signal, "a signal asks to stop; a second one ends at once");

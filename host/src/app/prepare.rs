@@ -116,6 +116,7 @@ pub(super) fn executor_request(
         native_gate_set: settings.identity.native_gate_set.clone(),
         num_qubits: settings.identity.num_qubits,
         control_timeout: settings.executor.control_timeout,
+        start_timeout: settings.executor.start_timeout,
         batch_max: settings.jobs.batch_max,
         dispositions,
         isolation: settings.executor.isolated.then_some(Restart {

@@ -23,12 +23,14 @@ use super::{AppError, Prepared, locate_plugin, registration, runs_as, start_exec
 use crate::api::{self, ApiSources};
 use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{self, Registration};
+use crate::config::device::DeviceConfig;
 use crate::config::load::ProcessEnv;
-use crate::config::settings::Settings;
+use crate::config::settings::{Identity, Settings};
 use crate::daemon::conflicts::ConsumerLock;
 use crate::daemon::instance_lock::InstanceLock;
 use crate::error::{Explain, Failure};
 use crate::executor::account::{self, RunsAs};
+use crate::executor::locate::Located;
 use crate::executor::{Executor, SlotReport};
 use crate::model::MessageId;
 use crate::state::answer_journal::{AnswerJournal, KeptAnswers};
@@ -74,6 +76,8 @@ pub struct ExecutorStarted {
     pub reports: mpsc::UnboundedReceiver<SlotReport>,
     stored: Option<StoredCredentials>,
     client: JoinHandle<Result<HttpClient, HttpError>>,
+    device: DeviceConfig,
+    located: Located,
 }
 
 impl ExecutorStarted {
@@ -89,29 +93,9 @@ impl ExecutorStarted {
             let cloud = settings.cloud.clone();
             tokio::task::spawn_blocking(move || HttpClient::new(&cloud))
         };
-        let (executor, reports) = {
-            let starting = start_executor(&settings, &device, located, host.lifecycle.dispositions.clone());
-            tokio::pin!(starting);
-            tokio::select! {
-                started = &mut starting => started?,
-                () = host.lifecycle.stop.cancelled() => {
-                    // The plugin may be opening its session at this moment: then it must be closed again. Hardware
-                    // that takes longer than a control call may is left to the end of the process.
-                    let limit = settings.executor.control_timeout;
-                    match tokio::time::timeout(limit, starting).await {
-                        Ok(Ok((executor, _))) => executor.shutdown(limit).await,
-                        Ok(Err(failure)) => {
-                            tracing::debug!(error = failure.line(), "the start failed while stopping");
-                        }
-                        Err(_) => {
-                            tracing::warn!(?limit, "stopped while the plugin was still creating its executor");
-                        }
-                    }
-                    return Err(Halt::Stopped);
-                }
-            }
-        };
-        Ok(ExecutorStarted { host, settings: Arc::new(settings), executor, reports, stored, client })
+        let (executor, reports) = create_executor(&host, &settings, &device, located.clone()).await?;
+        let settings = Arc::new(settings);
+        Ok(ExecutorStarted { host, settings, executor, reports, stored, client, device, located })
     }
 
     /// Opens port, state and journals, and registers with the cloud unless the host has none.
@@ -120,11 +104,51 @@ impl ExecutorStarted {
     /// When one of them can't be used, the cloud refuses, another host serves the QPU, or the host is asked to stop;
     /// the executor has ended then.
     pub async fn register(mut self) -> Result<Registered, Halt> {
-        match self.try_register().await {
-            Ok((service, cloud)) => Ok(Registered { started: self, service, cloud }),
+        let (service, cloud) = match self.try_register().await {
+            Ok(done) => done,
             Err(halt) => {
                 self.end().await;
+                return Err(halt);
+            }
+        };
+        let Some(cloud) = cloud else { return Ok(Registered { started: self, service, cloud }) };
+        match self.adopt(&cloud.registration.identity).await {
+            Ok(started) => {
+                compare(&cloud.registration, &started.executor);
+                Ok(Registered { started, service, cloud: Some(cloud) })
+            }
+            Err(halt) => {
+                cloud.store.close();
                 Err(halt)
+            }
+        }
+    }
+
+    /// Takes over the identity that the cloud has given. A plugin was told of the QPU when it was created; when that has
+    /// become wrong, as on a first start, it is created again. No job has been claimed yet.
+    async fn adopt(self, identity: &Identity) -> Result<ExecutorStarted, Halt> {
+        let told = &self.settings.identity;
+        let same = told.num_qubits == identity.num_qubits && told.native_gate_set == identity.native_gate_set;
+        let settings = Settings { identity: identity.clone(), ..(*self.settings).clone() };
+        if same {
+            return Ok(ExecutorStarted { settings: Arc::new(settings), ..self });
+        }
+        tracing::info!(
+            told = told.num_qubits,
+            registered = identity.num_qubits,
+            native_gate_set = identity.native_gate_set,
+            "the QPU is registered otherwise than the plugin was told; its executor is created again"
+        );
+        let ExecutorStarted { host, executor, stored, client, device, located, .. } = self;
+        executor.shutdown(settings.executor.control_timeout).await;
+        let (executor, reports) = create_executor(&host, &settings, &device, located.clone()).await?;
+        let settings = Arc::new(settings);
+        let started = ExecutorStarted { host, settings, executor, reports, stored, client, device, located };
+        match announce(&started.executor, &started.settings) {
+            Ok(()) => Ok(started),
+            Err(failure) => {
+                started.end().await;
+                Err(failure.into())
             }
         }
     }
@@ -156,7 +180,6 @@ impl ExecutorStarted {
         let identity = &registration.identity;
         let consumer = &settings.jobs.consumer_name;
         let consumer_lock = ConsumerLock::acquire(&identity.redis_url, &identity.qpu_id, consumer)?;
-        compare(&registration, &self.executor);
 
         let (store, contents) = database.start(&identity.qpu_id)?;
         let recorded = record_deaths(&store, &contents, died_running).await;
@@ -208,6 +231,35 @@ impl ExecutorStarted {
     /// Brings the device to rest and drops the executor.
     pub async fn end(self) {
         self.executor.shutdown(self.settings.executor.control_timeout).await;
+    }
+}
+
+/// Loads the plugin and creates its executor, unless the host is asked to stop meanwhile.
+async fn create_executor(
+    host: &Host,
+    settings: &Settings,
+    device: &DeviceConfig,
+    located: Located,
+) -> Result<(Executor, mpsc::UnboundedReceiver<SlotReport>), Halt> {
+    let starting = start_executor(settings, device, located, host.lifecycle.dispositions.clone());
+    tokio::pin!(starting);
+    tokio::select! {
+        started = &mut starting => Ok(started?),
+        () = host.lifecycle.stop.cancelled() => {
+            // The plugin may be opening its session at this moment: then it must be closed again. Hardware that takes
+            // longer than a control call may is left to the end of the process.
+            let limit = settings.executor.control_timeout;
+            match tokio::time::timeout(limit, starting).await {
+                Ok(Ok((executor, _))) => executor.shutdown(limit).await,
+                Ok(Err(failure)) => {
+                    tracing::debug!(error = failure.line(), "the start failed while stopping");
+                }
+                Err(_) => {
+                    tracing::warn!(?limit, "stopped while the plugin was still creating its executor");
+                }
+            }
+            Err(Halt::Stopped)
+        }
     }
 }
 

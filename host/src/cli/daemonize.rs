@@ -93,7 +93,8 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
         if let Some(status) = child.try_wait().map_err(DaemonizeError::Start)? {
             output::notice(format!("the daemon ended while it was starting:\n{}", tail(&path, before)));
             return Ok(ExitCode::from(
-                status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILURE),
+                // It ended, so it is not up, whatever it says of its end.
+                status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(exit::FAILURE),
             ));
         }
         if stop.is_cancelled() {

@@ -56,6 +56,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             device_config: None,
             plugin_path: Vec::new(),
             control_timeout: second,
+            start_timeout: second,
             isolated: false,
             user: None,
             restart_backoff: Duration::from_millis(1),

@@ -238,6 +238,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         device_config,
         plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| env.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
+        start_timeout: s.seconds("CODA_EXECUTOR_START_TIMEOUT_SEC", None, 600.0)?,
         isolated: isolated(s)?,
         user: s.optional("CODA_EXECUTOR_USER", None),
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,

@@ -132,6 +132,8 @@ pub struct ExecutorSettings {
     pub plugin_path: Vec<PathBuf>,
     /// A control call that takes longer marks the executor stuck.
     pub control_timeout: Duration,
+    /// How long a plugin may take to load and to create its executor.
+    pub start_timeout: Duration,
     /// Whether the plugin runs in a separate process.
     pub isolated: bool,
     /// The account that such a process runs as, when one is named.

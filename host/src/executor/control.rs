@@ -2,9 +2,10 @@
 //!
 //! A control call may hang in the plugin. It is noted while it lasts, so that one which takes too long is seen.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coda_plugin_abi::Error;
 use parking_lot::Mutex;
@@ -25,22 +26,59 @@ pub(super) enum ControlRequest {
     Shutdown(oneshot::Sender<Option<Error>>),
 }
 
-/// A control call that is in the plugin.
-#[derive(Debug, Clone)]
-pub struct StuckCall {
+/// A call in the plugin that should return soon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ControlCall {
+    /// What is called, and for which job.
     pub call: String,
+    pub plugin: String,
     pub since: Instant,
+    /// After which time the plugin's process is killed, where it has one of its own.
+    pub killed_after: Option<Duration>,
 }
 
-/// The control call that is in the plugin now, if any.
-pub(super) type CallInProgress = Arc<Mutex<Option<StuckCall>>>;
+/// The calls in the plugin that should return soon.
+#[derive(Clone, Default)]
+pub struct ControlCalls(Arc<Mutex<BTreeMap<u64, ControlCall>>>);
+
+/// A control call is in the plugin until this is dropped.
+pub struct ControlCallGuard {
+    calls: ControlCalls,
+    number: u64,
+}
+
+impl ControlCalls {
+    /// Notes the begin of a call.
+    pub fn begin(&self, call: String, plugin: Arc<str>, killed_after: Option<Duration>) -> ControlCallGuard {
+        let mut calls = self.0.lock();
+        let number = calls.last_key_value().map_or(0, |(last, _)| last + 1);
+        let call = ControlCall { call, plugin: plugin.to_string(), since: Instant::now(), killed_after };
+        calls.insert(number, call);
+        ControlCallGuard { calls: self.clone(), number }
+    }
+
+    /// The call that has lasted longest.
+    pub fn first(&self) -> Option<ControlCall> {
+        self.0.lock().values().next().cloned()
+    }
+
+    /// The first call that takes longer than `limit`.
+    pub fn stuck(&self, limit: Duration) -> Option<ControlCall> {
+        self.0.lock().values().find(|call| call.since.elapsed() > limit).cloned()
+    }
+}
+
+impl Drop for ControlCallGuard {
+    fn drop(&mut self) {
+        self.calls.0.lock().remove(&self.number);
+    }
+}
 
 /// What the control thread needs.
 pub(super) struct ControlThread {
     pub plugin: Plugin,
     pub common: Arc<Common>,
     pub shared: Arc<Shared>,
-    pub in_progress: CallInProgress,
 }
 
 impl ControlThread {
@@ -78,9 +116,10 @@ impl ControlThread {
 
     /// Calls the plugin, visibly to those who look for a call that does not return.
     fn watched(&self, call: String, body: impl FnOnce() -> Option<Error>) -> Option<Error> {
-        *self.in_progress.lock() = Some(StuckCall { call: call.clone(), since: Instant::now() });
+        let limit = self.plugin.remote().map(|_| self.shared.control_timeout);
+        let noted = self.shared.control_calls.begin(call.clone(), self.common.plugin(), limit);
         let error = body();
-        *self.in_progress.lock() = None;
+        drop(noted);
         signals::restore_after(&self.shared.dispositions, &self.common.plugin(), &call);
         error
     }

@@ -4,11 +4,14 @@
 //! library   dlopen, both bindings, one table of functions; create
 //! services  what the host lends: log, progress, gauges, the cancel flag
 //! reply     copies of what a call replied
+//! handles   numbers for what is lent, and `cells`, its addresses: neither comes to mean another call
 //! ```
 //!
 //! Everything here returns owned values that are merely copied, not believed: text may be anything, counts
 //! may be wrong; `results/outcome` judges them. Host callbacks never unwind into the plugin.
 
+mod cells;
+mod handles;
 mod library;
 mod reply;
 mod services;
@@ -16,12 +19,13 @@ mod services;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use coda_plugin_abi::raw::{RawEvolution, RawHost, RawJob, RawStr};
+use coda_plugin_abi::raw::{RawEvolution, RawJob, RawProgram, RawStr};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Outcome, Program, Stage};
 
+use cells::{Cells, Lent};
 use library::FunctionTable;
-use reply::{Replies, Reply};
-use services::release;
+use reply::{OpenReply, Replies};
+use services::{ENDED_HOST, LentHost};
 
 pub use library::{CreateRequest, Library, LibraryOpenError};
 pub use reply::DeviceReply;
@@ -51,6 +55,61 @@ pub struct CallEvolve<'a> {
 fn absent(hook: &str) -> Error {
     Error::new(ErrorCode::Contract, format!("this executor has no {hook}"))
 }
+
+fn several_answers(answers: usize) -> Error {
+    let text = format!("the executor gave {answers} answers to one run");
+    Error::new(ErrorCode::Contract, text).at(Stage::Run)
+}
+
+/// The jobs that a plugin is lent. What is left of one after its call is an empty circuit.
+static JOB_CELLS: Cells<RawJob> = Cells::new(
+    RawJob {
+        size: size_of::<RawJob>(),
+        job_id: NO_TEXT,
+        program: &raw const NO_PROGRAM.0,
+        shots: 0,
+        reserved: 0,
+        host: &raw const ENDED_HOST.0,
+    },
+    |job| RawJob { job_id: NO_TEXT, program: &raw const NO_PROGRAM.0, ..*job },
+);
+
+/// The states that a plugin is lent. What is left of one after its call is empty.
+static EVOLUTION_CELLS: Cells<RawEvolution> = Cells::new(
+    RawEvolution {
+        size: size_of::<RawEvolution>(),
+        job_id: NO_TEXT,
+        num_qubits: 0,
+        reserved: 0,
+        amplitudes: std::ptr::null(),
+        amplitudes_len: 0,
+        operations: std::ptr::null(),
+        operations_len: 0,
+        host: &raw const ENDED_HOST.0,
+    },
+    |state| RawEvolution { job_id: NO_TEXT, num_qubits: 0, amplitudes_len: 0, operations_len: 0, ..*state },
+);
+
+const NO_TEXT: RawStr = RawStr { ptr: std::ptr::null(), len: 0 };
+
+struct EmptyProgram(RawProgram);
+
+// SAFETY: it is constant, and its pointers are null.
+unsafe impl Sync for EmptyProgram {}
+
+static NO_PROGRAM: EmptyProgram = EmptyProgram(RawProgram {
+    size: size_of::<RawProgram>(),
+    target: 0,
+    num_qubits: 0,
+    optimization_level: 0,
+    gates: std::ptr::null(),
+    gates_len: 0,
+    measurements: std::ptr::null(),
+    measurements_len: 0,
+    source_hash: NO_TEXT,
+    compiled_at: NO_TEXT,
+    compiler_version: NO_TEXT,
+});
 
 /// The answers to a batch call.
 #[derive(Debug)]
@@ -85,23 +144,27 @@ impl Instance {
     pub fn run(&self, job: &CallJob<'_>) -> CallAnswer {
         let mut batch = self.call(std::slice::from_ref(job), |raw, reply| {
             // SAFETY: the executor lives, job and reply are lent for the length of the call.
-            unsafe { (self.table.run)(self.this, raw.as_ptr(), &reply.raw()) };
+            unsafe { (self.table.run)(self.this, raw.as_ptr(), reply.as_ptr()) };
         });
-        batch.answers.pop().flatten().or(batch.whole.map(Err))
+        match batch.answers.iter().flatten().count() + batch.surplus {
+            0 => batch.whole.map(Err),
+            1 if batch.surplus == 0 => batch.answers.pop().flatten(),
+            answers => Some(Err(several_answers(answers))),
+        }
     }
 
     /// Runs several jobs in one call.
     pub fn batch_run(&self, jobs: &[CallJob<'_>]) -> BatchAnswers {
         self.call(jobs, |raw, reply| match self.table.batch_run {
             // SAFETY: as in `run`, for all jobs.
-            Some(hook) => unsafe { hook(self.this, raw.as_ptr(), raw.len(), &reply.raw()) },
+            Some(hook) => unsafe { hook(self.this, raw.as_ptr(), raw.len(), reply.as_ptr()) },
             None => reply.fail(absent("batch_run")),
         })
     }
 
-    fn call(&self, jobs: &[CallJob<'_>], enter: impl FnOnce(&[RawJob], &Reply)) -> BatchAnswers {
+    fn call(&self, jobs: &[CallJob<'_>], enter: impl FnOnce(&Lent<RawJob>, &OpenReply<'_>)) -> BatchAnswers {
         let programs: Vec<_> = jobs.iter().map(|j| j.program.raw()).collect();
-        let hosts: Vec<RawHost> = jobs.iter().map(|j| j.context.raw()).collect();
+        let hosts: Vec<LentHost> = jobs.iter().map(|j| j.context.lend()).collect();
         let raw: Vec<RawJob> = jobs
             .iter()
             .zip(programs.iter().zip(&hosts))
@@ -111,13 +174,19 @@ impl Instance {
                 program,
                 shots: job.shots,
                 reserved: 0,
-                host,
+                host: host.as_ptr(),
             })
             .collect();
-        let reply = Reply::new(jobs.len());
+        let raw = JOB_CELLS.lend(&raw);
+        let reply = OpenReply::new(jobs.len(), jobs.first().map(|job| job.context));
         enter(&raw, &reply);
-        hosts.iter().for_each(release);
-        let Replies { answers, whole, surplus, .. } = reply.take();
+        let Replies { answers, whole, mut surplus, .. } = reply.close();
+        // An error of the whole call says that no job ran, which an answer contradicts.
+        let contradicted = answers.iter().flatten().next().is_some() || surplus > 0;
+        if contradicted && whole.is_some() {
+            surplus += 1;
+        }
+        let whole = whole.filter(|_| !contradicted);
         BatchAnswers { answers, whole, surplus }
     }
 
@@ -127,8 +196,8 @@ impl Instance {
     /// When the plugin has no such hook, refuses, or answers with something that can't be a state.
     pub fn evolve_state(&self, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
         let hook = self.table.evolve_state.ok_or_else(|| absent("evolve_state"))?;
-        let host = call.context.raw();
-        let raw = RawEvolution {
+        let host = call.context.lend();
+        let raw = EVOLUTION_CELLS.lend(&[RawEvolution {
             size: size_of::<RawEvolution>(),
             job_id: RawStr::new(call.job_id),
             num_qubits: call.num_qubits.into(),
@@ -137,20 +206,20 @@ impl Instance {
             amplitudes_len: call.amplitudes.len(),
             operations: call.operations.as_ptr(),
             operations_len: call.operations.len(),
-            host: &host,
-        };
-        let reply = Reply::new(0);
+            host: host.as_ptr(),
+        }]);
+        let reply = OpenReply::new(0, Some(call.context));
         // SAFETY: the executor lives, state and reply are lent for the length of the call.
-        unsafe { hook(self.this, &raw, &reply.raw()) };
-        release(&host);
-        let replies = reply.take();
-        match (replies.amplitudes, replies.whole) {
-            (_, Some(error)) => Err(error),
-            (Some(amplitudes), None) => Ok(amplitudes),
-            (None, None) => {
+        unsafe { hook(self.this, raw.as_ptr(), reply.as_ptr()) };
+        let replies = reply.close();
+        match (replies.count(), replies.amplitudes, replies.whole) {
+            (1, Some(amplitudes), None) => Ok(amplitudes),
+            (1, None, Some(error)) => Err(error),
+            (0, ..) => {
                 let text = "the executor returned neither a state nor an error";
                 Err(Error::new(ErrorCode::Contract, text).at(Stage::Run))
             }
+            (answers, ..) => Err(several_answers(answers)),
         }
     }
 
@@ -159,10 +228,10 @@ impl Instance {
     /// # Errors
     /// When the plugin replied an error, or nothing.
     pub fn device(&self) -> Result<DeviceReply, Error> {
-        let reply = Reply::new(0);
+        let reply = OpenReply::new(0, None);
         // SAFETY: the executor lives, the reply is lent for the length of the call.
-        unsafe { (self.table.device)(self.this, &reply.raw()) };
-        let replies = reply.take();
+        unsafe { (self.table.device)(self.this, reply.as_ptr()) };
+        let replies = reply.close();
         match (replies.device, replies.whole) {
             (_, Some(error)) => Err(error),
             (Some(device), None) => Ok(device),
@@ -176,26 +245,26 @@ impl Instance {
     /// Calls the cancel hook; an error is what the hook replied (a panic, say).
     pub fn cancel(&self, job_id: &str) -> Option<Error> {
         let hook = self.table.cancel?;
-        let reply = Reply::new(0);
+        let reply = OpenReply::new(0, None);
         // SAFETY: the executor lives, id and reply are lent for the length of the call.
-        unsafe { hook(self.this, &RawStr::new(job_id), &reply.raw()) };
-        reply.take().whole
+        unsafe { hook(self.this, &RawStr::new(job_id), reply.as_ptr()) };
+        reply.close().whole
     }
 
     /// Brings the device to rest.
     pub fn shutdown(&self) -> Option<Error> {
         let hook = self.table.shutdown?;
-        let reply = Reply::new(0);
+        let reply = OpenReply::new(0, None);
         // SAFETY: the executor lives, the reply is lent for the length of the call.
-        unsafe { hook(self.this, &reply.raw()) };
-        reply.take().whole
+        unsafe { hook(self.this, reply.as_ptr()) };
+        reply.close().whole
     }
 
     /// Frees the executor. For thread 0, after every other call has returned; no copy may be used afterwards.
     pub fn destroy(self) -> Option<Error> {
-        let reply = Reply::new(0);
+        let reply = OpenReply::new(0, None);
         // SAFETY: the executor lives and is given up with this call; the reply is lent for its length.
-        unsafe { (self.table.destroy)(self.this, &reply.raw()) };
-        reply.take().whole
+        unsafe { (self.table.destroy)(self.this, reply.as_ptr()) };
+        reply.close().whole
     }
 }

@@ -50,21 +50,20 @@ pub(super) struct InFlightCall {
     context: Arc<JobContext>,
     phase: Mutex<Phase>,
     hook_returned: Condvar,
-    /// When the run entered the plugin.
-    entered: OnceLock<Instant>,
     /// When the run was asked to end.
     asked_to_end: OnceLock<Instant>,
     timed_out: AtomicBool,
 }
 
-#[derive(PartialEq)]
+/// Where the run is. A run in the plugin has the time at which it entered.
+#[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Waiting,
-    Running,
+    Running(Instant),
     /// The cancel hook is being called.
-    Cancelling,
+    Cancelling(Instant),
     /// The hook was called and returned; the run may go on.
-    Cancelled,
+    Cancelled(Instant),
     Ended,
 }
 
@@ -75,7 +74,6 @@ impl InFlightCall {
             context,
             phase: Mutex::new(Phase::Waiting),
             hook_returned: Condvar::new(),
-            entered: OnceLock::new(),
             asked_to_end: OnceLock::new(),
             timed_out: AtomicBool::new(false),
         }
@@ -93,14 +91,24 @@ impl InFlightCall {
     /// Begins the run; false when the job was cancelled before, and then it must not run.
     pub fn enter(&self) -> bool {
         let mut phase = self.phase.lock();
-        *phase = if self.context.is_cancelled() { Phase::Ended } else { Phase::Running };
-        self.entered.get_or_init(Instant::now);
-        *phase == Phase::Running
+        let cancelled = self.context.is_cancelled();
+        *phase = if cancelled { Phase::Ended } else { Phase::Running(Instant::now()) };
+        !cancelled
+    }
+
+    /// The run is not in the plugin after all, or no more, and may enter it again.
+    pub fn back_out(&self, limit: Duration) {
+        let mut phase = self.phase.lock();
+        self.hook_returned.wait_while_for(&mut phase, |p| matches!(p, Phase::Cancelling(_)), limit);
+        *phase = Phase::Waiting;
     }
 
     /// When the run entered the plugin; `None` before that and after the run has returned.
     pub fn running_since(&self) -> Option<Instant> {
-        self.entered.get().copied().filter(|_| *self.phase.lock() != Phase::Ended)
+        match *self.phase.lock() {
+            Phase::Running(since) | Phase::Cancelling(since) | Phase::Cancelled(since) => Some(since),
+            Phase::Waiting | Phase::Ended => None,
+        }
     }
 
     /// When the run was asked to end.
@@ -128,24 +136,23 @@ impl InFlightCall {
     pub fn leave(&self, limit: Duration) {
         let mut phase = self.phase.lock();
         // The result is the same whether the hook has returned or the time is over: the run is no longer there.
-        self.hook_returned.wait_while_for(&mut phase, |p| *p == Phase::Cancelling, limit);
+        self.hook_returned.wait_while_for(&mut phase, |p| matches!(p, Phase::Cancelling(_)), limit);
         *phase = Phase::Ended;
     }
 
     /// Calls `hook` if the run is in the plugin and no hook was called for it before.
     pub fn cancel(&self, hook: impl FnOnce(&str) -> Option<Error>) -> Option<Error> {
-        {
+        let since = {
             let mut phase = self.phase.lock();
-            if *phase != Phase::Running {
-                return None;
-            }
-            *phase = Phase::Cancelling;
-        }
+            let Phase::Running(since) = *phase else { return None };
+            *phase = Phase::Cancelling(since);
+            since
+        };
         // Without the lock: the hook may take seconds, and the run must be able to return meanwhile.
         let error = hook(&self.job_id);
         let mut phase = self.phase.lock();
-        if *phase == Phase::Cancelling {
-            *phase = Phase::Cancelled;
+        if *phase == Phase::Cancelling(since) {
+            *phase = Phase::Cancelled(since);
         }
         self.hook_returned.notify_all();
         error

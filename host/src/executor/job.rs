@@ -69,6 +69,24 @@ pub struct EvolveOutcome {
     pub lease: SlotLease,
 }
 
+/// Why a call has no answer of the plugin.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LostCall {
+    /// The plugin's process was gone before the call reached it.
+    NotEntered,
+    /// The process ended during the call, and another call or job may be the cause. What happened, in case that there was
+    /// no other.
+    Suspect(Error),
+    /// The executor is being stopped.
+    Stopped,
+}
+
+/// The error of a job that a slot had taken when the executor was replaced, and that had not entered the plugin.
+pub(super) fn replaced() -> Error {
+    let text = "the executor was replaced by another one before the job could run; send the job again";
+    Error::new(ErrorCode::Other, text).at(Stage::Run).retryable()
+}
+
 /// The error of a job that was cancelled before it entered the plugin.
 pub(super) fn cancelled() -> Error {
     Error::new(ErrorCode::Cancelled, "cancelled before it ran").at(Stage::Run)

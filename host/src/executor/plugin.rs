@@ -7,6 +7,7 @@ use std::sync::Arc;
 use coda_plugin_abi::{Amplitude, Error};
 
 use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, DeviceReply, Instance};
+use super::job::LostCall;
 use super::worker::{Remote, Trouble};
 
 /// A plugin with an executor in it.
@@ -17,42 +18,39 @@ pub(super) enum Plugin {
 }
 
 impl Plugin {
-    /// Waits until calls can be made; false when none will be possible any more.
-    pub fn wait_up(&self) -> bool {
+    /// Runs one job.
+    ///
+    /// # Errors
+    /// When the call came to nothing without a fault of the job's own.
+    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Result<CallAnswer, LostCall> {
         match self {
-            Plugin::Direct(_) => true,
-            Plugin::Remote(remote) => remote.wait_up(),
-        }
-    }
-
-    /// Lets the threads go that wait for the plugin's process to come back.
-    pub fn leave(&self) {
-        if let Plugin::Remote(remote) = self {
-            remote.leave();
-        }
-    }
-
-    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> CallAnswer {
-        match self {
-            Plugin::Direct(instance) => instance.run(job),
+            Plugin::Direct(instance) => Ok(instance.run(job)),
             Plugin::Remote(remote) => remote.run(slot, job),
         }
     }
 
-    pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> BatchAnswers {
+    /// Runs several jobs in one call.
+    ///
+    /// # Errors
+    /// When the call came to nothing: any of the jobs may be the cause.
+    pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> Result<BatchAnswers, LostCall> {
         match self {
-            Plugin::Direct(instance) => instance.batch_run(jobs),
+            Plugin::Direct(instance) => Ok(instance.batch_run(jobs)),
             Plugin::Remote(remote) => remote.batch_run(slot, jobs),
         }
     }
 
-    /// Has the plugin evolve a state.
+    /// Has the plugin evolve a state. The inner error is the plugin's.
     ///
     /// # Errors
-    /// When the plugin refuses or fails, or its process dies.
-    pub fn evolve_state(&self, slot: usize, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
+    /// When the call came to nothing without a fault of the job's own.
+    pub fn evolve_state(
+        &self,
+        slot: usize,
+        call: &CallEvolve<'_>,
+    ) -> Result<Result<Vec<Amplitude>, Error>, LostCall> {
         match self {
-            Plugin::Direct(instance) => instance.evolve_state(call),
+            Plugin::Direct(instance) => Ok(instance.evolve_state(call)),
             Plugin::Remote(remote) => remote.evolve_state(slot, call),
         }
     }

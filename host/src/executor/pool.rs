@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::JobContext;
 use super::active::{ActivePlugin, PluginInfo, check_device};
-use super::control::{CallInProgress, Canceller, ControlRequest, ControlThread, StuckCall};
+use super::control::{Canceller, ControlCalls, ControlRequest, ControlThread};
 use super::ffi::{Common, DeviceReply};
 use super::in_flight::InFlightCalls;
 use super::job::{Generation, RunJob, SlotReport};
@@ -30,8 +30,9 @@ use super::plugin::Plugin;
 use super::reload::ExecutorReloader;
 use super::shared::{RunObserver, Shared};
 use super::slot::Slot;
-use super::start::{LoadedPlugin, StartError, StartRequest, first_slot, spawn};
+use super::start::{LoadedPlugin, StartError, StartRequest, end_process_after, first_slot, spawn};
 use super::status::ExecutorStatus;
+use super::worker::Kill;
 use super::{signals, watchdog};
 use crate::model::JobId;
 
@@ -59,7 +60,7 @@ impl Executor {
         reports: UnboundedSender<SlotReport>,
     ) -> Result<Executor, StartError> {
         let path = request.located.path.clone();
-        let batch_max = request.batch_max;
+        let (batch_max, start_timeout) = (request.batch_max, request.start_timeout);
         let shared = Arc::new(Shared {
             queue: Arc::default(),
             in_flight: InFlightCalls::default(),
@@ -67,29 +68,52 @@ impl Executor {
             reports,
             dispositions: request.dispositions.clone(),
             control_timeout: request.control_timeout,
+            control_calls: ControlCalls::default(),
             stuck_run: Mutex::default(),
             limits: request.limits,
         });
         let (ready, created) = oneshot::channel();
+        let last_resort = match request.isolation {
+            Some(_) => None,
+            None => {
+                let limit = start_timeout.saturating_add(request.control_timeout);
+                let call = "start".into();
+                let error = StartError::NoReturn { path: path.clone(), call, limit: start_timeout };
+                Some(end_process_after(limit, error)?)
+            }
+        };
         let slot_0 = {
             let shared = shared.clone();
             spawn("slot-0", SLOT_STACK_BYTES, move || first_slot(request, ready, shared))?
         };
         let died = || StartError::Died { path: path.clone() };
-        let LoadedPlugin { prepared, plugin, common } = created.await.map_err(|_| died())??;
+        let no_return = || {
+            let call = shared.control_calls.first().map_or_else(|| "start".into(), |call| call.call);
+            StartError::NoReturn { path: path.clone(), call, limit: start_timeout }
+        };
+        let created = match tokio::time::timeout(start_timeout, created).await {
+            Ok(created) => created,
+            Err(_) => {
+                // It stays armed: nothing else is certain to end this process.
+                std::mem::forget(last_resort);
+                return Err(no_return());
+            }
+        };
+        drop(last_resort);
+        let LoadedPlugin { prepared, plugin, common } = created.map_err(|_| died())??;
         let (requests, inbox) = channel();
         let mut threads = ExecutorThreads {
             shared: shared.clone(),
             plugin: plugin.clone(),
             common: common.clone(),
             requests: requests.clone(),
-            call_in_progress: CallInProgress::default(),
             handles: vec![slot_0],
         };
 
         let described = threads.start_control(inbox);
         let opened = async {
-            let reply = described?.await.map_err(|_| died())?;
+            let reply = tokio::time::timeout(start_timeout, described?).await.map_err(|_| no_return())?;
+            let reply = reply.map_err(|_| died())?;
             let reply = reply.map_err(|error| StartError::Describe { path: path.clone(), error })?;
             let (device, hooks) =
                 check_device(reply).map_err(|what| StartError::BadDevice { path: path.clone(), what })?;
@@ -183,13 +207,6 @@ impl Executor {
         self.canceller.cancel(ticket);
     }
 
-    /// A control call that takes longer than it may.
-    pub fn stuck(&self) -> Option<StuckCall> {
-        let threads = &self.threads;
-        let call = threads.call_in_progress.lock().clone();
-        call.filter(|call| call.since.elapsed() > threads.shared.control_timeout)
-    }
-
     /// Brings the device to rest and drops the executor, once every run has come back; waits at most `limit` for
     /// the plugin.
     pub async fn shutdown(self, limit: Duration) {
@@ -207,7 +224,6 @@ struct ExecutorThreads {
     plugin: Plugin,
     common: Arc<Common>,
     requests: Sender<ControlRequest>,
-    call_in_progress: CallInProgress,
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -222,10 +238,12 @@ impl ExecutorThreads {
             plugin: self.plugin.clone(),
             common: self.common.clone(),
             shared: self.shared.clone(),
-            in_progress: self.call_in_progress.clone(),
         };
         self.handles.push(spawn("control", SLOT_STACK_BYTES, move || {
+            let plugin = control.common.plugin();
+            let asking = control.shared.control_calls.begin("device".into(), plugin, None);
             let reply = control.plugin.device();
+            drop(asking);
             signals::restore_after(&control.shared.dispositions, &control.common.plugin(), "device");
             // Also when nobody waits for the description any more: the thread is needed for the shutdown.
             drop(describe.send(reply));
@@ -269,7 +287,6 @@ impl ExecutorThreads {
                 tracing::warn!(plugin = name, error = error.text, "the plugin's shutdown failed");
             }
             shared.queue.stop();
-            plugin.leave();
             drop(requests);
             let joined = tokio::task::spawn_blocking(move || {
                 handles.into_iter().for_each(|handle| {
@@ -283,7 +300,7 @@ impl ExecutorThreads {
         if tokio::time::timeout(limit, orderly).await.is_err() {
             tracing::warn!(plugin = name, ?limit, "the plugin did not shut down in time; leaving it");
             if let Some(remote) = plugin.remote() {
-                remote.kill("it did not shut down in time");
+                remote.kill(Kill::Stopping);
             }
         }
     }

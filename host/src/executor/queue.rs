@@ -4,8 +4,13 @@
 //! between two runs. A start is announced while the queue is locked, so that a job which can't be withdrawn any more
 //! has its announcement in the channel already.
 //!
+//! No call is given out while the plugin's process is down, so that a job can be withdrawn, cancelled or judged again
+//! until the moment at which it can run. A call that was lost with its process, perhaps because of another one, runs
+//! again alone.
+//!
 //! A slot is leased for a reservation only while no job waits. See [`lease`](super::lease) for what a lease is.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +54,12 @@ struct State {
     inside: usize,
     /// No call is taken for a while.
     paused: bool,
+    /// The plugin's process is down: no call can be made.
+    away: bool,
+    /// Calls that wait to be alone in the plugin, or are.
+    suspects: usize,
+    /// One of them is alone in the plugin.
+    runs_alone: bool,
     stopping: bool,
 }
 
@@ -60,7 +71,12 @@ impl State {
     /// Whether a thread that woke would find something to do.
     fn has_work(&self) -> bool {
         let job_can_run = !self.waiting.is_empty() && self.has_free_slot();
-        !self.paused && (!self.leased_calls.is_empty() || job_can_run)
+        self.may_take() && (!self.leased_calls.is_empty() || job_can_run)
+    }
+
+    /// Whether a call may begin.
+    fn may_take(&self) -> bool {
+        !self.paused && !self.away && self.suspects == 0
     }
 
     /// The jobs of the next call.
@@ -93,15 +109,84 @@ impl Drop for SlotThread {
 }
 
 /// A call is in the plugin, or its thread has not yet finished with it, until this is dropped.
-pub(super) struct CallGuard(Arc<Queue>);
+pub(super) struct CallGuard {
+    queue: Arc<Queue>,
+    /// Of the executor for which the call's jobs were judged.
+    generation: Generation,
+    /// Nothing else is in the plugin, and nothing joins it.
+    alone: Cell<bool>,
+}
+
+/// Whether a call can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ready {
+    Yes,
+    /// It never can: the executor is being stopped.
+    Stopping,
+    /// Another executor has taken the place of the one for which the call was meant.
+    Replaced,
+}
+
+/// The only call in the plugin, until this is dropped.
+pub(super) struct AloneGuard<'a>(&'a CallGuard);
+
+impl CallGuard {
+    /// Waits until the plugin's process is there and no other call is to be alone in it. Meanwhile the call does not count as one in the plugin: nothing can
+    /// come back from it that a reload should wait for.
+    pub fn wait_ready(&self) -> Ready {
+        let mut state = self.queue.state.lock();
+        let alone = self.alone.get();
+        let must_wait = |s: &State| s.away || (s.suspects > 0 && !alone);
+        if must_wait(&state) {
+            state.inside -= 1;
+            self.queue.changed.notify_all();
+            self.queue.changed.wait_while(&mut state, |s| (must_wait(s) || s.paused) && !s.stopping);
+            state.inside += 1;
+        }
+        match state.generation == self.generation {
+            _ if state.stopping => Ready::Stopping,
+            true => Ready::Yes,
+            false => Ready::Replaced,
+        }
+    }
+
+    /// Waits until no other call is in the plugin but those that wait here too, and keeps others from beginning; `None`
+    /// when the executor stops.
+    pub fn wait_alone(&self) -> Option<AloneGuard<'_>> {
+        let mut state = self.queue.state.lock();
+        state.suspects += 1;
+        // Others that wait here may have waited for this one.
+        self.queue.changed.notify_all();
+        let must_wait = |s: &mut State| (s.runs_alone || s.inside > s.suspects) && !s.stopping;
+        self.queue.changed.wait_while(&mut state, must_wait);
+        if state.stopping {
+            state.suspects -= 1;
+            return None;
+        }
+        state.runs_alone = true;
+        self.alone.set(true);
+        Some(AloneGuard(self))
+    }
+}
+
+impl Drop for AloneGuard<'_> {
+    fn drop(&mut self) {
+        self.0.alone.set(false);
+        let queue = &self.0.queue;
+        let mut state = queue.state.lock();
+        state.runs_alone = false;
+        state.suspects -= 1;
+        queue.changed.notify_all();
+    }
+}
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.queue.state.lock();
         state.inside -= 1;
-        if state.paused {
-            // `pause` waits for the last call to come back.
-            self.0.changed.notify_all();
+        if state.paused || state.suspects > 0 {
+            // `pause` and `wait_alone` wait for calls to come back.
+            self.queue.changed.notify_all();
         }
     }
 }
@@ -208,11 +293,12 @@ impl Queue {
         state.inside += 1;
         // One addition may bring work for several threads, but wakes one: each passes the news on.
         self.wake_for_work(&state);
-        Some((call, CallGuard(self.clone())))
+        let generation = state.generation;
+        Some((call, CallGuard { queue: self.clone(), generation, alone: Cell::new(false) }))
     }
 
     fn next(self: &Arc<Self>, state: &mut State) -> Option<SlotCall> {
-        if state.paused {
+        if !state.may_take() {
             return None;
         }
         if let Some((lease, job)) = state.leased_calls.pop_front() {
@@ -236,6 +322,12 @@ impl Queue {
     /// Goes on after a pause.
     pub fn resume(&self) {
         self.state.lock().paused = false;
+        self.changed.notify_all();
+    }
+
+    /// Gives out no call while the plugin's process is down.
+    pub fn set_away(&self, away: bool) {
+        self.state.lock().away = away;
         self.changed.notify_all();
     }
 

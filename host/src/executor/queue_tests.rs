@@ -255,3 +255,68 @@ fn jobs_that_were_judged_for_a_former_executor_are_dropped() {
     queue.add(generation, jobs([1, 3]));
     assert_eq!(queue.load().waiting, 2);
 }
+
+#[test]
+fn no_call_is_given_out_while_the_plugin_is_away_and_its_jobs_can_be_withdrawn() {
+    let queue = open(2, 1);
+    queue.set_away(true);
+    queue.add(Generation::default(), jobs([1, 2]));
+    let taking = {
+        let queue = queue.clone();
+        std::thread::spawn(move || queue.take(|_| {}).map(|(call, _guard)| tickets(&call)))
+    };
+    assert!(queue.withdraw(1), "no slot has it");
+    assert!(queue.pause(Duration::from_secs(20)), "no call is in the plugin");
+    queue.resume();
+    assert!(!taking.is_finished());
+    queue.set_away(false);
+    assert_eq!(taking.join().unwrap(), Some(vec![2]));
+}
+
+#[test]
+fn a_call_that_waits_for_the_process_does_not_keep_a_reload_from_beginning() {
+    let queue = open(1, 1);
+    queue.add(Generation::default(), jobs([1]));
+    let (_call, guard) = queue.take(|_| {}).unwrap();
+    assert_eq!(guard.wait_ready(), Ready::Yes);
+    queue.set_away(true);
+    std::thread::scope(|threads| {
+        let waiting = threads.spawn(move || guard.wait_ready());
+        assert!(queue.pause(Duration::from_secs(20)));
+        queue.set_away(false);
+        assert!(!waiting.is_finished(), "the reload is not over");
+        queue.begin_generation();
+        queue.resume();
+        assert_eq!(waiting.join().unwrap(), Ready::Replaced, "it was judged by another device");
+    });
+}
+
+#[test]
+fn suspects_are_in_the_plugin_one_at_a_time_and_nothing_joins_them() {
+    let queue = open(3, 1);
+    queue.add(Generation::default(), jobs(1..=3));
+    let inside = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        let suspects: Vec<_> = (0..2).map(|_| queue.take(|_| {}).unwrap().1).collect();
+        let other = queue.take(|_| {}).unwrap();
+        let waiting: Vec<_> = suspects
+            .into_iter()
+            .map(|guard| {
+                let (inside, queue) = (&inside, &queue);
+                threads.spawn(move || {
+                    let alone = guard.wait_alone().unwrap();
+                    assert_eq!(guard.wait_ready(), Ready::Yes);
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "alone");
+                    queue.add(Generation::default(), jobs([9]));
+                    std::thread::yield_now();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    drop(alone);
+                })
+            })
+            .collect();
+        assert!(waiting.iter().all(|thread| !thread.is_finished()), "another call is in the plugin");
+        drop(other);
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    assert_eq!(tickets(&queue.take(|_| {}).unwrap().0), [9], "then others go on");
+}

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::control::ControlCalls;
 use super::in_flight::InFlightCalls;
 use super::job::{Answer, RunJob, SlotReport};
 use super::queue::Queue;
@@ -14,7 +15,7 @@ use crate::sys::Dispositions;
 /// Sees a slot's calls on the slot's own thread, before anything else happens with them.
 pub trait RunObserver: Send + Sync {
     /// The jobs are about to enter the plugin.
-    fn run_started(&self, slot: usize, jobs: &[RunJob]);
+    fn run_started(&self, slot: usize, jobs: &[&RunJob]);
     /// The plugin has answered one job.
     fn run_answered(&self, job: &RunJob, answer: &Answer);
     /// The call is over.
@@ -57,6 +58,7 @@ pub(super) struct Shared {
     pub reports: UnboundedSender<SlotReport>,
     pub dispositions: Arc<Dispositions>,
     pub control_timeout: Duration,
+    pub control_calls: ControlCalls,
     pub stuck_run: Mutex<Option<StuckRun>>,
     pub limits: RunLimits,
 }

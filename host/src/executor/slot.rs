@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Stage};
 
 use super::evolve::check_state;
-use super::ffi::{CallEvolve, CallJob, Common};
+use super::ffi::{BatchAnswers, CallEvolve, CallJob, Common};
 use super::in_flight::InFlightCall;
-use super::job::{Answer, EvolveJob, EvolveOutcome, RunJob, SlotReport, cancelled};
+use super::job::{
+    Answer, EvolveJob, EvolveOutcome, LostCall, RunJob, SlotReport, cancelled, replaced, stopped,
+};
 use super::plugin::Plugin;
-use super::queue::SlotCall;
+use super::queue::{CallGuard, Ready, SlotCall};
 use super::shared::Shared;
 use super::signals;
 
@@ -28,19 +30,18 @@ pub(super) struct Slot {
 impl Slot {
     /// Serves calls until told to stop.
     pub fn serve(&self) {
-        while self.plugin.wait_up()
-            && let Some((call, guard)) = self.shared.queue.take(|call| self.announce(call))
-        {
+        while let Some((call, guard)) = self.shared.queue.take(|call| self.announce(call)) {
             match call {
                 SlotCall::Jobs(lease, jobs) => {
-                    let observer = self.shared.observer.get();
-                    observer.inspect(|o| o.run_started(self.index, &jobs));
-                    self.run_jobs(&jobs);
-                    observer.inspect(|o| o.run_finished(self.index));
+                    match jobs.as_slice() {
+                        [job] => self.run_single(job, &guard),
+                        several => self.run_batch(several, &guard),
+                    }
                     drop(lease);
                 }
                 SlotCall::Evolve(lease, job) => {
-                    let (answer, run_time) = self.evolve(&job);
+                    let (answer, run_time) = self.evolve(&job, &guard);
+                    self.shared.in_flight.remove(job.ticket);
                     // The lease goes with the answer: its receiver decides when the slot is free.
                     (job.answer)(EvolveOutcome { answer, run_time, lease });
                 }
@@ -65,39 +66,161 @@ impl Slot {
         }
     }
 
-    fn run_jobs(&self, jobs: &[RunJob]) {
-        let mut entering = Vec::with_capacity(jobs.len());
-        for job in jobs {
-            match self.shared.in_flight.get(job.ticket).filter(|call| call.enter()) {
-                Some(call) => entering.push((job, call)),
-                None => self.finish(job, Err(cancelled()), Duration::ZERO),
-            }
-        }
-        match entering.as_slice() {
-            [] => {}
-            [(job, call)] => self.run_single(job, call),
-            several => self.run_batch(several),
+    fn run_single(&self, job: &RunJob, guard: &CallGuard) {
+        let Some(call) = self.enter(job, guard) else { return };
+        if let Err(lost) = self.run_entered(job, &call) {
+            self.run_lost(job, lost, guard);
         }
     }
 
-    fn run_single(&self, job: &RunJob, call: &InFlightCall) {
+    /// Goes on with a job whose call was lost.
+    fn run_lost(&self, job: &RunJob, lost: LostCall, guard: &CallGuard) {
+        match lost {
+            LostCall::NotEntered => self.run_single(job, guard),
+            LostCall::Suspect(_) => self.run_alone(job, guard),
+            LostCall::Stopped => self.abandon(job),
+        }
+    }
+
+    /// Runs a job again on which the plugin's process may have died: with nothing beside it, so that a further death has
+    /// one cause.
+    fn run_alone(&self, job: &RunJob, guard: &CallGuard) {
+        tracing::warn!(
+            plugin = &*self.common.plugin(),
+            job_id = &*job.job_id,
+            "the plugin's process ended while this job ran beside others; it runs again, alone"
+        );
+        let Some(alone) = guard.wait_alone() else { return self.abandon(job) };
+        loop {
+            let Some(call) = self.enter(job, guard) else { break };
+            match self.run_entered(job, &call) {
+                Ok(()) => break,
+                Err(LostCall::NotEntered) => {}
+                Err(LostCall::Suspect(error)) => {
+                    self.answered(job, &call, Err(error), Duration::ZERO);
+                    break;
+                }
+                Err(LostCall::Stopped) => {
+                    self.abandon(job);
+                    break;
+                }
+            }
+        }
+        drop(alone);
+    }
+
+    /// Begins the call of a job once the plugin can be called; `None` when the job is over instead.
+    fn enter(&self, job: &RunJob, guard: &CallGuard) -> Option<Arc<InFlightCall>> {
+        match guard.wait_ready() {
+            Ready::Yes => {}
+            Ready::Stopping => {
+                self.abandon(job);
+                return None;
+            }
+            Ready::Replaced => {
+                self.finish(job, Err(replaced()), Duration::ZERO);
+                return None;
+            }
+        }
+        // Asked only now: a job may have been cancelled while the plugin's process was down.
+        match self.shared.in_flight.get(job.ticket) {
+            Some(call) if call.enter() => Some(call),
+            Some(call) => {
+                self.finish(job, self.name_time_limit(Err(cancelled()), &call), Duration::ZERO);
+                None
+            }
+            None => {
+                self.finish(job, Err(cancelled()), Duration::ZERO);
+                None
+            }
+        }
+    }
+
+    /// Runs one job whose call has begun, and reports its answer.
+    fn run_entered(&self, job: &RunJob, call: &InFlightCall) -> Result<(), LostCall> {
+        let observer = self.shared.observer.get();
+        observer.inspect(|o| o.run_started(self.index, &[job]));
         let start = Instant::now();
-        let answer = self.plugin.run(self.index, &call_job(job)).unwrap_or_else(|| Err(no_answer()));
-        let answer = self.name_time_limit(self.masked(answer), call);
+        let came = self.plugin.run(self.index, &call_job(job));
         let run_time = start.elapsed();
+        self.restore_signals("run");
+        let ended = match came {
+            Ok(answer) => {
+                self.answered(job, call, answer.unwrap_or_else(|| Err(no_answer())), run_time);
+                Ok(())
+            }
+            Err(lost) => {
+                call.back_out(self.shared.control_timeout);
+                Err(lost)
+            }
+        };
+        observer.inspect(|o| o.run_finished(self.index));
+        ended
+    }
+
+    /// Records and reports what the plugin answered.
+    fn answered(&self, job: &RunJob, call: &InFlightCall, answer: Answer, run_time: Duration) {
+        let answer = self.name_time_limit(self.masked(answer), call);
         // The answer is recorded first of all: a crash from here on must not lead to a second run.
         self.record(job, &answer);
         call.leave(self.shared.control_timeout);
-        self.restore_signals("run");
         self.finish(job, answer, run_time);
     }
 
-    fn run_batch(&self, jobs: &[(&RunJob, Arc<InFlightCall>)]) {
-        let calls: Vec<CallJob<'_>> = jobs.iter().map(|(job, _)| call_job(job)).collect();
+    fn run_batch(&self, jobs: &[RunJob], guard: &CallGuard) {
+        let mut waiting: Vec<&RunJob> = jobs.iter().collect();
+        loop {
+            let entering = waiting.into_iter().filter_map(|job| Some((job, self.enter(job, guard)?)));
+            let entered: Vec<(&RunJob, Arc<InFlightCall>)> = entering.collect();
+            match self.run_entered_batch(&entered, guard) {
+                Ok(()) => return,
+                Err(LostCall::NotEntered) => waiting = entered.into_iter().map(|(job, _)| job).collect(),
+                Err(lost @ (LostCall::Suspect(_) | LostCall::Stopped)) => {
+                    return entered.iter().for_each(|(job, _)| self.run_lost(job, lost.clone(), guard));
+                }
+            }
+        }
+    }
+
+    fn run_entered_batch(
+        &self,
+        entered: &[(&RunJob, Arc<InFlightCall>)],
+        guard: &CallGuard,
+    ) -> Result<(), LostCall> {
+        match entered {
+            [] => return Ok(()),
+            [(job, call)] => return self.run_entered(job, call),
+            _ => {}
+        }
+        let observer = self.shared.observer.get();
+        let running: Vec<&RunJob> = entered.iter().map(|(job, _)| *job).collect();
+        observer.inspect(|o| o.run_started(self.index, &running));
+        let calls: Vec<CallJob<'_>> = running.iter().map(|job| call_job(job)).collect();
         let start = Instant::now();
-        let batch = self.plugin.batch_run(self.index, &calls);
+        let came = self.plugin.batch_run(self.index, &calls);
         let run_time = start.elapsed();
         self.restore_signals("batch_run");
+        let ended = match came {
+            Ok(batch) => {
+                self.answered_batch(entered, batch, run_time, guard);
+                Ok(())
+            }
+            Err(lost) => {
+                entered.iter().for_each(|(_, call)| call.back_out(self.shared.control_timeout));
+                Err(lost)
+            }
+        };
+        observer.inspect(|o| o.run_finished(self.index));
+        ended
+    }
+
+    fn answered_batch(
+        &self,
+        jobs: &[(&RunJob, Arc<InFlightCall>)],
+        batch: BatchAnswers,
+        run_time: Duration,
+        guard: &CallGuard,
+    ) {
         if let Some(error) = batch.whole {
             tracing::warn!(
                 plugin = &*self.common.plugin(),
@@ -109,9 +232,9 @@ impl Slot {
                 // The hook may have been called during the batch; it is not called twice.
                 if job.context.is_cancelled() {
                     call.leave(self.shared.control_timeout);
-                    self.finish(job, Err(cancelled()), run_time);
-                } else {
-                    self.run_single(job, call);
+                    self.finish(job, self.name_time_limit(Err(cancelled()), call), run_time);
+                } else if let Err(lost) = self.run_entered(job, call) {
+                    self.run_lost(job, lost, guard);
                 }
             }
             return;
@@ -133,30 +256,43 @@ impl Slot {
     }
 
     /// Evolves one state in this slot.
-    fn evolve(&self, job: &EvolveJob) -> (Result<Vec<Amplitude>, Error>, Duration) {
-        let start = Instant::now();
-        let call = self.shared.in_flight.get(job.ticket).filter(|call| call.enter());
-        let answer = match call {
-            None => Err(cancelled()),
-            Some(call) => {
-                let answer = self.plugin.evolve_state(
-                    self.index,
-                    &CallEvolve {
-                        job_id: &job.job_id,
-                        num_qubits: job.num_qubits,
-                        amplitudes: &job.amplitudes,
-                        operations: &job.operations,
-                        context: &job.context,
-                    },
-                );
-                call.leave(self.shared.control_timeout);
-                self.restore_signals("evolve_state");
-                let answer = self.masked(answer);
-                self.name_time_limit(answer.and_then(|state| check_state(state, job.amplitudes.len())), &call)
+    fn evolve(&self, job: &EvolveJob, guard: &CallGuard) -> (Result<Vec<Amplitude>, Error>, Duration) {
+        loop {
+            match guard.wait_ready() {
+                Ready::Yes => {}
+                Ready::Stopping => return (Err(stopped()), Duration::ZERO),
+                Ready::Replaced => return (Err(replaced()), Duration::ZERO),
             }
-        };
-        self.shared.in_flight.remove(job.ticket);
-        (answer, start.elapsed())
+            let Some(call) = self.shared.in_flight.get(job.ticket).filter(|call| call.enter()) else {
+                return (Err(cancelled()), Duration::ZERO);
+            };
+            let start = Instant::now();
+            let came = self.plugin.evolve_state(
+                self.index,
+                &CallEvolve {
+                    job_id: &job.job_id,
+                    num_qubits: job.num_qubits,
+                    amplitudes: &job.amplitudes,
+                    operations: &job.operations,
+                    context: &job.context,
+                },
+            );
+            let run_time = start.elapsed();
+            self.restore_signals("evolve_state");
+            let answer = match came {
+                Ok(answer) => answer,
+                Err(LostCall::NotEntered) => {
+                    call.back_out(self.shared.control_timeout);
+                    continue;
+                }
+                // Not run again: whoever asked for it has other peers.
+                Err(LostCall::Suspect(error)) => Err(error),
+                Err(LostCall::Stopped) => Err(stopped()),
+            };
+            call.leave(self.shared.control_timeout);
+            let answer = self.masked(answer).and_then(|state| check_state(state, job.amplitudes.len()));
+            return (self.name_time_limit(answer, &call), run_time);
+        }
     }
 
     /// The answer without the secrets of the device config.
@@ -180,6 +316,12 @@ impl Slot {
 
     fn record(&self, job: &RunJob, answer: &Answer) {
         self.shared.observer.get().inspect(|o| o.run_answered(job, answer));
+    }
+
+    /// Gives a job up that the executor's stop has overtaken. It has no answer: it runs again after the next start.
+    fn abandon(&self, job: &RunJob) {
+        self.shared.in_flight.remove(job.ticket);
+        tracing::debug!(job_id = &*job.job_id, "the executor stopped before the job had an answer");
     }
 
     fn finish(&self, job: &RunJob, answer: Answer, run_time: Duration) {

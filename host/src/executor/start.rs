@@ -1,8 +1,10 @@
 //! How an executor comes to be: the library is checked and opened, in this process or in one of its own, and creates
 //! its executor; what can go wrong on the way, and what to do about it.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,10 +19,12 @@ use super::locate::Located;
 use super::plugin::Plugin;
 use super::shared::{RunLimits, Shared};
 use super::slot::Slot;
-use super::worker::{MakeError, Remote, Restart, WorkerSpec};
+use super::worker::{CallLimits, MakeError, Remote, Restart, WorkerSpec};
 use super::{schema, signals};
-use crate::error::{Explain, exit};
-use crate::sys::{Account, Dispositions};
+use crate::error::{Explain, Failure, exit};
+use crate::sys::{self, Account, Dispositions};
+
+const START_LIMIT_STACK_BYTES: usize = 256 << 10;
 
 /// How to start an executor.
 pub struct StartRequest {
@@ -33,6 +37,8 @@ pub struct StartRequest {
     pub native_gate_set: String,
     pub num_qubits: u16,
     pub control_timeout: Duration,
+    /// How long loading and creation may take.
+    pub start_timeout: Duration,
     /// Most jobs of one `batch_run`.
     pub batch_max: usize,
     /// The signal dispositions that are restored after each call of the plugin.
@@ -63,6 +69,8 @@ pub enum StartError {
     Describe { path: PathBuf, error: Error },
     #[error("the plugin {} describes an impossible device: {what}", path.display())]
     BadDevice { path: PathBuf, what: String },
+    #[error("the plugin {} did not return from its {call} within {limit:?}", path.display())]
+    NoReturn { path: PathBuf, call: String, limit: Duration },
     #[error("no thread could be started for the plugin")]
     Thread(#[source] std::io::Error),
     #[error("the thread of plugin {} ended while it was starting", path.display())]
@@ -80,6 +88,7 @@ impl Explain for StartError {
             StartError::Rights { .. } => "executor-rights",
             StartError::Describe { .. } => "executor-describe",
             StartError::BadDevice { .. } => "executor-bad-device",
+            StartError::NoReturn { .. } => "executor-no-return",
             StartError::Thread(_) | StartError::Died { .. } => "executor-thread",
         }
     }
@@ -110,6 +119,10 @@ impl Explain for StartError {
             ),
             StartError::Create { .. } => Some("check the hardware and its control stack".into()),
             StartError::Describe { .. } | StartError::BadDevice { .. } => Some("tell the vendor".into()),
+            StartError::NoReturn { .. } => Some(
+                "check the hardware and its control stack; set CODA_EXECUTOR_START_TIMEOUT_SEC if they need longer"
+                    .into(),
+            ),
             StartError::Thread(_) => Some("raise the limit on processes (ulimit -u)".into()),
             StartError::Died { .. } => Some("report this as a bug of coda-host".into()),
         }
@@ -151,7 +164,7 @@ pub(super) fn first_slot(
     ready: oneshot::Sender<Result<LoadedPlugin, StartError>>,
     shared: Arc<Shared>,
 ) {
-    let started = create(request);
+    let started = create(request, &shared);
     let (plugin, common) = match &started {
         Ok(loaded) => (loaded.plugin.clone(), loaded.common.clone()),
         Err(_) => return drop(ready.send(started)),
@@ -171,15 +184,15 @@ pub(super) fn first_slot(
     drop(thread);
 }
 
-fn create(request: StartRequest) -> Result<LoadedPlugin, StartError> {
+fn create(request: StartRequest, shared: &Arc<Shared>) -> Result<LoadedPlugin, StartError> {
     if let Some(config) = &request.config_path {
         loader::trusted(config)?;
     }
     let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
     let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
     let plugin = match request.isolation {
-        Some(restart) => create_in_worker(&request, &prepared, &common, restart)?,
-        None => create_in_process(request, &prepared, &common)?,
+        Some(restart) => create_in_worker(&request, &prepared, &common, restart, shared)?,
+        None => create_in_process(request, &prepared, &common, shared)?,
     };
     Ok(LoadedPlugin { prepared, plugin, common })
 }
@@ -189,8 +202,13 @@ fn create_in_worker(
     prepared: &PreparedLibrary,
     common: &Arc<Common>,
     restart: Restart,
+    shared: &Shared,
 ) -> Result<Plugin, StartError> {
-    let remote = Remote::start(worker_spec(prepared, request), common.clone(), restart)
+    let limits = CallLimits { start: request.start_timeout, control: request.control_timeout };
+    let (spec, calls) = (worker_spec(prepared, request), shared.control_calls.clone());
+    let queue = shared.queue.clone();
+    let on_available = Box::new(move |available: bool| queue.set_away(!available));
+    let remote = Remote::start(spec, common.clone(), restart, limits, calls, on_available)
         .map_err(|e| explain_make_error(e, prepared, request.config_path.as_deref(), common))?;
     Ok(Plugin::Remote(remote))
 }
@@ -199,8 +217,10 @@ fn create_in_process(
     request: StartRequest,
     prepared: &PreparedLibrary,
     common: &Arc<Common>,
+    shared: &Shared,
 ) -> Result<Plugin, StartError> {
     let name = common.plugin();
+    let loading = shared.control_calls.begin("loading".into(), name.clone(), None);
     let library = prepared.open()?;
     signals::restore_after(&request.dispositions, &name, "loading");
     let secrets =
@@ -208,6 +228,8 @@ fn create_in_process(
             StartError::Config { config: request.config_path.clone().unwrap_or_default(), what }
         })?;
     common.hide(&secrets);
+    drop(loading);
+    let creating = shared.control_calls.begin("create".into(), name.clone(), None);
     let created = library.create(&CreateRequest {
         common: common.clone(),
         entry: request.located.entry,
@@ -217,12 +239,31 @@ fn create_in_process(
         native_gate_set: request.native_gate_set,
         num_qubits: request.num_qubits,
     });
+    drop(creating);
     signals::restore_after(&request.dispositions, &name, "create");
     let instance = created.map_err(|error| StartError::Create {
         path: request.located.path,
         error: common.masked_error(error),
     })?;
     Ok(Plugin::Direct(instance))
+}
+
+/// Ends this process if a start in it goes on for longer than `limit`, and says so. While a library's constructor runs the
+/// C library creates and ends no thread and no process in an orderly way, so that an error which is returned may never be
+/// shown. Armed until the sender is dropped.
+pub(super) fn end_process_after(limit: Duration, error: StartError) -> Result<Sender<()>, StartError> {
+    let (armed, waiting) = channel::<()>();
+    let text = format!("{}\n", Failure::from(error).render());
+    let body = move || {
+        // What this thread allocates for itself when it first waits must be there before the library is opened.
+        waiting.recv_timeout(Duration::ZERO).ok();
+        if waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            std::io::stderr().write_all(text.as_bytes()).ok();
+            sys::exit_at_once(exit::PLUGIN);
+        }
+    };
+    drop(spawn("start-limit", START_LIMIT_STACK_BYTES, body)?);
+    Ok(armed)
 }
 
 /// What kept the plugin's process from having an executor, in the terms of a start in this process.
@@ -241,6 +282,7 @@ pub(super) fn explain_make_error(
         MakeError::Create(error) => StartError::Create { path, error: common.masked_error(error) },
         MakeError::Describe(error) => StartError::Describe { path, error: common.masked_error(error) },
         MakeError::Process(what) => StartError::Process { path, what },
+        MakeError::NoReturn { call, limit } => StartError::NoReturn { path, call: call.into(), limit },
         MakeError::Rights(what) => StartError::Rights { path, what },
         MakeError::Unreadable { account, path: file, why } => StartError::Unreadable { account, file, why },
     }
@@ -307,6 +349,7 @@ mod tests {
             StartError::Rights { path: path(), what: "what".into() },
             StartError::Describe { path: path(), error: error(ErrorCode::Other) },
             StartError::BadDevice { path: path(), what: "what".into() },
+            StartError::NoReturn { path: path(), call: "create".into(), limit: Duration::from_secs(1) },
             StartError::Thread(std::io::Error::other("cause")),
             StartError::Died { path: path() },
         ];
@@ -321,6 +364,7 @@ mod tests {
                 | StartError::Rights { .. }
                 | StartError::Describe { .. }
                 | StartError::BadDevice { .. }
+                | StartError::NoReturn { .. }
                 | StartError::Thread(_)
                 | StartError::Died { .. } => {}
             }

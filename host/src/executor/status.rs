@@ -7,6 +7,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::active::ActivePlugin;
+use super::control::ControlCall;
 use super::ffi::Common;
 use super::lease::SlotLoad;
 use super::plugin::Plugin;
@@ -50,6 +51,11 @@ impl ExecutorStatus {
     /// A run in this process that does not end.
     pub fn stuck_run(&self) -> Option<StuckRun> {
         self.shared.stuck_run.lock().clone()
+    }
+
+    /// A call of the plugin that should have returned by now.
+    pub fn stuck_call(&self) -> Option<ControlCall> {
+        self.shared.control_calls.stuck(self.shared.control_timeout)
     }
 
     /// How the plugin's own process dies, while it does not answer.

@@ -9,11 +9,14 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::control::ControlCall;
 use super::control::ControlRequest;
 use super::in_flight::InFlightCall;
 use super::plugin::Plugin;
 use super::shared::{RunLimits, Shared, StuckRun, WhenStuck};
+use super::worker::Kill;
 use crate::error::exit;
+use crate::sys;
 
 /// Looks at the runs until the executor is gone, which it notices by itself. For a thread of its own.
 pub(super) fn watch(
@@ -22,8 +25,11 @@ pub(super) fn watch(
     control: &Sender<ControlRequest>,
     limits: RunLimits,
 ) {
-    let pause = pause_between_looks(limits);
+    let mut told = None;
     while let Some(shared) = shared.upgrade() {
+        let pause = pause_between_looks(limits, shared.control_timeout);
+        let stuck_call = shared.control_calls.stuck(shared.control_timeout);
+        tell_stuck_call(&mut told, stuck_call);
         let stuck = look_at_runs(&shared, plugin, control, limits);
         report_stuck_run(&shared, stuck, limits.when_stuck);
         // Nothing is kept of the executor while sleeping, so that it can go.
@@ -33,9 +39,9 @@ pub(super) fn watch(
 }
 
 /// An eighth of the shortest limit: late enough not to matter, early enough for short limits.
-fn pause_between_looks(limits: RunLimits) -> Duration {
+fn pause_between_looks(limits: RunLimits, control: Duration) -> Duration {
     let shortest = limits.run.map_or(limits.grace, |run| run.min(limits.grace));
-    (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1))
+    (shortest.min(control) / 8).clamp(Duration::from_millis(5), Duration::from_secs(1))
 }
 
 /// Cancels and kills what takes too long; a run that can't be ended is returned.
@@ -61,9 +67,7 @@ fn look_at_runs(
                 Some(remote) => {
                     let (job_id, grace) = (run.job_id, limits.grace);
                     tracing::error!(job_id, ?grace, "the run did not end; its process is killed");
-                    remote.kill(&format!(
-                        "the run of job {job_id} went on for more than {grace:?} after it was asked to end"
-                    ));
+                    remote.kill(Kill::StuckRun { job_id, grace });
                 }
                 None => stuck = Some(run),
             },
@@ -90,6 +94,33 @@ fn next_step(call: &Arc<InFlightCall>, limits: RunLimits) -> Step {
     }
 }
 
+/// Logs the control call that does not return, once, and its return.
+fn tell_stuck_call(told: &mut Option<ControlCall>, stuck: Option<ControlCall>) {
+    if *told == stuck {
+        return;
+    }
+    match (&stuck, &told) {
+        (Some(ControlCall { call, plugin, killed_after: None, .. }), _) => tracing::error!(
+            plugin,
+            call,
+            "a call of the plugin does not return; restart coda-host, and tell the vendor if it happens again"
+        ),
+        (Some(ControlCall { call, plugin, killed_after: Some(limit), .. }), _) => {
+            tracing::warn!(
+                plugin,
+                call,
+                ?limit,
+                "a call of the plugin takes long; its process is killed at the limit"
+            );
+        }
+        (None, Some(ControlCall { call, plugin, .. })) => {
+            tracing::info!(plugin, call, "the call of the plugin has ended");
+        }
+        (None, None) => {}
+    }
+    *told = stuck;
+}
+
 /// Publishes the stuck run, and logs it when it changes.
 fn report_stuck_run(shared: &Shared, stuck: Option<StuckRun>, when_stuck: WhenStuck) {
     let mut published = shared.stuck_run.lock();
@@ -114,5 +145,5 @@ fn report_stuck_run(shared: &Shared, stuck: Option<StuckRun>, when_stuck: WhenSt
 /// architecture's page).
 fn exit_for_supervisor() -> ! {
     tracing::error!("ending for the supervisor to start a new host, as CODA_EXECUTOR_STUCK_EXIT asks for");
-    std::process::exit(exit::JOB_LEFT.into());
+    sys::exit(exit::JOB_LEFT);
 }

@@ -28,17 +28,18 @@ use std::time::{Duration, Instant};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode};
 use parking_lot::{Condvar, Mutex};
 
+use super::control::{ControlCallGuard, ControlCalls};
 use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, Common, DeviceReply, JobContext};
+use super::job::LostCall;
 use crate::backoff::BackoffRange;
 use frames::{ControlOrder, SlotAnswer, SlotRequest};
-use process::{Process, unreadable};
+use process::{CallFailure, Death, Process, unreadable};
 
+pub use process::Kill;
 pub use spec::{MakeError, WorkerSpec};
 
 /// How long the news of a process's end may take to reach its keeper after a call has noticed it.
 const KEEPER_LIMIT: Duration = Duration::from_secs(5);
-/// A process whose end its keeper has yet to hear of is looked at again after so long.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// When a process that died is started again.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +49,18 @@ pub struct Restart {
     /// The longest pause.
     pub backoff_max: Duration,
 }
+
+/// How long calls may take that should return soon. A process that takes longer is killed.
+#[derive(Debug, Clone, Copy)]
+pub struct CallLimits {
+    /// For loading the library and for `create`.
+    pub start: Duration,
+    /// For `cancel`, `shutdown` and `destroy`.
+    pub control: Duration,
+}
+
+/// Told whether calls can be made, whenever that changes. Must not block.
+pub type OnAvailable = dyn Fn(bool) + Send + Sync;
 
 /// What `/ready` shows of a plugin's process that dies.
 #[derive(Debug, Clone)]
@@ -65,9 +78,9 @@ pub struct Standby {
 }
 
 impl Standby {
-    fn drop_for(&mut self, why: &str) {
+    fn drop_for(&mut self, why: &'static str) {
         if let Some(process) = self.process.take() {
-            process.kill(why);
+            process.kill(Kill::NotNeeded(why));
         }
     }
 }
@@ -84,6 +97,9 @@ pub struct Remote {
     changed: Condvar,
     common: Arc<Common>,
     restart: Restart,
+    limits: CallLimits,
+    control_calls: ControlCalls,
+    on_available: Box<OnAvailable>,
     /// Jobs in a call, for their progress.
     running: Mutex<HashMap<String, Arc<JobContext>>>,
     device_reply: Mutex<DeviceReply>,
@@ -96,8 +112,6 @@ struct State {
     phase: Phase,
     in_a_row: u32,
     last: String,
-    /// The host is stopping: no call waits for the process to come back.
-    leaving: bool,
 }
 
 #[derive(Clone)]
@@ -115,18 +129,27 @@ impl Remote {
     ///
     /// # Errors
     /// When the process can't be started, or can't create the executor; no process is left then.
-    pub fn start(spec: WorkerSpec, common: Arc<Common>, restart: Restart) -> Result<Arc<Remote>, MakeError> {
+    pub fn start(
+        spec: WorkerSpec,
+        common: Arc<Common>,
+        restart: Restart,
+        limits: CallLimits,
+        control_calls: ControlCalls,
+        on_available: Box<OnAvailable>,
+    ) -> Result<Arc<Remote>, MakeError> {
         let remote = Arc::new(Remote {
             state: Mutex::new(State {
                 spec: spec.clone(),
                 phase: Phase::Down,
                 in_a_row: 0,
                 last: String::new(),
-                leaving: false,
             }),
             changed: Condvar::new(),
             common,
             restart,
+            limits,
+            control_calls,
+            on_available,
             running: Mutex::default(),
             device_reply: Mutex::new(DeviceReply::empty()),
             answered: AtomicBool::new(false),
@@ -154,7 +177,11 @@ impl Remote {
         let (process, ended) = Process::start(spec, this.common.clone(), Arc::new(progress))
             .map_err(|e| MakeError::Process(e.to_string()))?;
         let mut standby = Standby { process: Some(process.clone()), ended: Some(ended), spec: spec.clone() };
-        match process.check(spec) {
+        let checked = {
+            let _noted = this.note_call("loading", Some(this.limits.start));
+            process.check(spec, this.limits.start)
+        };
+        match checked {
             Ok(secrets) => this.common.hide(&secrets),
             Err(error) => {
                 standby.drop_for("it can't be used");
@@ -170,7 +197,11 @@ impl Remote {
             return Err(MakeError::Process("it is used already".into()));
         };
         this.answered.store(false, Ordering::Release);
-        let device = match process.create(&standby.spec) {
+        let created = {
+            let _noted = this.note_call("create", Some(this.limits.start));
+            process.create(&standby.spec, this.limits.start)
+        };
+        let device = match created {
             Ok(device) => device,
             Err(error) => {
                 standby.drop_for("its executor could not be made");
@@ -205,22 +236,34 @@ impl Remote {
         if !ours {
             return;
         }
-        state.phase = Phase::Down;
+        this.set_phase(&mut state, Phase::Down);
         drop(state);
-        this.changed.notify_all();
         Remote::start_again(this, end.to_string());
     }
 
     /// Lets calls go to this process; one that has died already, unseen by its keeper, is replaced.
     fn put_up(this: &Arc<Remote>, state: &mut State, process: Arc<Process>) {
         match process.end() {
-            None => state.phase = Phase::Up(process),
+            None => drop(this.set_phase(state, Phase::Up(process))),
             Some(end) => {
-                state.phase = Phase::Down;
+                this.set_phase(state, Phase::Down);
                 Remote::start_again_in_background(this, state, end);
             }
         }
-        this.changed.notify_all();
+    }
+
+    /// Enters a phase and tells everyone who waits for it; returns the phase before. The caller holds the state's lock, so
+    /// that the news come in the order of the phases.
+    fn set_phase(&self, state: &mut State, phase: Phase) -> Phase {
+        (self.on_available)(matches!(phase, Phase::Up(_)));
+        let before = std::mem::replace(&mut state.phase, phase);
+        self.changed.notify_all();
+        before
+    }
+
+    /// Makes a call known to those who look for calls that do not return, until the value is dropped.
+    fn note_call(&self, call: &str, killed_after: Option<Duration>) -> ControlCallGuard {
+        self.control_calls.begin(call.into(), self.common.plugin(), killed_after)
     }
 
     /// Starts a process in the place of one that is down, again and again if need be, later and later.
@@ -259,14 +302,10 @@ impl Remote {
             state = this.state.lock();
             match made {
                 Ok(process) if matches!(state.phase, Phase::Down) => match process.end() {
-                    None => {
-                        state.phase = Phase::Up(process);
-                        this.changed.notify_all();
-                        return;
-                    }
+                    None => return drop(this.set_phase(&mut state, Phase::Up(process))),
                     Some(how) => end = how,
                 },
-                Ok(process) => return process.kill("it is not needed any more"),
+                Ok(process) => return process.kill(Kill::NotNeeded("it is not needed any more")),
                 Err(error) => end = format!("could not be started again: {}", error.text()),
             }
         }
@@ -286,35 +325,17 @@ impl Remote {
         }
     }
 
-    /// Waits until calls can be made; false when they never will be.
-    pub fn wait_up(&self) -> bool {
-        self.up().is_some()
-    }
-
-    /// Lets those go who wait for it to come back.
-    pub fn leave(&self) {
-        self.state.lock().leaving = true;
-        self.changed.notify_all();
-    }
-
     /// What the executor said of its device when it was made.
     pub fn device_reply(&self) -> DeviceReply {
         self.device_reply.lock().clone()
     }
 
     /// The process that takes calls.
-    fn up(&self) -> Option<Arc<Process>> {
-        let mut state = self.state.lock();
-        loop {
-            match &state.phase {
-                // Its keeper has yet to hear of its end.
-                Phase::Up(process) if process.end().is_none() => return Some(process.clone()),
-                Phase::Stopped => return None,
-                _ if state.leaving => return None,
-                _ => {
-                    self.changed.wait_for(&mut state, LOOK_AGAIN);
-                }
-            }
+    fn up(&self) -> Result<Arc<Process>, LostCall> {
+        match &self.state.lock().phase {
+            Phase::Up(process) => Ok(process.clone()),
+            Phase::Stopped => Err(LostCall::Stopped),
+            Phase::Down | Phase::Swapping => Err(LostCall::NotEntered),
         }
     }
 
@@ -327,30 +348,59 @@ impl Remote {
             .then(|| Trouble { in_a_row: state.in_a_row.max(1), last: state.last.clone() })
     }
 
-    /// One call in a slot: a request there, an answer back.
+    /// One call in a slot: a request there, an answer back. The inner error is the answer to this very call.
     fn call(
         &self,
         slot: usize,
         contexts: &[(&str, &Arc<JobContext>)],
         request: &SlotRequest<'_>,
-    ) -> Result<SlotAnswer, Error> {
-        let too_long = |_| Error::new(ErrorCode::Resources, "the job is larger than 2 GiB");
-        let message = request.encode().map_err(too_long)?;
-        let stopped = || Error::new(ErrorCode::Other, "the plugin's process is stopped");
-        let process = self.up().ok_or_else(stopped)?;
+    ) -> Result<Result<SlotAnswer, Error>, LostCall> {
+        let Ok(message) = request.encode() else {
+            return Ok(Err(Error::new(ErrorCode::Resources, "the job is larger than 2 GiB")));
+        };
+        let process = self.up()?;
         let entered = contexts.iter().map(|(id, context)| ((*id).to_string(), (*context).clone()));
         self.running.lock().extend(entered);
         let answer = process.call(slot, &message);
         let mut running = self.running.lock();
         contexts.iter().for_each(|(id, _)| drop(running.remove(*id)));
         drop(running);
-        match &answer {
-            Ok(_) => self.answered.store(true, Ordering::Release),
-            // Whoever asks next must find it down.
-            Err(_) if process.end().is_some() => self.wait_for_keeper(&process),
-            Err(_) => {}
-        }
+        let job_id = contexts.first().map_or("", |(id, _)| *id);
+        let answer = match answer {
+            Ok(answer) => {
+                self.answered.store(true, Ordering::Release);
+                return Ok(Ok(answer));
+            }
+            Err(CallFailure::NotEntered) => Err(LostCall::NotEntered),
+            Err(CallFailure::Died(death)) => self.judge_death(death, contexts),
+            Err(CallFailure::Unreadable) => {
+                // What comes next on this socket could be taken for the answer to another job.
+                process.kill(Kill::Unreadable { job_id: job_id.into() });
+                Ok(Err(unreadable()))
+            }
+        };
+        // Whoever asks next must find it down.
+        self.wait_for_keeper(&process);
         answer
+    }
+
+    /// Whether a call is the cause of the process's end.
+    fn judge_death(
+        &self,
+        death: Death,
+        contexts: &[(&str, &Arc<JobContext>)],
+    ) -> Result<Result<SlotAnswer, Error>, LostCall> {
+        let caused_by = |job_id: &String| contexts.iter().any(|(id, _)| id == job_id);
+        match death.killed {
+            Some(Kill::Stopping) => Err(LostCall::Stopped),
+            Some(Kill::StuckRun { job_id, .. } | Kill::Unreadable { job_id })
+                if caused_by(&job_id) && contexts.len() == 1 =>
+            {
+                Ok(Err(death.error))
+            }
+            None if death.calls <= 1 && contexts.len() == 1 => Ok(Err(death.error)),
+            _ => Err(LostCall::Suspect(death.error)),
+        }
     }
 
     /// Waits until the keeper of a process that broke off knows of its end, but not for ever.
@@ -359,35 +409,41 @@ impl Remote {
         self.changed.wait_while_for(&mut self.state.lock(), is_up, KEEPER_LIMIT);
     }
 
-    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> CallAnswer {
-        let contexts = [(job.job_id, job.context)];
-        let mut batch = jobs_answer(self.call(slot, &contexts, &SlotRequest::Run(job)), 1);
-        batch.answers.pop().flatten().or(batch.whole.map(Err))
-    }
-
-    pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> BatchAnswers {
-        let contexts: Vec<_> = jobs.iter().map(|job| (job.job_id, job.context)).collect();
-        let answer = self.call(slot, &contexts, &SlotRequest::Batch(jobs));
-        let mut batch = jobs_answer(answer, jobs.len());
-        // None of them is run again: the process may have died in any of them.
-        if let Some(error) =
-            batch.whole.take_if(|e| e.code == ErrorCode::Panic || e.code == ErrorCode::Timeout)
-        {
-            batch.answers = jobs.iter().map(|_| Some(Err(error.clone()))).collect();
-        }
-        batch
-    }
-
-    /// Has the plugin evolve a state.
+    /// Runs one job.
     ///
     /// # Errors
-    /// When the plugin refuses or fails, or its process dies.
-    pub fn evolve_state(&self, slot: usize, call: &CallEvolve<'_>) -> Result<Vec<Amplitude>, Error> {
+    /// When the call came to nothing without a fault of the job's own.
+    pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Result<CallAnswer, LostCall> {
+        let contexts = [(job.job_id, job.context)];
+        let mut batch = jobs_answer(self.call(slot, &contexts, &SlotRequest::Run(job))?, 1);
+        Ok(batch.answers.pop().flatten().or(batch.whole.map(Err)))
+    }
+
+    /// Runs several jobs in one call.
+    ///
+    /// # Errors
+    /// When the call came to nothing: any of the jobs may be the cause.
+    pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> Result<BatchAnswers, LostCall> {
+        let contexts: Vec<_> = jobs.iter().map(|job| (job.job_id, job.context)).collect();
+        let answer = self.call(slot, &contexts, &SlotRequest::Batch(jobs))?;
+        Ok(jobs_answer(answer, jobs.len()))
+    }
+
+    /// Has the plugin evolve a state. The inner error is the plugin's.
+    ///
+    /// # Errors
+    /// When the call came to nothing without a fault of the job's own.
+    pub fn evolve_state(
+        &self,
+        slot: usize,
+        call: &CallEvolve<'_>,
+    ) -> Result<Result<Vec<Amplitude>, Error>, LostCall> {
         let contexts = [(call.job_id, call.context)];
-        match self.call(slot, &contexts, &SlotRequest::Evolve(call))? {
-            SlotAnswer::Evolved(answer) => answer,
-            _ => Err(unreadable()),
-        }
+        Ok(match self.call(slot, &contexts, &SlotRequest::Evolve(call))? {
+            Ok(SlotAnswer::Evolved(answer)) => answer,
+            Ok(_) => Err(unreadable()),
+            Err(error) => Err(error),
+        })
     }
 
     /// Tells the plugin that a job was cancelled: its flag, and the hook.
@@ -397,7 +453,7 @@ impl Remote {
             // The job has gone with its process.
             _ => return None,
         };
-        process.control(&ControlOrder::Cancel(job_id.into())).unwrap_or_else(Some)
+        process.control(&ControlOrder::Cancel(job_id.into()), self.limits.control).unwrap_or_else(Some)
     }
 
     /// Brings the device to rest.
@@ -406,21 +462,30 @@ impl Remote {
             Phase::Up(process) => process.clone(),
             _ => return None,
         };
-        process.control(&ControlOrder::Shutdown).unwrap_or_else(Some)
+        self.shut_down(&process)
+    }
+
+    fn shut_down(&self, process: &Arc<Process>) -> Option<Error> {
+        let _noted = self.note_call("shutdown", Some(self.limits.control));
+        process.control(&ControlOrder::Shutdown, self.limits.control).unwrap_or_else(Some)
+    }
+
+    fn destroy_in(&self, process: &Arc<Process>) -> Option<Error> {
+        let _noted = self.note_call("destroy", Some(self.limits.control));
+        process.destroy(self.limits.control)
     }
 
     /// Frees the executor and ends the process, which is not started again.
     pub fn destroy(&self) -> Option<Error> {
-        let before = std::mem::replace(&mut self.state.lock().phase, Phase::Stopped);
-        self.changed.notify_all();
+        let before = self.set_phase(&mut self.state.lock(), Phase::Stopped);
         match before {
-            Phase::Up(process) => process.destroy(),
+            Phase::Up(process) => self.destroy_in(&process),
             _ => None,
         }
     }
 
-    /// Kills the process in its tracks; its calls are answered with an error of this text.
-    pub fn kill(&self, why: &str) {
+    /// Kills the process in its tracks.
+    pub fn kill(&self, why: Kill) {
         if let Phase::Up(process) = &self.state.lock().phase {
             process.kill(why);
         }
@@ -440,15 +505,12 @@ impl Remote {
     ) -> Result<DeviceReply, E> {
         let (old, before) = {
             let mut state = this.state.lock();
-            (state.spec.clone(), std::mem::replace(&mut state.phase, Phase::Swapping))
+            (state.spec.clone(), this.set_phase(&mut state, Phase::Swapping))
         };
         let plugin = this.common.plugin();
         if let Phase::Up(process) = before {
             // Most control stacks allow one session: the old one ends before the new one begins.
-            for error in [process.control(&ControlOrder::Shutdown).unwrap_or_else(Some), process.destroy()]
-                .into_iter()
-                .flatten()
-            {
+            for error in [this.shut_down(&process), this.destroy_in(&process)].into_iter().flatten() {
                 tracing::warn!(plugin = &*plugin, error = error.text, "the former executor's end failed");
             }
         }
@@ -457,12 +519,13 @@ impl Remote {
         this.common.rename(&spec.plugin);
         let made = Remote::create(this, standby).map_err(failed).and_then(|process| {
             accept(&this.device_reply()).map(|()| process.clone()).inspect_err(|_| {
-                process.control(&ControlOrder::Shutdown).ok();
-                process.destroy();
+                // Why it is ended is told; how it ends adds nothing to that.
+                this.shut_down(&process);
+                this.destroy_in(&process);
             })
         });
         let mut state = this.state.lock();
-        let answer = match made {
+        match made {
             Ok(process) => {
                 state.spec = spec;
                 state.in_a_row = 0;
@@ -477,16 +540,14 @@ impl Remote {
                 match again {
                     Ok(process) => Remote::put_up(this, &mut state, process),
                     Err(e) => {
-                        state.phase = Phase::Down;
+                        this.set_phase(&mut state, Phase::Down);
                         let end = format!("could not be started again: {}", e.text());
                         Remote::start_again_in_background(this, &mut state, end);
                     }
                 }
                 Err(error)
             }
-        };
-        this.changed.notify_all();
-        answer
+        }
     }
 }
 

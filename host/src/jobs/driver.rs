@@ -57,8 +57,6 @@ pub struct Snapshot {
     pub slots: usize,
     pub slots_busy: usize,
     pub waiting: usize,
-    /// A control call of the plugin that does not return.
-    pub stuck: Option<String>,
     /// Why results can't be stored now; nothing is claimed then.
     pub store_error: Option<String>,
     /// Why claimed messages can't be checked now; they stay pending.
@@ -310,7 +308,6 @@ impl Driver {
             slots,
             slots_busy,
             waiting,
-            stuck: self.parts.executor.stuck().map(|s| s.call),
             store_error,
             // Messages that can't be checked come again with each look through the pending list. An error that did not
             // is over: its messages are gone.

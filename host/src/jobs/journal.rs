@@ -28,7 +28,7 @@ impl RunRecorder {
 }
 
 impl RunObserver for RunRecorder {
-    fn run_started(&self, slot: usize, jobs: &[RunJob]) {
+    fn run_started(&self, slot: usize, jobs: &[&RunJob]) {
         self.running.begin(slot, jobs.iter().filter_map(|job| job.message_id));
         pause_thread_at(Failpoint::Executing);
     }

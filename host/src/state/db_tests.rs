@@ -40,7 +40,12 @@ async fn results_survive_and_end_in_history() {
     let (store, opened) = open(&dir, "q1").unwrap();
     let phases: Vec<_> = opened.rows.iter().map(|r| (r.row.message_id.ms, r.phase, r.attempts)).collect();
     assert_eq!(phases, [(1, Phase::Stored, 0), (2, Phase::Announced, 3), (4, Phase::Refused, 0)]);
-    assert_eq!(opened.rows[0].row.body, "{}");
+    assert_eq!(
+        (&opened.rows[0].row.body[..], opened.rows[0].body_bytes),
+        (&b""[..], 2),
+        "bodies stay on disk"
+    );
+    assert_eq!(store.load_result(id(1)).await.unwrap().unwrap().body, "{}");
     let known = store.history_of(vec![id(1), id(3), id(4), id(9)]).await.unwrap();
     let known: Vec<_> = known.iter().map(|k| k.as_ref().map(|p| p.job_id.to_string())).collect();
     assert_eq!(known, [None, Some("job-3".into()), Some("job-4".into()), None]);

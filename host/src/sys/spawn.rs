@@ -60,10 +60,8 @@ fn spawner() -> io::Result<Sender<SpawnRequest>> {
     Ok(known.insert(requests).clone())
 }
 
-const FIRST_INHERITED: i32 = 3;
-
-/// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors as its numbers 3, 4 and so on, and none
-/// besides. It gains no privileges by what it executes.
+/// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors under the numbers that they have here, and
+/// none besides. It gains no privileges by what it executes.
 ///
 /// # Errors
 /// When it can't be started.
@@ -72,41 +70,36 @@ pub fn spawn_worker(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Resu
     // allocates nothing.
     unsafe {
         command.pre_exec(move || {
-            const HIGH: i32 = 512;
-            // Out of the way first: one of them may have a number that another is to get.
-            for (i, fd) in descriptors.iter().enumerate() {
-                if libc::dup2(fd.as_raw_fd(), HIGH + i as i32) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-            }
-            for i in 0..descriptors.len() as i32 {
-                if libc::dup2(HIGH + i, FIRST_INHERITED + i) < 0 || libc::close(HIGH + i) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-            }
             // Also descriptors that this process was given without its knowledge. A kernel before 5.11 can't.
-            let first = FIRST_INHERITED as libc::c_uint + descriptors.len() as libc::c_uint;
-            libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            for fd in &descriptors {
+                if libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
             Ok(set_no_new_privs(true)?)
         });
     }
     spawn_dying_with_parent(command)
 }
 
-/// The descriptors that [`spawn_worker`] gave to this process, `count` of them. Call it once.
+/// The descriptors of these numbers, which [`spawn_worker`] gave to this process. Call it once.
 ///
 /// # Errors
 /// When one of them isn't there.
-pub fn inherited(count: usize) -> io::Result<Vec<OwnedFd>> {
-    let own = |fd: i32| {
+pub fn inherited(numbers: &[i32]) -> io::Result<Vec<OwnedFd>> {
+    let own = |fd: &i32| {
+        if *fd <= 2 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         // SAFETY: a plain system call; nothing that the plugin starts shall inherit it.
-        match unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } {
+        match unsafe { libc::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC) } {
             // SAFETY: the descriptor is open, and nobody else in this process knows of it.
-            0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            0 => Ok(unsafe { OwnedFd::from_raw_fd(*fd) }),
             _ => Err(io::Error::last_os_error()),
         }
     };
-    (FIRST_INHERITED..).take(count).map(own).collect()
+    numbers.iter().map(own).collect()
 }
 
 /// Starts a process in a session of its own, which neither the caller's terminal nor its end touches.

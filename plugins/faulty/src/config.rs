@@ -17,6 +17,10 @@ pub struct Config {
     pub when: When,
     /// So many calls behave before the fault happens.
     pub after: u32,
+    /// The fault happens in the runs of this job alone.
+    pub only: Option<String>,
+    /// Offers `batch_run`, whatever the fault is.
+    pub batch: bool,
     /// How long every run takes, in milliseconds.
     pub run_ms: u64,
     /// 0 stands for 1.
@@ -44,6 +48,13 @@ pub enum When {
     Create,
     /// At the start of each run.
     Run,
+    /// When the device is described.
+    Device,
+    /// In the cancel hook.
+    Cancel,
+    Shutdown,
+    /// In the executor's `drop`.
+    Drop,
     /// When the library is loaded, before anyone has read a config: the fault comes from the environment
     /// variable `CODA_FAULTY_AT_LOAD`, and `fault` does nothing more.
     Load,
@@ -135,6 +146,10 @@ pub enum Fault {
     HangCancel,
     HangDevice,
     HangShutdown,
+    /// In the executor's `drop`.
+    HangDrop,
+    /// With `when: load`.
+    HangLoad,
     /// Waits for the cancel and then answers as though nothing had happened.
     ResultAfterCancel,
     /// No cancel hook; the run, of `run_ms`, looks at `is_cancelled`.
@@ -191,6 +206,10 @@ pub enum Fault {
     Print10mb,
     CloseStdio,
     Exit,
+    /// `exit(0)`
+    ExitZero,
+    /// `_exit(0)`
+    ExitAtOnce,
     Abort,
     Segfault,
     StackOverflow,

@@ -100,6 +100,7 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
 
 impl Executor for Faulty {
     fn device(&self) -> Device {
+        self.commit_at(When::Device);
         let mut device = Device::new("faulty", self.num_qubits, [self.target]);
         device.slots = self.config.slots.max(1);
         match self.config.fault {
@@ -136,7 +137,7 @@ impl Executor for Faulty {
     }
 
     fn batch(&self) -> Option<&dyn BatchRun> {
-        if self.config.fault.is_of_batch() { Some(self) } else { None }
+        if self.config.fault.is_of_batch() || self.config.batch { Some(self) } else { None }
     }
 
     fn canceller(&self) -> Option<&dyn Cancel> {
@@ -148,6 +149,7 @@ impl Executor for Faulty {
     }
 
     fn shutdown(&self) {
+        self.commit_at(When::Shutdown);
         match self.config.fault {
             Fault::PanicShutdown => explode(self.config.payload),
             Fault::HangShutdown => hang(),
@@ -159,8 +161,11 @@ impl Executor for Faulty {
 
 impl Drop for Faulty {
     fn drop(&mut self) {
-        if self.config.fault == Fault::PanicDrop {
-            explode(self.config.payload);
+        self.commit_at(When::Drop);
+        match self.config.fault {
+            Fault::PanicDrop => explode(self.config.payload),
+            Fault::HangDrop => hang(),
+            _ => {}
         }
         drop(self.lives("drop"));
     }
@@ -168,9 +173,13 @@ impl Drop for Faulty {
 
 impl BatchRun for Faulty {
     fn batch_run(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Outcome, Error>>, Error> {
+        jobs.iter().try_for_each(|job| self.record("start", job.id()))?;
+        if self.config.when == When::Run && jobs.iter().any(|job| self.concerns(job)) && self.due() {
+            process::commit(self.config.fault);
+        }
         let mut answers: Vec<_> = jobs.iter().map(|job| self.counted(job, Fault::None)).collect();
         match self.config.fault {
-            _ if !self.due() => {}
+            fault if !fault.is_of_batch() || !self.due() => {}
             Fault::BatchReversed => answers.reverse(),
             Fault::PanicBatch => explode(self.config.payload),
             Fault::BatchError => return Err(hardware("the batch failed as a whole, as asked for")),
@@ -231,6 +240,7 @@ fn apply(state: &mut [Amplitude], operation: &Operation) {
 
 impl Cancel for Faulty {
     fn cancel(&self, job_id: &str) {
+        self.commit_at(When::Cancel);
         self.any_cancelled.store(true, Ordering::Release);
         if self.config.life
             && let Err(error) = self.record("cancel", job_id)
@@ -257,7 +267,7 @@ impl Faulty {
         let fault = self.config.fault;
         // Faults of other functions count the calls of those.
         let elsewhere = fault.is_of_batch() || matches!(fault, Fault::PanicDevice | Fault::HangDevice);
-        let due = !elsewhere && self.due();
+        let due = !elsewhere && self.concerns(job) && self.due();
         let behave = if due { fault } else { Fault::None };
         if self.config.when == When::Run {
             process::commit(behave);
@@ -326,6 +336,18 @@ impl Faulty {
             return Ok(zeros(job));
         }
         Ok(Outcome::from_counts(exact::counts(job, fault, self.num_qubits)?).with_time_ms(1.0))
+    }
+
+    /// Commits a fault of the process that is to happen at this time.
+    fn commit_at(&self, when: When) {
+        if self.config.when == when {
+            process::commit(self.config.fault);
+        }
+    }
+
+    /// Whether the fault may happen in the run of this job.
+    fn concerns(&self, job: &Job<'_>) -> bool {
+        self.config.only.as_deref().is_none_or(|only| only == job.id())
     }
 
     /// Counts a call; whether the fault is due by now.

@@ -48,6 +48,12 @@ pub fn commit(fault: Fault) {
             }
         }
         Fault::Exit => std::process::exit(3),
+        Fault::ExitZero => std::process::exit(0),
+        // SAFETY: ends the process, which is what is asked for.
+        Fault::ExitAtOnce => unsafe { libc::_exit(0) },
+        Fault::HangLoad => loop {
+            std::thread::park();
+        },
         Fault::Abort => std::process::abort(),
         Fault::Segfault => {
             // SAFETY: raise takes any signal; what follows is the death that is asked for.

@@ -186,10 +186,8 @@ async fn as_pid_1_it_stops_like_any_other() {
 /// What can't be stored is left over, and the host says so; it does not wait longer than it may.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_while_the_database_is_locked_ends_in_time_and_leaves_the_job() {
-    let mut host = Plan::simulator("execution_time_ms: 100")
-        .env("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", "1")
-        .start()
-        .await;
+    let mut host =
+        Plan::simulator("execution_time_ms: 100").env("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", "1").start().await;
     host.good_job_goes_through("J1").await;
     let lock = StateFile::lock(&host.state_dir());
     host.submit("J2", &example(), 100).await;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use coda_host::dev::cloud::Answer;
 use coda_host_tests::artifacts::FAILPOINT_TASK;
-use coda_host_tests::{Exit, Plan, TestHost, eventually};
+use coda_host_tests::{Circuit, Exit, Plan, TestHost, eventually};
+use serde_json::json;
 
 /// A host whose plugin records its life, prepared and not started.
 async fn recorded(keys: &str) -> (TestHost, PathBuf) {
@@ -120,4 +121,28 @@ async fn a_stop_while_connecting_ends_the_executor() {
     host.process().wait_signal_thread().await;
     assert_eq!(host.stop().await, Exit::Code(0), "{}", host.log());
     assert_eq!(life(&record), ["create", "shutdown", "drop"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_plugin_is_told_what_the_cloud_says_before_the_first_job() {
+    for isolation in ["none", "process"] {
+        let plan = Plan::faulty("").qubits(7).env("CODA_EXECUTOR_ISOLATION", isolation);
+        let mut host = plan.prepare().await;
+        let record = host.dir().join("record");
+        host.write_device(&format!(
+            "executor_factory: coda_faulty\nlife: true\nrecord: {}",
+            record.display()
+        ));
+        let lived =
+            || life(&record).into_iter().filter(|word| word != "start" && word != "end").collect::<Vec<_>>();
+        host.submit("J1", &Circuit::new(7), 10).await;
+        host.start().await;
+        assert_eq!(host.delivered("J1").await["counts"], json!({ "0000000": 10 }), "{isolation}");
+        assert_eq!(lived(), ["create", "shutdown", "drop", "create"], "{isolation}");
+        assert_eq!(host.stop().await, Exit::Code(0));
+        // From then on it is known.
+        std::fs::write(&record, "").unwrap();
+        host.start().await;
+        assert_eq!(lived(), ["create"], "{isolation}");
+    }
 }

@@ -394,3 +394,30 @@ async fn swaps_under_load_lose_no_job_run_none_twice_and_only_end_and_create_whi
         start.elapsed()
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_is_started_whatever_descriptors_are_open_and_with_a_low_limit() {
+    for wrapper in [
+        &["bash", "-c", "for n in {10..450}; do eval \"exec $n</dev/null\"; done; exec \"$@\"", "bash"][..],
+        &["bash", "-c", "ulimit -Sn 100; exec \"$@\"", "bash"],
+    ] {
+        let mut host = isolated("slots: 3").within(wrapper).start().await;
+        let plugin = children(host.process().pid())[0];
+        let open = std::fs::read_dir(format!("/proc/{plugin}/fd")).unwrap().count();
+        assert!(open < 24, "the plugin's process has {open} descriptors");
+        for n in 0..3 {
+            host.good_job_goes_through(&format!("J{n}")).await;
+        }
+        assert_eq!(host.stop().await, Exit::Code(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_on_descriptors_that_is_too_low_is_named() {
+    let wrapper = ["bash", "-c", "ulimit -n 17; exec \"$@\"", "bash"];
+    let mut host = isolated("slots: 3").within(&wrapper).prepare().await;
+    host.launch();
+    assert_ne!(host.wait_exit().await, Exit::Code(0));
+    let log = host.log();
+    assert!(log.contains("Too many open files") && log.contains("ulimit -n"), "{log}");
+}

@@ -209,3 +209,87 @@ fn only_the_owner_may_read(host: &TestHost, fault: &str) {
         assert_eq!(mode, 0o600, "{fault}: {name} has mode {mode:o}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_never_becomes_that_of_the_next_job() {
+    for isolation in ["none", "process"] {
+        let plan = Plan::device("executor_factory: coda_faulty_cpp\nlate: run");
+        let mut host = plan.env("CODA_EXECUTOR_ISOLATION", isolation).start().await;
+        host.submit("J1", &example(), 10).await;
+        eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1").await;
+        host.request_cancel("J1").await;
+        host.wait_state("J1", "cancelled").await;
+        for id in ["J2", "J3"] {
+            host.submit(id, &example(), 10).await;
+            assert_eq!(host.delivered(id).await["counts"], json!({ "00": 10 }), "{isolation} {id}");
+        }
+        host.wait_log("all was said too late: 0 qubits, cancelled 1").await;
+        host.wait_log("of a call that has ended, which has no effect").await;
+        let log = host.log();
+        let line = log.lines().find(|line| line.contains("of a call that has ended")).expect("the line");
+        assert!(line.contains("ERROR") && line.contains("J1"), "{isolation}: {line}");
+        assert!(!host.get("/metrics").await.1.contains("too_late"), "{isolation}");
+        assert_eq!(host.stop().await, Exit::Code(0), "{isolation}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_answer_fails_its_run() {
+    for isolation in ["none", "process"] {
+        for twice in ["outcome", "error"] {
+            let plan = Plan::device(format!("executor_factory: coda_faulty_cpp\ntwice: {twice}"));
+            let host = plan.env("CODA_EXECUTOR_ISOLATION", isolation).start().await;
+            host.submit("J1", &example(), 10).await;
+            let error = host.failure("J1").await;
+            assert!(error.contains("gave 2 answers to one run"), "{isolation} {twice}: {error}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_that_nobody_asked_for_is_never_status_0() {
+    let ends = [
+        ("exit", Exit::Code(3)),
+        ("exit_zero", Exit::Code(3)),
+        ("exit_at_once", Exit::Code(3)),
+        ("abort", Exit::Signal(libc::SIGABRT)),
+    ];
+    for (fault, exit) in ends {
+        for when in ["load", "create", "device", "run", "cancel", "shutdown", "drop"] {
+            let plan = Plan::faulty(&format!("fault: {fault}\nwhen: {when}\nrun_ms: 60000"));
+            let at_load = if when == "load" { fault } else { "" };
+            let mut host = plan.env("CODA_FAULTY_AT_LOAD", at_load).prepare().await;
+            if ["run", "cancel", "shutdown", "drop"].contains(&when) {
+                host.start().await;
+                if ["run", "cancel"].contains(&when) {
+                    host.submit("J1", &example(), 10).await;
+                }
+                if when == "cancel" {
+                    eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1")
+                        .await;
+                    host.request_cancel("J1").await;
+                }
+                if ["shutdown", "drop"].contains(&when) {
+                    host.process().signal(libc::SIGTERM);
+                }
+            } else {
+                host.launch();
+            }
+            assert_eq!(host.wait_exit().await, exit, "{fault} {when}: {}", host.log());
+            if fault != "abort" {
+                assert!(host.log().contains("ended the process of coda-host by exit"), "{fault} {when}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_a_plugin_ends_while_it_starts_is_a_failure() {
+    for fault in ["exit_zero", "exit_at_once", "abort"] {
+        let mut host = Plan::faulty(&format!("fault: {fault}")).prepare().await;
+        host.choose_port();
+        let done = host.cli(&["start", "--daemon", "--token", "one-time-q1"]).await;
+        assert_ne!(done.code, 0, "{fault}: {}", done.text());
+        assert!(done.err.contains("ended while it was starting"), "{fault}: {}", done.text());
+    }
+}

@@ -4,6 +4,7 @@
 //! module of the Rust binding is checked by abi_stable first and its functions have the same form.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use coda_plugin_abi::{Error, ErrorCode, ExecutorModuleRef, ROOT_MODULE_SYMBOL, S
 use libloading::os::unix::{Library as DynamicLibrary, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
 
-use super::reply::Reply;
+use super::handles::set_last_executor;
+use super::reply::OpenReply;
 use super::{Common, Instance, JobContext};
 
 /// Why a library could not be opened.
@@ -79,10 +81,10 @@ impl Library {
     /// When the plugin replied an error, such as a panic.
     pub fn config_schema(&self, entry: &str) -> Result<Option<String>, Error> {
         let Some(hook) = self.table.config_schema else { return Ok(None) };
-        let reply = Reply::new(0);
+        let reply = OpenReply::new(0, None);
         // SAFETY: the function is the plugin's own; name and reply are lent for the length of the call.
-        unsafe { hook(&RawStr::new(entry), &reply.raw()) };
-        let replies = reply.take();
+        unsafe { hook(&RawStr::new(entry), reply.as_ptr()) };
+        let replies = reply.close();
         replies.whole.map_or(Ok(replies.schema), Err)
     }
 
@@ -91,9 +93,10 @@ impl Library {
     /// # Errors
     /// When the factory replied an error, or nothing.
     pub fn create(&self, request: &CreateRequest) -> Result<Instance, Error> {
-        let host = JobContext::in_executor(request.common.clone(), "".into());
-        // The executor may log until it is dropped, from threads that outlive a mere borrow.
-        let host = Box::new(Arc::new(host).raw());
+        set_last_executor(&request.common);
+        // The executor may log until it is dropped; and a thread that the plugin left behind may do so after `destroy`.
+        let host =
+            ManuallyDrop::new(Arc::new(JobContext::in_executor(request.common.clone(), "".into())).lend());
         let path = request.config_path.to_string_lossy();
         let raw = RawCreate {
             size: size_of::<RawCreate>(),
@@ -103,15 +106,13 @@ impl Library {
             native_gate_set: RawStr::new(&request.native_gate_set),
             num_qubits: u32::from(request.num_qubits),
             reserved: 0,
-            host: &*host,
+            host: host.as_ptr(),
         };
-        let reply = Reply::new(0);
-        // SAFETY: the function is the plugin's own; request and reply are lent for the length of the call, and
-        // the host services, leaked below, for ever.
-        let this = unsafe { (self.table.create)(&raw, &reply.raw()) };
-        // Never freed: a thread that the plugin left behind may still log after `destroy`.
-        Box::leak(host);
-        if let Some(error) = reply.take().whole {
+        let reply = OpenReply::new(0, None);
+        // SAFETY: the function is the plugin's own; request and reply are lent for the length of the call, and the host's
+        // services for ever.
+        let this = unsafe { (self.table.create)(&raw, reply.as_ptr()) };
+        if let Some(error) = reply.close().whole {
             return Err(error);
         }
         if this.is_null() {

@@ -1,8 +1,9 @@
 //! Collects what a plugin replies during one call, by copying it.
 //!
-//! Nothing is believed: keys may be anything, counts wrong, answers missing or too many.
+//! Nothing is believed: keys may be anything, counts wrong, answers missing, too many or too late.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use coda_plugin_abi::raw::{
     Amplitude, RawCount, RawDevice, RawEdge, RawError, RawOutcome, RawReply, RawStr, WHOLE_CALL,
@@ -10,14 +11,16 @@ use coda_plugin_abi::raw::{
 };
 use coda_plugin_abi::{Connectivity, Device, Error, ErrorCode, Hooks, Outcome, Stage, Target};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::CallAnswer;
-use super::services::{copied, lent, quietly};
+use super::cells::{Cells, Lent};
+use super::handles::{ENDED, Handles};
+use super::services::{JobContext, copied, lent, quietly};
 
-/// Collects what a plugin replies during one call, from whatever thread of its own.
-pub(super) struct Reply(Mutex<Replies>);
+/// Collects what a plugin replies during one call, from whatever thread of its own; nothing once the call is over.
+struct Reply(Mutex<Option<Replies>>);
 
 #[derive(Default)]
 pub(super) struct Replies {
@@ -55,58 +58,102 @@ impl DeviceReply {
     }
 }
 
-impl Reply {
-    pub fn new(jobs: usize) -> Reply {
+/// A reply that a plugin is lent, until this is closed or dropped.
+pub(super) struct OpenReply<'a> {
+    reply: Arc<Reply>,
+    cell: Lent<RawReply>,
+    handle: *mut c_void,
+    job: Option<&'a Arc<JobContext>>,
+}
+
+/// The replies of calls that have not returned.
+static REPLIES: Handles<Reply> = Handles::new();
+static REPLY_CELLS: Cells<RawReply> = Cells::new(raw_reply(ENDED), |reply| *reply);
+
+const fn raw_reply(ctx: *mut c_void) -> RawReply {
+    RawReply {
+        size: size_of::<RawReply>(),
+        ctx,
+        outcome: reply_outcome,
+        error: reply_error,
+        device: reply_device,
+        amplitudes: reply_amplitudes,
+        schema: reply_schema,
+    }
+}
+
+impl<'a> OpenReply<'a> {
+    /// For a call with so many jobs; `job` is the first of them.
+    pub fn new(jobs: usize, job: Option<&'a Arc<JobContext>>) -> OpenReply<'a> {
         let answers = (0..jobs).map(|_| None).collect();
-        Reply(Mutex::new(Replies { answers, ..Replies::default() }))
+        let reply = Arc::new(Reply(Mutex::new(Some(Replies { answers, ..Replies::default() }))));
+        let handle = REPLIES.open(reply.clone());
+        OpenReply { reply, cell: REPLY_CELLS.lend(&[raw_reply(handle)]), handle, job }
     }
 
-    pub fn raw(&self) -> RawReply {
-        let ctx: *const Reply = self;
-        RawReply {
-            size: size_of::<RawReply>(),
-            ctx: ctx.cast_mut().cast(),
-            outcome: reply_outcome,
-            error: reply_error,
-            device: reply_device,
-            amplitudes: reply_amplitudes,
-            schema: reply_schema,
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Replies> {
-        self.0.lock()
-    }
-
-    fn put(&self, index: usize, answer: Result<Outcome, Error>) {
-        let mut replies = self.lock();
-        match replies.answers.get_mut(index) {
-            Some(slot @ None) => *slot = Some(answer),
-            _ => replies.surplus += 1,
-        }
+    pub fn as_ptr(&self) -> *const RawReply {
+        self.cell.as_ptr()
     }
 
     /// As though the plugin had replied this error for the whole call.
     pub fn fail(&self, error: Error) {
-        self.lock().whole.get_or_insert(error);
+        self.reply.change(|replies| replies.fail(error));
     }
 
-    pub fn take(self) -> Replies {
-        self.0.into_inner()
+    /// What was replied. Whatever comes now is too late.
+    pub fn close(self) -> Replies {
+        self.reply.0.lock().take().unwrap_or_default()
     }
 }
 
-/// # Safety
-/// `ctx` must be the one of a `Reply` whose call has not returned.
-unsafe fn reply<'a>(ctx: *mut c_void) -> &'a Reply {
-    // SAFETY: by this function's contract.
-    unsafe { &*ctx.cast::<Reply>() }
+impl Drop for OpenReply<'_> {
+    fn drop(&mut self) {
+        REPLIES.close(self.handle, self.job);
+    }
+}
+
+impl Replies {
+    fn put(&mut self, index: usize, answer: Result<Outcome, Error>) {
+        match self.answers.get_mut(index) {
+            Some(slot @ None) => *slot = Some(answer),
+            _ => self.surplus += 1,
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        match self.whole {
+            None => self.whole = Some(error),
+            Some(_) => self.surplus += 1,
+        }
+    }
+
+    /// How many answers came, of any kind.
+    pub fn count(&self) -> usize {
+        let answers = self.answers.iter().flatten().count();
+        answers + self.surplus + usize::from(self.whole.is_some()) + usize::from(self.amplitudes.is_some())
+    }
+}
+
+impl Reply {
+    /// Whether the call was still open.
+    fn change(&self, body: impl FnOnce(&mut Replies)) -> bool {
+        self.0.lock().as_mut().map(body).is_some()
+    }
+}
+
+/// Takes one reply of the plugin's, unless its call has ended.
+fn take(ctx: *mut c_void, body: impl FnOnce(&mut Replies)) {
+    quietly(|| {
+        if !REPLIES.get(ctx).is_some_and(|reply| reply.change(body)) {
+            REPLIES.report_late(ctx, "used the reply");
+        }
+    });
 }
 
 extern "C" fn reply_outcome(ctx: *mut c_void, index: usize, outcome: *const RawOutcome) {
-    quietly(|| {
-        // SAFETY: the plugin passes back the ctx of the call and lends the outcome during this one.
-        let (reply, raw) = unsafe { (reply(ctx), &*outcome) };
+    take(ctx, |replies| {
+        // SAFETY: the plugin lends the outcome during this call.
+        let raw = unsafe { &*outcome };
         // SAFETY: lent during this call.
         let counts: &[RawCount] = unsafe { lent(raw.counts, raw.counts_len) };
         let outcome = Outcome {
@@ -115,14 +162,14 @@ extern "C" fn reply_outcome(ctx: *mut c_void, index: usize, outcome: *const RawO
             execution_time_ms: (raw.has_execution_time != 0).then_some(raw.execution_time_ms),
             shots_completed: (raw.has_shots_completed != 0).then_some(raw.shots_completed),
         };
-        reply.put(index, Ok(outcome));
+        replies.put(index, Ok(outcome));
     });
 }
 
 extern "C" fn reply_error(ctx: *mut c_void, index: usize, error: *const RawError) {
-    quietly(|| {
+    take(ctx, |replies| {
         // SAFETY: as in `reply_outcome`.
-        let (reply, raw) = unsafe { (reply(ctx), &*error) };
+        let raw = unsafe { &*error };
         let error = Error {
             code: ErrorCode::from_code(raw.code),
             stage: Stage::from_code(raw.stage),
@@ -130,19 +177,17 @@ extern "C" fn reply_error(ctx: *mut c_void, index: usize, error: *const RawError
             // SAFETY: lent during this call.
             text: unsafe { copied(raw.text) },
         };
-        if index == WHOLE_CALL {
-            reply.lock().whole.get_or_insert(error);
-        } else {
-            reply.put(index, Err(error));
+        match index {
+            WHOLE_CALL => replies.fail(error),
+            _ => replies.put(index, Err(error)),
         }
     });
 }
 
 extern "C" fn reply_device(ctx: *mut c_void, device: *const RawDevice) {
-    quietly(|| {
+    take(ctx, |replies| {
         // SAFETY: as in `reply_outcome`; a plugin of an older interface lends a shorter description.
-        let (reply, raw) = unsafe { (reply(ctx), whole_device(device)) };
-        let raw = &raw;
+        let raw = &unsafe { whole_device(device) };
         // SAFETY: lent during this call.
         let (name, codes, edges): (String, &[u16], &[RawEdge]) =
             unsafe { (copied(raw.name), lent(raw.targets, raw.targets_len), lent(raw.edges, raw.edges_len)) };
@@ -170,23 +215,26 @@ extern "C" fn reply_device(ctx: *mut c_void, device: *const RawDevice) {
             num_qubits: raw.num_qubits,
             slots: raw.slots,
         };
-        reply.lock().device = Some(described);
+        replies.device = Some(described);
     });
 }
 
 extern "C" fn reply_amplitudes(ctx: *mut c_void, amplitudes: *const Amplitude, len: usize) {
-    quietly(|| {
-        // SAFETY: the plugin passes back the ctx of the call and lends `len` amplitudes during this one.
-        let (reply, amplitudes) = unsafe { (reply(ctx), lent(amplitudes, len)) };
-        reply.lock().amplitudes = Some(amplitudes.to_vec());
+    take(ctx, |replies| {
+        if replies.amplitudes.is_some() {
+            replies.surplus += 1;
+            return;
+        }
+        // SAFETY: the plugin lends `len` amplitudes during this call.
+        replies.amplitudes = Some(unsafe { lent(amplitudes, len) }.to_vec());
     });
 }
 
 extern "C" fn reply_schema(ctx: *mut c_void, json: RawStr) {
-    quietly(|| {
-        // SAFETY: the plugin passes back the ctx of the call and lends the text during this one.
-        let (reply, bytes) = unsafe { (reply(ctx), json.bytes()) };
-        reply.lock().schema = Some(String::from_utf8_lossy(bytes).into_owned());
+    take(ctx, |replies| {
+        // SAFETY: the plugin lends the text during this call.
+        let bytes = unsafe { json.bytes() };
+        replies.schema = Some(String::from_utf8_lossy(bytes).into_owned());
     });
 }
 

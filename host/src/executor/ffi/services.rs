@@ -1,6 +1,7 @@
 //! What the host lends to a plugin: log, progress, gauges, the cancel flag; and the copying of what it is told.
 //!
-//! Callbacks come from any thread of the plugin, never block and never unwind into it.
+//! Callbacks come from any thread of the plugin, never block and never unwind into it. Those that come after the end of
+//! their call do nothing and are logged.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,6 +13,8 @@ use coda_plugin_abi::{Error, LogLevel};
 use parking_lot::RwLock;
 
 use super::super::gauges::Gauges;
+use super::cells::{Cells, Lent};
+use super::handles::{ENDED, Handles};
 use crate::model::JobId;
 
 /// Longest text taken from a plugin; the rest is cut.
@@ -175,51 +178,76 @@ impl JobContext {
         (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed))
     }
 
-    /// The host services over this context, which stays alive: the pointer owns a reference that is never
-    /// given back where the result is leaked, and lives in the caller's Arc otherwise.
-    pub(super) fn raw(self: &Arc<Self>) -> RawHost {
-        RawHost {
-            size: size_of::<RawHost>(),
-            ctx: Arc::into_raw(self.clone()).cast_mut().cast(),
-            log_enabled,
-            log,
-            progress,
-            is_cancelled,
-            gauge,
-        }
+    /// Lends the host's services for this context, until the value is dropped.
+    pub(super) fn lend(self: &Arc<Self>) -> LentHost {
+        let handle = HOSTS.open(self.clone());
+        LentHost { cell: HOST_CELLS.lend(&[raw_host(handle)]), handle, context: self.clone() }
+    }
+
+    /// Logs what the host has to say of this job's plugin.
+    pub(super) fn report(&self, text: String) {
+        self.common.log(LogLevel::Error.code(), &self.job_id, text);
     }
 }
 
-/// Gives back the reference that `JobContext::raw` took.
-pub(super) fn release(host: &RawHost) {
-    // SAFETY: `ctx` came from Arc::into_raw in `JobContext::raw` and is released once, here.
-    drop(unsafe { Arc::from_raw(host.ctx.cast::<JobContext>().cast_const()) });
+/// The contexts that plugins were lent and that have not ended.
+static HOSTS: Handles<JobContext> = Handles::new();
+static HOST_CELLS: Cells<RawHost> = Cells::new(raw_host(ENDED), |host| *host);
+
+/// The host's services, lent to the plugin.
+pub(super) struct LentHost {
+    cell: Lent<RawHost>,
+    handle: *mut c_void,
+    context: Arc<JobContext>,
 }
 
-/// # Safety
-/// `ctx` must come from `JobContext::raw` and not have been released.
-unsafe fn context<'a>(ctx: *mut c_void) -> &'a JobContext {
-    // SAFETY: by this function's contract.
-    unsafe { &*ctx.cast::<JobContext>() }
+impl LentHost {
+    pub fn as_ptr(&self) -> *const RawHost {
+        self.cell.as_ptr()
+    }
+}
+
+impl Drop for LentHost {
+    fn drop(&mut self) {
+        HOSTS.close(self.handle, Some(&self.context));
+    }
+}
+
+pub(super) struct EndedHost(pub RawHost);
+
+// SAFETY: it is constant, and its context is a number.
+unsafe impl Sync for EndedHost {}
+
+/// The services of calls that are long over.
+pub(super) static ENDED_HOST: EndedHost = EndedHost(raw_host(ENDED));
+
+const fn raw_host(ctx: *mut c_void) -> RawHost {
+    RawHost { size: size_of::<RawHost>(), ctx, log_enabled, log, progress, is_cancelled, gauge }
+}
+
+/// Serves one call of the plugin's, unless its job's call has ended.
+fn serve(ctx: *mut c_void, service: &str, body: impl FnOnce(&JobContext)) {
+    quietly(|| match HOSTS.get(ctx) {
+        Some(context) => body(&context),
+        None => HOSTS.report_late(ctx, &format!("used the service '{service}'")),
+    });
 }
 
 extern "C" fn log_enabled(ctx: *mut c_void, level: u32) -> u32 {
-    // SAFETY: the plugin passes back the ctx it was lent, within its lifetime.
-    u32::from(unsafe { context(ctx) }.common.log_enabled(level))
+    // A message of a call that has ended would not be kept.
+    HOSTS.get(ctx).map_or(0, |context| context.common.log_enabled(level).into())
 }
 
 extern "C" fn log(ctx: *mut c_void, level: u32, text: RawStr) {
-    quietly(|| {
-        // SAFETY: as in `log_enabled`; the plugin lends the text for this call.
-        let (context, text) = unsafe { (context(ctx), copied(text)) };
+    serve(ctx, "log", |context| {
+        // SAFETY: the plugin lends the text for this call.
+        let text = unsafe { copied(text) };
         context.common.log(level, &context.job_id, text);
     });
 }
 
 extern "C" fn progress(ctx: *mut c_void, done: u64, total: u64) {
-    quietly(|| {
-        // SAFETY: as in `log_enabled`.
-        let context = unsafe { context(ctx) };
+    serve(ctx, "progress", |context| {
         context.set_progress(done, total);
         if let Some(sink) = &context.common.sink {
             sink.progress(&context.job_id, done, total);
@@ -228,14 +256,14 @@ extern "C" fn progress(ctx: *mut c_void, done: u64, total: u64) {
 }
 
 extern "C" fn is_cancelled(ctx: *mut c_void) -> u32 {
-    // SAFETY: as in `log`.
-    u32::from(unsafe { context(ctx) }.is_cancelled())
+    // Whoever still works for a call that has ended shall stop.
+    HOSTS.get(ctx).is_none_or(|context| context.is_cancelled()).into()
 }
 
 extern "C" fn gauge(ctx: *mut c_void, name: RawStr, value: f64) {
-    quietly(|| {
+    serve(ctx, "gauge", |context| {
         // SAFETY: as in `log`.
-        let (context, name) = unsafe { (context(ctx), copied(name)) };
+        let name = unsafe { copied(name) };
         context.common.gauge(&name, value);
     });
 }

@@ -16,7 +16,6 @@ use coda_plugin_abi::Error;
 use coda_plugin_abi::descriptor::Binding;
 use parking_lot::Mutex;
 
-use super::super::active::MAX_SLOTS;
 use super::super::ffi::{
     BatchAnswers, CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library,
     LibraryOpenError, Sink,
@@ -74,18 +73,16 @@ struct Worker {
 ///
 /// # Errors
 /// When the host has not prepared what it must.
-pub fn run(account: Option<&str>) -> io::Result<ExitCode> {
+pub fn run(account: Option<&str>, descriptors: &[i32]) -> io::Result<ExitCode> {
     // The kernel ends this process before the host. Where it may not be raised it stays.
     std::fs::write("/proc/self/oom_score_adj", "800").ok();
     let rights = give_up_rights(account);
-    let mut handed = sys::inherited(MAX_SLOTS + 3)?;
-    let library = handed.pop().ok_or_else(|| io::Error::other("the library is missing"))?;
-    let mut sockets = handed.into_iter().map(UnixStream::from);
-    let missing = || io::Error::other("a socket is missing");
-    let (control, events) = (sockets.next().ok_or_else(missing)?, sockets.next().ok_or_else(missing)?);
-    let slots: Vec<UnixStream> = sockets.collect();
+    let handed: Result<[OwnedFd; 4], _> = sys::inherited(descriptors)?.try_into();
+    let [control, events, slot_0, library] =
+        handed.map_err(|_| io::Error::other("the host hands over three sockets and the library"))?;
+    let (control, events, slot_0) = (control.into(), events.into(), slot_0.into());
     let first = std::thread::Builder::new().name("exec-slot-0".into()).stack_size(STACK_BYTES);
-    let ended = first.spawn(move || first_slot(control, events, slots, library, rights))?.join();
+    let ended = first.spawn(move || first_slot(control, events, slot_0, library, rights))?.join();
     match ended {
         Ok(done) => done.map(|()| ExitCode::SUCCESS),
         Err(_) => Err(io::Error::other("the first slot's thread panicked")),
@@ -108,12 +105,10 @@ fn give_up_rights(account: Option<&str>) -> Result<(), String> {
 fn first_slot(
     control: UnixStream,
     events: UnixStream,
-    slots: Vec<UnixStream>,
+    mut socket: UnixStream,
     handed: OwnedFd,
     rights: Result<(), String>,
 ) -> io::Result<()> {
-    let mut slots = slots.into_iter();
-    let mut socket = slots.next().ok_or_else(|| io::Error::other("a socket is missing"))?;
     let ReceivedRequest::Check(spec) = receive(&mut socket)? else {
         return Err(io::Error::other("the first request is not the check"));
     };
@@ -138,19 +133,20 @@ fn first_slot(
         Ok(made) => made,
         Err(made) => return say(&mut socket, made),
     };
-    let slots_used = device.slots as usize;
     let worker = Arc::new(Worker { instance, common, running: Mutex::default() });
     let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body).map(drop)
     };
+    say(&mut socket, StepOutcome::Created(Box::new(device)))?;
+    // The host knows now how many slots there are, and sends a socket for each further one.
+    let slots = sys::receive_descriptors(&control)?;
     let controlled = worker.clone();
     spawn("exec-control".into(), Box::new(move || controller(&controlled, control)))?;
-    for (index, socket) in (1..slots_used.clamp(1, MAX_SLOTS)).zip(slots) {
+    for (index, socket) in (1..).zip(slots.into_iter().map(UnixStream::from)) {
         let worker = worker.clone();
         // A slot ends with its socket.
         spawn(format!("exec-slot-{index}"), Box::new(move || drop(serve(&worker, socket))))?;
     }
-    say(&mut socket, StepOutcome::Created(Box::new(device)))?;
     let destroyed = serve(&worker, socket.try_clone()?)?;
     if destroyed {
         let error = worker.instance.destroy();

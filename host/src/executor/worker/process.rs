@@ -3,17 +3,18 @@
 //! Every wait on a socket ends when the process does: the thread that waits for its end shuts the sockets down.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use coda_plugin_abi::{Error, ErrorCode, Stage};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::super::active::MAX_SLOTS;
 use super::super::ffi::{Common, DeviceReply};
@@ -36,12 +37,31 @@ pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
 pub struct Process {
     /// `None` when the process was gone before it could be opened.
     handle: Option<sys::ProcessHandle>,
-    control: Mutex<UnixStream>,
-    slots: Vec<Mutex<UnixStream>>,
-    /// A copy of each socket, shut down when the process has ended.
-    ends: Vec<UnixStream>,
+    control: Socket,
+    events: Arc<UnixStream>,
+    /// Slot 0 from the beginning, the others once the device is known.
+    slots: RwLock<Vec<Arc<Socket>>>,
     end: Mutex<End>,
     ended: Condvar,
+}
+
+/// A socket on which one exchange goes on at a time.
+struct Socket {
+    stream: UnixStream,
+    turn: Mutex<()>,
+}
+
+impl Socket {
+    fn new(stream: UnixStream) -> Socket {
+        Socket { stream, turn: Mutex::new(()) }
+    }
+
+    /// Writes a request and reads the answer to it.
+    fn exchange(&self, message: &[u8]) -> io::Result<Frame> {
+        let _turn = self.turn.lock();
+        (&self.stream).write_all(message)?;
+        Frame::read(&mut &self.stream)
+    }
 }
 
 #[derive(Default)]
@@ -49,7 +69,71 @@ struct End {
     /// How it ended, once it has.
     how: Option<String>,
     /// Why it was killed, when the host did it.
-    killed: Option<String>,
+    killed: Option<Kill>,
+    /// Calls in it now.
+    calls: usize,
+    /// Calls that were in it when it ended.
+    calls_at_end: usize,
+}
+
+/// Why the host kills a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kill {
+    /// The run of this job does not end. The other jobs in the process are not the cause.
+    StuckRun { job_id: String, grace: Duration },
+    /// A call that should return soon does not.
+    NoReturn { call: &'static str, limit: Duration },
+    /// It broke the form of the messages in its answer to this job.
+    Unreadable { job_id: String },
+    /// The host is stopping.
+    Stopping,
+    /// It is not needed.
+    NotNeeded(&'static str),
+}
+
+impl fmt::Display for Kill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kill::StuckRun { job_id, grace } => {
+                write!(f, "the run of job {job_id} went on for more than {grace:?} after it was asked to end")
+            }
+            Kill::NoReturn { call, limit } => write!(f, "its {call} did not return within {limit:?}"),
+            Kill::Unreadable { job_id } => {
+                write!(f, "it sent something that can't be read in answer to job {job_id}")
+            }
+            Kill::Stopping => f.write_str("it did not shut down in time"),
+            Kill::NotNeeded(why) => f.write_str(why),
+        }
+    }
+}
+
+/// What became of a call without an answer.
+pub enum CallFailure {
+    /// The process had ended before.
+    NotEntered,
+    /// The process ended during the call.
+    Died(Death),
+    /// What came is no answer.
+    Unreadable,
+}
+
+/// The end of a process with calls in it.
+pub struct Death {
+    /// For the job whose fault it is.
+    pub error: Error,
+    /// How many calls were in the process.
+    pub calls: usize,
+    /// Why it was killed, when the host did it.
+    pub killed: Option<Kill>,
+}
+
+/// A call is in the process until this is dropped.
+struct InsideGuard<'a>(&'a Process);
+
+impl Drop for InsideGuard<'_> {
+    fn drop(&mut self) {
+        self.0.end.lock().calls -= 1;
+    }
 }
 
 impl Process {
@@ -59,17 +143,17 @@ impl Process {
         common: Arc<Common>,
         progress: Arc<OnProgress>,
     ) -> io::Result<(Arc<Process>, Receiver<String>)> {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..MAX_SLOTS + 2 {
-            let (a, b) = UnixStream::pair()?;
-            ours.push(a);
-            theirs.push(OwnedFd::from(b));
-        }
-        theirs.push(OwnedFd::from(std::fs::File::open(&spec.opened)?));
+        let pair = || UnixStream::pair().map_err(too_many_files);
+        let ((control, control_end), (events, events_end), (slot_0, slot_0_end)) =
+            (pair()?, pair()?, pair()?);
+        let library = std::fs::File::open(&spec.opened).map_err(too_many_files)?;
+        let theirs: Vec<OwnedFd> =
+            vec![control_end.into(), events_end.into(), slot_0_end.into(), library.into()];
+        let numbers: Vec<String> = theirs.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         // This very program, also when its file has been replaced meanwhile: both ends must be of one version.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("coda-host");
-        command.args(["executor-worker", spec.plugin.as_str()]);
+        command.args(["executor-worker", spec.plugin.as_str(), "--descriptors", &numbers.join(",")]);
         // The password of a proxy is not its business; `main` has taken away the host's own secrets.
         std::env::vars_os().filter(|(name, value)| is_proxy_with_password(name, value)).for_each(
             |(name, _)| {
@@ -81,12 +165,9 @@ impl Process {
             command.env("HOME", &account.home).env("USER", &account.name).env("LOGNAME", &account.name);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = sys::spawn_worker(command, theirs)?;
+        let mut child = sys::spawn_worker(command, theirs).map_err(too_many_files)?;
         let handle = sys::ProcessHandle::open(child.id()).ok().flatten();
-        let ends = ours.iter().map(UnixStream::try_clone).collect::<io::Result<Vec<_>>>()?;
-        let mut ours = ours.into_iter();
-        let missing = || io::Error::other("a socket is missing");
-        let (control, events) = (ours.next().ok_or_else(missing)?, ours.next().ok_or_else(missing)?);
+        let events = Arc::new(events);
         for (stream, level, name) in [
             (child.stdout.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 3, "stdout"),
             (child.stderr.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 2, "stderr"),
@@ -95,12 +176,13 @@ impl Process {
             let common = common.clone();
             thread(format!("exec-{name}"), move || pump(stream, &common, level, name))?;
         }
-        thread("exec-events".into(), move || listen(events, &common, &*progress))?;
+        let heard = events.clone();
+        thread("exec-events".into(), move || listen(&heard, &common, &*progress))?;
         let process = Arc::new(Process {
             handle,
-            control: Mutex::new(control),
-            slots: ours.map(Mutex::new).collect(),
-            ends,
+            control: Socket::new(control),
+            events,
+            slots: RwLock::new(vec![Arc::new(Socket::new(slot_0))]),
             end: Mutex::default(),
             ended: Condvar::new(),
         });
@@ -124,9 +206,12 @@ impl Process {
             (None, Err(e)) => format!("ended in an unknown way: {e}"),
         };
         end.how = Some(how.clone());
+        end.calls_at_end = end.calls;
         drop(end);
         self.ended.notify_all();
-        for socket in &self.ends {
+        let slots = self.slots.read();
+        let sockets = slots.iter().map(|slot| &slot.stream).chain([&self.control.stream, &*self.events]);
+        for socket in sockets {
             // It may be closed already.
             socket.shutdown(std::net::Shutdown::Both).ok();
         }
@@ -137,9 +222,10 @@ impl Process {
     ///
     /// # Errors
     /// When the library or the config can't be used, or the process ends.
-    pub fn check(&self, spec: &WorkerSpec) -> Result<Vec<String>, MakeError> {
+    pub fn check(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<Vec<String>, MakeError> {
         let too_long = |_: TooLong| MakeError::Process("the device config is too long".into());
-        match self.step(spec, &SlotRequest::Check(spec).encode().map_err(too_long)?)? {
+        let message = SlotRequest::Check(spec).encode().map_err(too_long)?;
+        match self.within(limit, "loading", || self.step(spec, &message))? {
             StepOutcome::Checked(secrets) => Ok(secrets),
             other => Err(MakeError::Process(format!("it was to check its library, and said {other:?}"))),
         }
@@ -149,16 +235,38 @@ impl Process {
     ///
     /// # Errors
     /// When the plugin can't create or describe it, or the process ends.
-    pub fn create(&self, spec: &WorkerSpec) -> Result<DeviceReply, MakeError> {
+    pub fn create(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<DeviceReply, MakeError> {
         let too_long = |e: TooLong| MakeError::Process(e.to_string());
-        match self.step(spec, &SlotRequest::Create.encode().map_err(too_long)?)? {
-            StepOutcome::Created(device) => Ok(*device),
+        let message = SlotRequest::Create.encode().map_err(too_long)?;
+        match self.within(limit, "create", || self.step(spec, &message))? {
+            StepOutcome::Created(device) => {
+                self.open_slots(device.slots as usize).map_err(|e| MakeError::Process(e.to_string()))?;
+                Ok(*device)
+            }
             other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
         }
     }
 
+    /// Opens the slots other than slot 0.
+    fn open_slots(&self, count: usize) -> io::Result<()> {
+        let mut theirs = Vec::new();
+        for _ in 1..count.min(MAX_SLOTS) {
+            let (here, there) = UnixStream::pair().map_err(too_many_files)?;
+            self.slots.write().push(Arc::new(Socket::new(here)));
+            theirs.push(OwnedFd::from(there));
+        }
+        sys::send_descriptors(&self.control.stream, &theirs)
+    }
+
     fn step(&self, spec: &WorkerSpec, message: &[u8]) -> Result<StepOutcome, MakeError> {
-        let answer = self.call(0, message).map_err(|e| MakeError::Process(e.text))?;
+        let answer = self.call(0, message).map_err(|failure| match failure {
+            CallFailure::Died(Death { killed: Some(Kill::NoReturn { call, limit }), .. }) => {
+                MakeError::NoReturn { call, limit }
+            }
+            CallFailure::Died(death) => MakeError::Process(death.error.text),
+            CallFailure::NotEntered => MakeError::Process(self.death(Stage::Create).text),
+            CallFailure::Unreadable => MakeError::Process(unreadable().text),
+        })?;
         let SlotAnswer::Step(outcome) = answer else {
             return Err(MakeError::Process(unreadable().text));
         };
@@ -179,38 +287,84 @@ impl Process {
     /// Sends a request to a slot and waits for the answer.
     ///
     /// # Errors
-    /// When the process ends meanwhile, with how it ended; when its answer can't be read.
-    pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, Error> {
-        let no_slot = || Error::new(ErrorCode::Other, format!("there is no slot {slot}"));
-        let mut socket = self.slots.get(slot).ok_or_else(no_slot)?.lock();
-        let frame = exchange(&mut socket, message).map_err(|e| self.broken(&e, Stage::Run))?;
-        SlotAnswer::decode(&frame).map_err(|_| unreadable())
+    /// When the process has ended or ends meanwhile; when its answer can't be read.
+    pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, CallFailure> {
+        let Some(socket) = self.slots.read().get(slot).cloned() else { return Err(CallFailure::NotEntered) };
+        let inside = {
+            let mut end = self.end.lock();
+            if end.how.is_some() || end.killed.is_some() {
+                return Err(CallFailure::NotEntered);
+            }
+            end.calls += 1;
+            InsideGuard(self)
+        };
+        let frame = socket.exchange(message);
+        let answer = match frame {
+            Ok(frame) => SlotAnswer::decode(&frame).map_err(|_| CallFailure::Unreadable),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(CallFailure::Unreadable),
+            Err(_) => {
+                let error = self.death(Stage::Run);
+                let end = self.end.lock();
+                Err(CallFailure::Died(Death { error, calls: end.calls_at_end, killed: end.killed.clone() }))
+            }
+        };
+        drop(inside);
+        answer
     }
 
-    /// One control call: the inner error is the plugin's.
+    /// One control call: the inner error is the plugin's. A process that takes longer than the limit is killed.
     ///
     /// # Errors
     /// When the process ends meanwhile, with how it ended; when its answer can't be read.
-    pub fn control(&self, order: &ControlOrder) -> Result<Option<Error>, Error> {
+    pub fn control(self: &Arc<Self>, order: &ControlOrder, limit: Duration) -> Result<Option<Error>, Error> {
         let message = order.encode().map_err(|e| Error::new(ErrorCode::Resources, e.to_string()))?;
-        let mut socket = self.control.lock();
-        let frame = exchange(&mut socket, &message).map_err(|e| self.broken(&e, Stage::Cancel))?;
+        let (call, stage) = match order {
+            ControlOrder::Cancel(_) => ("cancel", Stage::Cancel),
+            ControlOrder::Shutdown => ("shutdown", Stage::Shutdown),
+        };
+        let frame = self.within(limit, call, || self.control.exchange(&message));
+        let frame = frame.map_err(|error| match error.kind() {
+            // The process lives, but does not keep to the form.
+            io::ErrorKind::InvalidData => unreadable(),
+            _ => self.death(stage),
+        })?;
         ControlAnswer::decode(&frame).map(|answer| answer.0).map_err(|_| unreadable())
     }
 
     /// Destroys the executor; the process ends by itself, or is ended.
-    pub fn destroy(&self) -> Option<Error> {
-        let asked = SlotRequest::Destroy.encode();
-        let asked = asked.map_err(|e| Error::new(ErrorCode::Resources, e.to_string()));
-        let error = match asked.and_then(|message| self.call(0, &message)) {
+    pub fn destroy(self: &Arc<Self>, limit: Duration) -> Option<Error> {
+        let asked = match SlotRequest::Destroy.encode() {
+            Ok(message) => self.within(limit, "destroy", || self.call(0, &message)),
+            Err(error) => return Some(Error::new(ErrorCode::Resources, error.to_string())),
+        };
+        let error = match asked {
             Ok(SlotAnswer::Destroyed(error)) => error,
-            Ok(_) => Some(unreadable()),
-            Err(error) => Some(error),
+            Ok(_) | Err(CallFailure::Unreadable) => Some(unreadable()),
+            Err(CallFailure::Died(death)) => Some(death.error),
+            Err(CallFailure::NotEntered) => Some(self.death(Stage::Shutdown)),
         };
         if !self.wait_ended(END_LIMIT) {
-            self.kill("it did not end after destroy");
+            self.kill(Kill::NotNeeded("it did not end after destroy"));
         }
         error
+    }
+
+    /// Kills the process when `body`, which waits for it, takes longer than the limit.
+    fn within<T>(self: &Arc<Self>, limit: Duration, call: &'static str, body: impl FnOnce() -> T) -> T {
+        let (returned, waiting) = channel::<()>();
+        let process = self.clone();
+        let timer = thread("exec-limit".into(), move || {
+            if waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                tracing::error!(call, ?limit, "a call of the plugin does not return: its process is killed");
+                process.kill(Kill::NoReturn { call, limit });
+            }
+        });
+        if let Err(error) = timer {
+            tracing::warn!(call, %error, "no thread could be started to limit the time of this call");
+        }
+        let value = body();
+        drop(returned);
+        value
     }
 
     /// How it ended, once it has.
@@ -225,24 +379,15 @@ impl Process {
     }
 
     /// Ends it at once.
-    pub fn kill(&self, why: &str) {
+    pub fn kill(&self, why: Kill) {
         let mut end = self.end.lock();
         if end.how.is_some() {
             return;
         }
-        end.killed.get_or_insert_with(|| why.to_string());
+        end.killed.get_or_insert(why);
         drop(end);
         if let Some(Err(error)) = self.handle.as_ref().map(|p| p.signal(libc::SIGKILL)) {
             tracing::error!(%error, "the plugin's process can't be killed");
-        }
-    }
-
-    /// The error of a call whose answer could not be read from the socket.
-    fn broken(&self, error: &io::Error, stage: Stage) -> Error {
-        match error.kind() {
-            // The process lives, but does not keep to the form.
-            io::ErrorKind::InvalidData => unreadable(),
-            _ => self.death(stage),
         }
     }
 
@@ -251,16 +396,24 @@ impl Process {
         self.wait_ended(NEWS_LIMIT);
         let end = self.end.lock();
         let how = end.how.clone().unwrap_or_else(|| "broke off the connection".into());
-        // Killed by the host: for taking too long.
-        let code = if end.killed.is_some() { ErrorCode::Timeout } else { ErrorCode::Panic };
+        let code = match end.killed {
+            None => ErrorCode::Panic,
+            Some(Kill::Unreadable { .. }) => ErrorCode::Contract,
+            // For taking too long.
+            Some(_) => ErrorCode::Timeout,
+        };
         Error::new(code, format!("the plugin's process {how}")).at(stage)
     }
 }
 
-/// Writes a request and reads the answer to it.
-fn exchange(socket: &mut UnixStream, message: &[u8]) -> io::Result<Frame> {
-    socket.write_all(message)?;
-    Frame::read(socket)
+/// An error of opening something, with what to do when this process may not open more.
+fn too_many_files(error: io::Error) -> io::Error {
+    let full = error.raw_os_error().is_some_and(|code| code == libc::EMFILE || code == libc::ENFILE);
+    if full {
+        io::Error::other(format!("{error}; raise the limit on open files (ulimit -n, LimitNOFILE)"))
+    } else {
+        error
+    }
 }
 
 /// The error of an answer that breaks the form.
@@ -303,7 +456,7 @@ fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &st
 }
 
 /// Takes log lines, progress and gauges until the process ends.
-fn listen(mut events: UnixStream, common: &Common, progress: &OnProgress) {
+fn listen(mut events: &UnixStream, common: &Common, progress: &OnProgress) {
     while let Ok(frame) = Frame::read(&mut events) {
         let taken = WorkerEvent::decode(&frame).map(|event| match event {
             WorkerEvent::Log { level, job_id, text } => common.log(level, job_id, text.to_string()),

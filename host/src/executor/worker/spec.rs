@@ -1,6 +1,7 @@
 //! What a plugin's process needs to create its executor, and what can become of that.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use coda_plugin_abi::Error;
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,11 @@ pub enum MakeError {
     Describe(Error),
     /// The process could not be started, or died.
     Process(String),
+    /// A call did not return in time, and the process was killed.
+    NoReturn {
+        call: &'static str,
+        limit: Duration,
+    },
 }
 
 impl MakeError {
@@ -82,6 +88,7 @@ impl MakeError {
             )
             | MakeError::Config(t)
             | MakeError::Process(t) => t.clone(),
+            MakeError::NoReturn { call, limit } => format!("its {call} did not return within {limit:?}"),
             MakeError::Rights(t) => format!("its rights could not be given up: {t}"),
             MakeError::Unreadable { account, path, why } => {
                 format!("the account {} may not read {}: {why}", account.name, path.display())

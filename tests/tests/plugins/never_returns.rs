@@ -1,0 +1,110 @@
+//! Calls of a plugin that never return, at the start, during a reload, while it runs and at the stop.
+
+use coda_host_tests::{Exit, Plan, eventually, eventually_some, example};
+
+fn isolated(keys: &str) -> Plan {
+    Plan::faulty(keys)
+        .env("CODA_EXECUTOR_ISOLATION", "process")
+        .env("CODA_EXECUTOR_RESTART_BACKOFF_SEC", "0.02")
+        .env("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", "0.2")
+        .env("CODA_CONTROL_TIMEOUT_SEC", "0.3")
+        .env("CODA_EXECUTOR_START_TIMEOUT_SEC", "1")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_never_returns_fails_and_names_the_call() {
+    for (keys, at_load, call) in [
+        ("fault: hang_create", "", "create"),
+        ("fault: hang_device", "", "device"),
+        ("when: load", "hang_load", ""),
+    ] {
+        for isolation in ["none", "process"] {
+            let plan = isolated(keys).env("CODA_EXECUTOR_ISOLATION", isolation);
+            let mut host = plan.env("CODA_FAULTY_AT_LOAD", at_load).prepare().await;
+            host.launch();
+            assert_eq!(host.wait_exit().await, Exit::Code(3), "{keys} {isolation}: {}", host.log());
+            let log = host.log();
+            // Under isolation the device is asked for in the same step.
+            let call = if isolation == "process" && call == "device" { "create" } else { call };
+            let says = format!("libcoda_faulty.so did not return from its {call}");
+            assert!(log.contains(&says) && log.contains("within 1s"), "{keys} {isolation}: {log}");
+            assert!(log.contains("CODA_EXECUTOR_START_TIMEOUT_SEC"), "{keys} {isolation}: {log}");
+            assert!(host.cloud.state().connects.is_empty());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_to_an_executor_that_never_comes_up_leaves_the_former_in_use() {
+    let host = isolated("").env("CODA_EXECUTOR_START_TIMEOUT_SEC", "2").start().await;
+    for (fault, call) in [("hang_create", "create"), ("hang_device", "create")] {
+        host.write_device(&format!("executor_factory: coda_faulty\nfault: {fault}"));
+        let reloading = host.cli(&["reload"]);
+        let shown = eventually_some("/ready tells of it", async || {
+            let (status, ready) = host.ready().await;
+            (status == 503).then(|| ready["reasons"].to_string())
+        });
+        let (done, reasons) = tokio::join!(reloading, shown);
+        assert!(reasons.contains(&format!("not returned from its {call}")), "{fault}: {reasons}");
+        assert_eq!(done.code, 1, "{fault}: {}", done.text());
+        assert!(done.err.contains(&format!("{call} within 2s")), "{fault}: {}", done.text());
+        host.good_job_goes_through(fault).await;
+        assert_eq!(host.ready().await.0, 200, "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_does_not_wait_for_a_former_executor_that_never_ends() {
+    for fault in ["hang_shutdown", "hang_drop"] {
+        let mut host = isolated(&format!("fault: {fault}")).start().await;
+        host.good_job_goes_through("J1").await;
+        host.write_device("executor_factory: coda_faulty");
+        let done = host.cli(&["reload"]).await;
+        assert_eq!(done.code, 0, "{fault}: {}", done.text());
+        host.wait_log("did not return within 300ms").await;
+        host.good_job_goes_through("J2").await;
+        assert_eq!(host.ready().await.0, 200, "{fault}");
+        assert_eq!(host.stop().await, Exit::Code(0), "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_that_never_returns_costs_its_process_under_isolation() {
+    let host = isolated("fault: hang_cancel\nrun_ms: 600000").start().await;
+    host.submit("J1", &example(), 10).await;
+    eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1").await;
+    host.request_cancel("J1").await;
+    host.wait_log("its process is killed").await;
+    host.wait_state("J1", "cancelled").await;
+    host.wait_nothing_pending().await;
+    eventually("the host is ready again", async || host.ready().await.0 == 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_that_never_returns_in_the_host_is_shown_with_what_to_do() {
+    let plan = Plan::faulty("fault: hang_cancel\nrun_ms: 400").env("CODA_CONTROL_TIMEOUT_SEC", "0.2");
+    let host = plan.start().await;
+    host.submit("J1", &example(), 10).await;
+    host.wait_state("J1", "executing").await;
+    host.request_cancel("J1").await;
+    let reasons = eventually_some("/ready tells of it", async || {
+        let (status, ready) = host.ready().await;
+        (status == 503).then(|| ready["reasons"].to_string())
+    })
+    .await;
+    let says = "the plugin coda-plugin-faulty has not returned from its cancel of job J1 for";
+    assert!(reasons.contains(says) && reasons.contains("restart coda-host"), "{reasons}");
+    host.wait_log("a call of the plugin does not return; restart coda-host").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_an_end_that_never_comes() {
+    for fault in ["hang_shutdown", "hang_drop"] {
+        for isolation in ["none", "process"] {
+            let plan = isolated(&format!("fault: {fault}")).env("CODA_EXECUTOR_ISOLATION", isolation);
+            let mut host = plan.start().await;
+            host.good_job_goes_through("J1").await;
+            assert_eq!(host.stop().await, Exit::Code(0), "{fault} {isolation}");
+        }
+    }
+}
