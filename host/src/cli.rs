@@ -78,6 +78,19 @@ impl Cli {
         self.log_format
     }
 
+    /// The same command line, when no flag of a command stands before its name. Clap's own rule would also forbid
+    /// --log-format there.
+    ///
+    /// # Errors
+    /// What is wrong with the flags, as clap says it.
+    pub fn with_flags_in_place(self) -> Result<Cli, clap::Error> {
+        if self.command.is_none() || self.start == start::Args::default() {
+            return Ok(self);
+        }
+        let wrong = "put the flags of a command after its name: coda-host start --device FILE";
+        Err(Cli::command().error(clap::error::ErrorKind::ArgumentConflict, wrong))
+    }
+
     /// Whether this is the process of an isolated plugin.
     pub fn is_worker(&self) -> bool {
         matches!(self.command, Some(Command::ExecutorWorker { .. }))
@@ -158,11 +171,6 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         // The other commands print their own output, so only warnings are logged.
         _ => "warn",
     };
-    if cli.command.is_some() && cli.start != start::Args::default() {
-        // Checked here, because clap's own rule would also forbid --log-format there.
-        let wrong = "put the flags of a command after its name: coda-host start --device FILE";
-        Cli::command().error(clap::error::ErrorKind::ArgumentConflict, wrong).exit();
-    }
     telemetry::start_log(env.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
     match cli.command {
         None if cli.reset => reset::run(reset::Args::default(), &env),

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     };
     // One provider for every TLS connection; an error means that it is installed already.
     rustls::crypto::ring::default_provider().install_default().ok();
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse().and_then(Cli::with_flags_in_place) {
         Ok(cli) => cli,
         Err(usage) => return show_usage(&usage),
     };

@@ -29,15 +29,36 @@ pub enum Decision {
 }
 
 impl JobRecord {
-    /// What was decided about a message whose result is on disk.
-    pub fn decision(&self, id: MessageId) -> Decision {
-        let recorded = self.message_id.as_deref().and_then(|text| text.parse::<MessageId>().ok());
+    /// The message that the record is about.
+    fn recorded_message(&self) -> Option<MessageId> {
+        self.message_id.as_deref().and_then(|text| text.parse().ok())
+    }
+
+    /// The message that had failed before `id`, whose record the end of `id` is to replace.
+    pub fn replaced_by(&self, id: MessageId) -> Option<MessageId> {
+        let has_failed = self.state.as_deref() == Some("failed");
+        self.recorded_message().filter(|recorded| has_failed && *recorded != id)
+    }
+
+    /// Whether the job has ended by another message, whose state an earlier one must not write over.
+    pub fn has_ended_otherwise(&self, id: MessageId) -> bool {
+        match self.state.as_deref() {
+            Some("completed") => true,
+            Some("failed" | "cancelled") => self.recorded_message().is_some_and(|recorded| recorded != id),
+            _ => false,
+        }
+    }
+
+    /// What was decided about a message whose result is on disk. `replaces` is the message whose record it found when
+    /// it was claimed.
+    pub fn decision(&self, id: MessageId, replaces: Option<MessageId>) -> Decision {
+        let recorded = self.recorded_message();
         match (recorded, self.state.as_deref()) {
             (Some(recorded), Some("completed" | "failed")) if recorded == id => Decision::Announced,
             (Some(recorded), Some("cancelled")) if recorded == id => Decision::Cancelled,
-            // Another message with the job's id is looked at only after the terminal state of this one is written.
-            // Were it an earlier one, this message's `executing` was lost with a Redis that was away, and then
-            // results are sent unasked.
+            // Nothing was written for this message yet: its `executing`, if there was one, was lost.
+            (Some(_), Some(_)) if recorded == replaces => Decision::Open,
+            // A further message with the job's id is looked at only after the terminal state of this one is written.
             (Some(recorded), Some(_)) if recorded != id => Decision::Announced,
             _ => Decision::Open,
         }
@@ -217,8 +238,21 @@ mod tests {
             (record("cancelled", "6-0"), Decision::Announced),
             (record("completed", "not an id"), Decision::Open),
         ];
+        // What it found when it was claimed says nothing about it.
+        let before = MessageId { ms: 6, seq: 0 };
+        assert_eq!(record("failed", "6-0").replaced_by(ID), Some(before));
+        assert_eq!(record("failed", "6-0").decision(ID, Some(before)), Decision::Open);
+        assert_eq!(record("failed", "8-0").decision(ID, Some(before)), Decision::Announced);
+        assert_eq!(record("failed", "7-0").replaced_by(ID), None);
+        assert_eq!(record("executing", "6-0").replaced_by(ID), None);
+        for (state, own, other) in
+            [("completed", true, true), ("failed", false, true), ("executing", false, false)]
+        {
+            assert_eq!(record(state, "7-0").has_ended_otherwise(ID), own, "{state}");
+            assert_eq!(record(state, "8-0").has_ended_otherwise(ID), other, "{state}");
+        }
         for (record, expected) in cases {
-            assert_eq!(record.decision(ID), expected, "{record:?}");
+            assert_eq!(record.decision(ID, None), expected, "{record:?}");
         }
     }
 }

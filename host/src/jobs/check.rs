@@ -116,7 +116,8 @@ impl Checker {
                 work.map_or_else(Verdict::Fail, Verdict::Run)
             }
         };
-        CheckOutcome::Answerable { envelope, verdict, subject }
+        let replaces = record.replaced_by(message_id);
+        CheckOutcome::Answerable { envelope, verdict, subject, replaces }
     }
 }
 

@@ -93,6 +93,7 @@ fn row(n: u64, url: &str) -> ResultRow {
         status: Status::Completed,
         error: None,
         finished_at: "2026-01-01T00:00:00+00:00".into(),
+        replaces: None,
         body: format!("{{\"n\":{n}}}").into(),
     }
 }

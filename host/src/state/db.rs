@@ -28,7 +28,7 @@ use crate::state::sqlite_actor::{self, OpenError, SqliteActor, SqliteFailure};
 
 pub use error::StoreError;
 pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
-use sql::{Op, SCHEMA, read_all};
+use sql::{Op, SCHEMA, add_missing_columns, read_all};
 pub use view::{KeptEntry, KeptKind};
 use writer::{GROUPS, Request, Writer};
 
@@ -78,7 +78,10 @@ impl Database {
     pub fn open(dir: &Path) -> Result<Database, StoreError> {
         let path = dir.join(FILE);
         match sqlite_actor::open(&path, &SCHEMA) {
-            Ok(conn) => Ok(Database { conn, path }),
+            Ok(conn) => match add_missing_columns(&conn) {
+                Ok(()) => Ok(Database { conn, path }),
+                Err(error) => Err(StoreError::Open { path, failure: error.into() }),
+            },
             Err(OpenError::Unusable(failure)) => Err(StoreError::Open { path, failure }),
             Err(OpenError::Newer { found }) => Err(StoreError::Newer { path, found }),
         }

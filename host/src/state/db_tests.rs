@@ -16,6 +16,7 @@ fn row(n: u64) -> ResultRow {
         status: Status::Completed,
         error: None,
         finished_at: "2026-01-01T00:00:00+00:00".into(),
+        replaces: None,
         body: Bytes::from_static(b"{}"),
     }
 }

@@ -35,6 +35,9 @@ static CREATED: AtomicBool = AtomicBool::new(false);
 /// How soon a run notices `is_cancelled`, which nobody rings a bell for.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// How long a run whose flag is set waits for its hook, which is called beside it a moment later.
+const HOOK_TIME: Duration = Duration::from_secs(1);
+
 pub struct Faulty {
     config: Config,
     target: Target,
@@ -310,15 +313,16 @@ impl Faulty {
     /// Waits until the end, or for ever without one, or a cancel; whether it was the cancel.
     fn wait(&self, job: &Job<'_>, end: Option<Instant>) -> bool {
         let mut running = self.running();
+        let mut flag_seen: Option<Instant> = None;
         loop {
             // So that the hook is called while the run is still there.
             let deaf = matches!(self.config.fault, Fault::Slow | Fault::HangCancel | Fault::PanicCancel);
-            let is_told = || match self.config.fault {
-                Fault::NoCancelHook => job.is_cancelled(),
-                // The hook may come before the run is in the list.
-                _ => self.cancelled.lock().unwrap_or_else(PoisonError::into_inner).contains(job.id()),
-            };
-            if !deaf && (is_told() || running.get(job.id()) == Some(&true)) {
+            if job.is_cancelled() {
+                flag_seen.get_or_insert_with(Instant::now);
+            }
+            let patience = if self.config.fault == Fault::NoCancelHook { Duration::ZERO } else { HOOK_TIME };
+            let is_flagged = flag_seen.is_some_and(|at| at.elapsed() >= patience);
+            if !deaf && (is_flagged || running.get(job.id()) == Some(&true)) {
                 return true;
             }
             let left = end.map_or(LOOK_EVERY, |end| end.saturating_duration_since(Instant::now()));

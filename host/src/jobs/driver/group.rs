@@ -22,6 +22,7 @@ pub(super) struct StoreRequest {
     pub message_id: MessageId,
     pub result: Unstored,
     pub at: String,
+    pub replaces: Option<MessageId>,
 }
 
 /// What was asked for since the last flush.
@@ -77,8 +78,8 @@ fn send(reports: &UnboundedSender<Vec<Event>>, events: Vec<Event>) {
 
 async fn store_all(requests: Vec<StoreRequest>, store: Store, max_bytes: usize) -> Vec<Event> {
     pause_at(Failpoint::Returned).await;
-    let writes = requests.into_iter().map(|StoreRequest { ticket, message_id, result, at }| {
-        let result = row_of(message_id, result, at, max_bytes);
+    let writes = requests.into_iter().map(|StoreRequest { ticket, message_id, result, at, replaces }| {
+        let result = row_of(message_id, result, at, replaces, max_bytes);
         let store = &store;
         async move {
             match store.insert(result.row.clone()).await {

@@ -66,8 +66,8 @@ impl Driver {
                 let fields = status::terminal(message_id, &redis.names.qpu_id, TerminalStatus::Ended(end));
                 self.group.statuses.push((ticket, Write::status(&job_id, fields)));
             }
-            Effect::Store { ticket, message_id, result, at } => {
-                self.group.stores.push(StoreRequest { ticket, message_id, result, at });
+            Effect::Store { ticket, message_id, result, at, replaces } => {
+                self.group.stores.push(StoreRequest { ticket, message_id, result, at, replaces });
             }
             Effect::MarkAnnounced { ticket, message_id } => self.on_disk(async move {
                 let marked = store.mark_announced(message_id).await;
@@ -150,6 +150,7 @@ pub(super) fn row_of(
     message_id: MessageId,
     result: Unstored,
     finished_at: String,
+    replaces: Option<MessageId>,
     max_bytes: usize,
 ) -> StoredResult {
     let (envelope, conclusion) = match result {
@@ -175,6 +176,7 @@ pub(super) fn row_of(
         status: conclusion.status,
         error: conclusion.error,
         finished_at,
+        replaces,
         body: conclusion.body,
     };
     StoredResult { body_bytes: row.body.len(), row, origin: envelope.origin, attempts: 0 }

@@ -46,7 +46,7 @@ impl JobTable {
             }
             state => return self.impossible(ticket, claim, state, "record read"),
         };
-        match record.map(|record| record.decision(claim.message_id)) {
+        match record.map(|record| record.decision(claim.message_id, result.row.replaces)) {
             Ok(Decision::Announced) => self.deliver(ticket, claim, result, None),
             Ok(Decision::Cancelled) => self.discard(ticket, claim, result.row.job_id),
             Ok(Decision::Open) => self.read_cancel_key(ticket, claim, result),
@@ -62,8 +62,8 @@ impl JobTable {
             Unstored::Row(stored) => &stored.row.job_id,
         };
         let state = JobState::Storing { job_id: job_id.clone(), retry: None };
-        let (message_id, at) = (claim.message_id, iso_time(now.at));
-        self.effects.push(Effect::Store { ticket, message_id, result, at });
+        let (message_id, at, replaces) = (claim.message_id, iso_time(now.at), claim.replaces);
+        self.effects.push(Effect::Store { ticket, message_id, result, at, replaces });
         self.put(ticket, claim, state);
     }
 
@@ -210,7 +210,7 @@ impl JobTable {
         record: Result<JobRecord, String>,
     ) {
         match record {
-            Ok(record) if record.state.as_deref() == Some(Status::Completed.name()) => {
+            Ok(record) if record.has_ended_otherwise(claim.message_id) => {
                 self.acknowledge(ticket, claim, job_id, None);
             }
             Ok(_) => self.acknowledge(ticket, claim, job_id, Some(TerminalStatus::Ended(end))),

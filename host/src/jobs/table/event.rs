@@ -58,8 +58,9 @@ pub struct CheckRequest {
 /// What a check found.
 #[derive(Debug)]
 pub enum CheckOutcome {
-    /// Its sender can be told how it ends. `subject` is for another check.
-    Answerable { envelope: Envelope, verdict: Verdict, subject: Subject },
+    /// Its sender can be told how it ends. `subject` is for another check, `replaces` the message that the job's record
+    /// named.
+    Answerable { envelope: Envelope, verdict: Verdict, subject: Subject, replaces: Option<MessageId> },
     /// No result can be sent for it.
     Unanswerable { reason: String, fields: String },
 }
@@ -243,7 +244,7 @@ pub enum Effect {
     /// The terminal state, tried once: [`Event::StatusWritten`].
     WriteStatus { ticket: Ticket, message_id: MessageId, job_id: JobId, end: PastEnd },
     /// Judge and store durably: [`Event::Stored`] or [`Event::StoreFailed`].
-    Store { ticket: Ticket, message_id: MessageId, result: Unstored, at: String },
+    Store { ticket: Ticket, message_id: MessageId, result: Unstored, at: String, replaces: Option<MessageId> },
     /// Note on disk that the point of no return is passed: [`Event::Marked`].
     MarkAnnounced { ticket: Ticket, message_id: MessageId },
     /// Remove a cancelled job's result from disk: [`Event::Discarded`].

@@ -98,7 +98,10 @@ impl JobTable {
         let message_id = claim.message_id;
 
         let (envelope, verdict, subject) = match outcome {
-            CheckOutcome::Answerable { envelope, verdict, subject } => (envelope, verdict, subject),
+            CheckOutcome::Answerable { envelope, verdict, subject, replaces } => {
+                claim.replaces = replaces;
+                (envelope, verdict, subject)
+            }
             CheckOutcome::Unanswerable { reason, fields } => {
                 self.return_permit(&mut claim);
                 self.notify(Notice::DeadLetter { message_id, reason: reason.clone() });

@@ -23,6 +23,8 @@ pub(super) struct Claim {
     pub job: Option<u64>,
     /// What the message takes in memory while it is needed, in bytes.
     pub bytes: usize,
+    /// The message that its job's record named when this one was checked.
+    pub replaces: Option<MessageId>,
     /// Another message has its id now, after a FLUSHALL: an acknowledgement would be that one's.
     pub id_reused: bool,
 }
@@ -37,6 +39,7 @@ impl Claim {
             left_pending,
             job: message.job_id().map(hashed),
             bytes: message.size(),
+            replaces: None,
             id_reused: false,
         }
     }
@@ -50,6 +53,7 @@ impl Claim {
             left_pending: true,
             job: job_id.map(|id| hashed(id.as_bytes())),
             bytes: 0,
+            replaces: None,
             id_reused: false,
         }
     }

@@ -283,7 +283,12 @@ impl Memory {
     }
 }
 
-fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> StoredResult {
+fn row_of(
+    message_id: MessageId,
+    result: Unstored,
+    finished_at: String,
+    replaces: Option<MessageId>,
+) -> StoredResult {
     let (envelope, status, error) = match result {
         Unstored::Row(result) => return result,
         Unstored::Failure { envelope, error } => (envelope, Status::Failed, Some(error)),
@@ -297,6 +302,7 @@ fn row_of(message_id: MessageId, result: Unstored, finished_at: String) -> Store
         status,
         error,
         finished_at,
+        replaces,
         body: bytes::Bytes::new(),
     };
     StoredResult { row, body_bytes: 2, origin: envelope.origin, attempts: 0 }

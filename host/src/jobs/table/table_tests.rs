@@ -43,6 +43,7 @@ fn stored(message_id: MessageId, job: &str, status: Status) -> StoredResult {
         status,
         error: (status == Status::Failed).then(|| "cold".into()),
         finished_at: "t".into(),
+        replaces: None,
         body: bytes::Bytes::from_static(b"{}"),
     };
     StoredResult { body_bytes: row.body.len(), row, origin: "http://h".into(), attempts: 0 }
@@ -87,7 +88,7 @@ impl Fixture {
         let subject = Subject::Parsed(envelope(job), Err("as before".into()));
         self.on(Event::Checked {
             ticket,
-            outcome: CheckOutcome::Answerable { envelope: envelope(job), verdict, subject },
+            outcome: CheckOutcome::Answerable { envelope: envelope(job), verdict, subject, replaces: None },
         })
     }
 
@@ -511,4 +512,20 @@ fn no_more_is_claimed_while_as_much_is_held_as_may_be() {
     assert!(f.table.status().is_full, "a running and a parked one are held too");
     f.store(1, 0, "J", Status::Completed);
     assert!(!f.table.status().is_full, "a result is not a message");
+}
+
+/// A crash between a result on disk and its decision: the record that the claim had found is no sign of one.
+#[test]
+fn a_resubmission_that_was_not_decided_before_a_crash_is_decided_after_it() {
+    for (replaces, recorded, is_open) in [(Some(1), 1, true), (None, 1, false), (Some(1), 3, false)] {
+        let mut f = Fixture::new();
+        let mut result = stored(id(2), "J", Status::Failed);
+        result.row.replaces = replaces.map(id);
+        f.on(Event::Recovered(RecoveredResult { result, announced: false }));
+        let state = Some("failed".to_string());
+        let record = JobRecord { state, message_id: Some(id(recorded).to_string()), cancelled: true };
+        f.on(Event::RecordRead { ticket: 0, record: Ok(record) });
+        assert_eq!(f.has(|e| matches!(e, Effect::ReadCancelKey { .. })), is_open, "{replaces:?} {recorded}");
+        assert_eq!(f.has(|e| matches!(e, Effect::Deliver(_))), !is_open, "{replaces:?} {recorded}");
+    }
 }

@@ -62,6 +62,8 @@ pub struct ResultRow {
     pub error: Option<String>,
     /// As the protocol writes times.
     pub finished_at: String,
+    /// The message that the job's status hash named when this one was claimed: one that had ended before.
+    pub replaces: Option<MessageId>,
     /// The exact bytes of every attempt. Empty in a row that was read without them.
     pub body: Bytes,
 }

@@ -26,6 +26,7 @@ const TABLES: &str = "
         phase TEXT NOT NULL,
         attempts INTEGER NOT NULL DEFAULT 0,
         last_error TEXT,
+        replaces TEXT,
         PRIMARY KEY (qpu_id, message_id)
     ) WITHOUT ROWID;
     CREATE TABLE history (
@@ -53,9 +54,19 @@ const TABLES: &str = "
     ) WITHOUT ROWID;
 ";
 
+/// Adds what the tables of an earlier coda-host lack. An earlier one ignores it, so that the schema's version stays.
+pub(super) fn add_missing_columns(conn: &Connection) -> rusqlite::Result<()> {
+    let mut columns = conn.prepare("SELECT name FROM pragma_table_info('results')")?;
+    let columns: Vec<String> = columns.query_map([], |r| r.get(0))?.collect::<rusqlite::Result<_>>()?;
+    if !columns.is_empty() && !columns.iter().any(|name| name == "replaces") {
+        conn.execute_batch("ALTER TABLE results ADD COLUMN replaces TEXT")?;
+    }
+    Ok(())
+}
+
 pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<StoreContents> {
     let mut query = conn.prepare(
-        "SELECT message_id, job_id, callback_url, status, error, finished_at, x'', phase, attempts,
+        "SELECT message_id, job_id, callback_url, status, error, finished_at, x'', replaces, phase, attempts,
                 last_error, length(body) FROM results WHERE qpu_id = ?1",
     )?;
     // Receivers are few: their URLs are kept once.
@@ -106,13 +117,13 @@ pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Stor
 
 fn stored_row(r: &rusqlite::Row<'_>, id: &str) -> rusqlite::Result<StoredRow> {
     let id = id.parse().map_err(|_| unknown(0, "message id", id))?;
-    let body_bytes = usize::try_from(r.get::<_, i64>(10)?).unwrap_or(0);
+    let body_bytes = usize::try_from(r.get::<_, i64>(11)?).unwrap_or(0);
     Ok(StoredRow {
         row: result_row(r, id)?,
         body_bytes,
-        phase: phase(r, 7)?,
-        attempts: r.get(8)?,
-        last_error: r.get(9)?,
+        phase: phase(r, 8)?,
+        attempts: r.get(9)?,
+        last_error: r.get(10)?,
     })
 }
 
@@ -134,7 +145,7 @@ fn unknown(column: usize, what: &str, value: &str) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into())
 }
 
-/// Columns 1 to 6 of a `results` row.
+/// Columns 1 to 7 of a `results` row.
 pub(super) fn result_row(r: &rusqlite::Row<'_>, message_id: MessageId) -> rusqlite::Result<ResultRow> {
     Ok(ResultRow {
         message_id,
@@ -144,6 +155,7 @@ pub(super) fn result_row(r: &rusqlite::Row<'_>, message_id: MessageId) -> rusqli
         error: r.get(4)?,
         finished_at: r.get(5)?,
         body: r.get::<_, Vec<u8>>(6)?.into(),
+        replaces: r.get::<_, Option<String>>(7)?.and_then(|id| id.parse().ok()),
     })
 }
 
@@ -164,7 +176,7 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
         Op::Insert(row) => tx
             .prepare_cached(
                 "INSERT OR REPLACE INTO results (qpu_id, message_id, job_id, callback_url, status, error,
-                     finished_at, body, phase) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                     finished_at, body, phase, replaces) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             )?
             .execute(params![
                 qpu,
@@ -176,6 +188,7 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
                 row.finished_at,
                 &row.body[..],
                 Phase::Stored.name(),
+                row.replaces.map(|id| id.to_string()),
             ])?,
         Op::Announce(id) => set_phase(tx, qpu, *id, Phase::Announced, None)?,
         Op::Discard(id) => remove(tx, qpu, *id)?,

@@ -126,7 +126,7 @@ impl Database {
         let Ok(id) = kept.message_id.parse::<MessageId>() else { return Ok(None) };
         self.conn
             .query_row(
-                "SELECT message_id, job_id, callback_url, status, error, finished_at, body FROM results
+                "SELECT message_id, job_id, callback_url, status, error, finished_at, body, replaces FROM results
                  WHERE qpu_id = ?1 AND message_id = ?2",
                 params![kept.qpu_id, kept.message_id],
                 |r| sql::result_row(r, id),

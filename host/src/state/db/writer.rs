@@ -155,7 +155,7 @@ impl Writer {
 
     fn load_result(&self, id: MessageId) -> rusqlite::Result<Option<ResultRow>> {
         let mut query = self.conn.prepare_cached(
-            "SELECT message_id, job_id, callback_url, status, error, finished_at, body FROM results
+            "SELECT message_id, job_id, callback_url, status, error, finished_at, body, replaces FROM results
              WHERE qpu_id = ?1 AND message_id = ?2",
         )?;
         query.query_row(params![self.qpu_id, id.to_string()], |r| result_row(r, id)).optional()

@@ -8,14 +8,17 @@ impl World {
         let mut changed = Vec::with_capacity(effects.len());
         for effect in effects {
             match (defect, effect) {
-                (Defect::AcknowledgesBeforeTheStore, Effect::Store { ticket, message_id, result, at }) => {
+                (
+                    Defect::AcknowledgesBeforeTheStore,
+                    Effect::Store { ticket, message_id, result, at, replaces },
+                ) => {
                     self.memory.effects.push(Effect::Acknowledge {
                         ticket,
                         message_id,
                         status: None,
                         removes_message: true,
                     });
-                    changed.push(Effect::Store { ticket, message_id, result, at });
+                    changed.push(Effect::Store { ticket, message_id, result, at, replaces });
                 }
                 (Defect::SubmitsTwice, Effect::Submit(jobs)) => {
                     let again = jobs.iter().map(|s| Submission {

@@ -146,8 +146,8 @@ impl World {
                 let written = redis && !self.chance(10);
                 Event::StatusWritten { ticket, written }
             }
-            Effect::Store { ticket, message_id, result, at } => {
-                let result = row_of(message_id, result, at);
+            Effect::Store { ticket, message_id, result, at, replaces } => {
+                let result = row_of(message_id, result, at, replaces);
                 match disk {
                     true => {
                         let row = Row { row: result.row.clone(), phase: Phase::Stored };
@@ -246,6 +246,7 @@ impl World {
                 _ => Verdict::Fail("no circuit".into()),
             },
         };
-        CheckOutcome::Answerable { envelope, verdict, subject }
+        let replaces = record.replaced_by(message_id);
+        CheckOutcome::Answerable { envelope, verdict, subject, replaces }
     }
 }
