@@ -488,6 +488,9 @@ fn of_the_executor(found: &mut Findings) {
     found.of_enum(vec![
         LoadError::Elf(elf_errors().remove(0)),
         LoadError::Pinned { path: path(), pinned: text(), found: text() },
+        LoadError::CompanionPinned { path: path(), companion: path(), found: text(), pins: text() },
+        LoadError::Changed { path: path() },
+        LoadError::Companions { path: path() },
         LoadError::PanicAborts { path: path() },
         LoadError::Table { path: path(), text: text() },
         LoadError::Writable { path: path(), why: text() },
