@@ -77,11 +77,6 @@ impl Cli {
     pub fn log_format(&self) -> LogFormat {
         self.log_format
     }
-
-    /// Whether this is the process of an isolated plugin.
-    pub fn is_worker(&self) -> bool {
-        matches!(self.command, Some(Command::ExecutorWorker { .. }))
-    }
 }
 
 #[derive(Debug, Subcommand)]

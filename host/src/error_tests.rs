@@ -284,7 +284,6 @@ fn of_the_command_line(found: &mut Findings, ended: tokio::task::JoinError) {
         CliError::TaskEnded { task: "the host", source: ended },
         CliError::Interrupted { effect: "no longer waiting" },
         CliError::Worker(io_error()),
-        CliError::ExitGuard(io_error()),
         CliError::BlockSignals(io_error()),
         CliError::WorkingDirectory(io_error()),
         CliError::Secrets(json_error()),

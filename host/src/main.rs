@@ -26,12 +26,7 @@ fn main() -> ExitCode {
     rustls::crypto::ring::default_provider().install_default().ok();
     let cli = Cli::parse();
     let format = cli.log_format();
-    // The plugin's own process may end as it likes: the host takes note.
-    if !cli.is_worker()
-        && let Err(error) = sys::guard_exit(exit::PLUGIN)
-    {
-        return show(&CliError::ExitGuard(error).into(), format);
-    }
+    sys::allow_exit_guard(exit::PLUGIN);
     let status = match cli::run(cli, env) {
         Ok(code) => code,
         Err(failure) => show(&failure, format),

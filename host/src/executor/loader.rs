@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use super::ffi::{Library, LibraryOpenError};
 use super::locate::{FactorySource, Located};
 use super::trust::{self, OpenRefusal, Trust};
 use crate::error::{Explain, exit};
+use crate::sys;
 
 /// Libraries that a plugin may need beside itself.
 const MAX_COMPANIONS: usize = 256;
@@ -285,6 +286,10 @@ impl PreparedLibrary {
     /// # Errors
     /// See [`LoadError`].
     pub fn open(&self) -> Result<Library, LoadError> {
+        // From here on the plugin can end this process, beginning with the library's constructors.
+        if let Err(error) = sys::guard_exit() {
+            tracing::warn!(%error, "an exit of the plugin may pass for an orderly end of the host");
+        }
         if self.is_in_place() {
             unchanged(&self.in_place_files())?;
             return Library::open(&self.opened, self.descriptor.binding, self.descriptor.api_minor)
@@ -338,9 +343,15 @@ pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
     Ok(Loaded { library: prepared.open()?, descriptor: prepared.descriptor })
 }
 
-/// The path by which this process, and a debugger of it, finds an open file.
+/// The path by which this process finds an open file, and a debugger of it where the number of this process is the one
+/// that /proc knows it by.
 pub fn descriptor_path(file: &impl AsRawFd) -> PathBuf {
-    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
+    let number = file.as_raw_fd();
+    let own = PathBuf::from(format!("/proc/self/fd/{number}"));
+    let for_debuggers = PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()));
+    let identity = |path: &Path| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    let same = identity(&own).is_some() && identity(&own) == identity(&for_debuggers);
+    if same { for_debuggers } else { own }
 }
 
 /// Refuses, for root, a file that another user could replace with one of their own.

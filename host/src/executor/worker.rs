@@ -1,4 +1,4 @@
-//! A plugin in a process of its own: what happens to that process costs the calls in flight and nothing else.
+//! A plugin in a process of its own: what happens to that process costs the call that is its cause and nothing else.
 //!
 //! ```text
 //! this process                                   the child, this program again (`child`)
@@ -11,8 +11,12 @@
 //! It is made in two steps: first the library is opened and the config checked, then the executor is created. Between
 //! them another executor may work on, so that a swap keeps the device idle for no longer than its control stack needs.
 //!
-//! The child dies with this process; its output goes to the log line by line. A call whose process died is answered
-//! with an error that names the signal. It is not run again, since the hardware may have run it.
+//! The child dies with this process; its output goes to the log line by line. A call that was alone in the process when
+//! it died is answered with an error that names the signal. When several were in it, each of them is lost, and its slot
+//! runs it again alone. A call that should return soon and does not costs the process as well.
+//!
+//! Nothing of the child is believed: each frame has a budget, and one that can't be read ends the process, since the next
+//! one could be taken for the answer to another job.
 
 pub mod child;
 pub mod frames;
