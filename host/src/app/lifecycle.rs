@@ -28,7 +28,9 @@ pub struct Lifecycle {
 
 /// What must be done before a second signal ends the process at once.
 #[derive(Clone, Default)]
-pub struct AbruptEnd(Arc<Mutex<Option<Box<dyn Fn() + Send>>>>);
+pub struct AbruptEnd(Arc<Mutex<Option<LastAct>>>);
+
+type LastAct = Box<dyn Fn() + Send>;
 
 impl AbruptEnd {
     /// Sets it. It must be quick.
