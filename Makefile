@@ -48,6 +48,9 @@ test-unit: ## Run the unit tests and the rules of the source tree with cargo alo
 
 fuzz: ## Feed mutated inputs to every parser (INPUTS=12000000)
 	CODA_FUZZ_INPUTS=$(INPUTS) $(CARGO) test --release -p coda-host-tests --test fuzz -- --nocapture
+	$(CARGO) test --release -p coda-host-tests --test hostile_plugins --no-run
+	ulimit -v 524288; CODA_FUZZ_INPUTS=1000000 \
+	  $$(ls -t $(RELEASE)/deps/hostile_plugins-* | grep -v '\.d$$' | head -n 1) --nocapture
 
 faults: deps fault-deps build plugins ## Print what is lost or run twice under each fault (about four minutes)
 	CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults

@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    for symbol in ["_exit", "_Exit", "quick_exit"] {
-        println!("cargo:rustc-link-arg-bins=-Wl,--export-dynamic-symbol={symbol}");
-    }
+    println!("cargo:rerun-if-changed=exports.ld");
+    let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
+    println!("cargo:rustc-link-arg-bins=-Wl,--dynamic-list={folder}/exports.ld");
 }

@@ -90,11 +90,6 @@ impl Cli {
         let wrong = "put the flags of a command after its name: coda-host start --device FILE";
         Err(Cli::command().error(clap::error::ErrorKind::ArgumentConflict, wrong))
     }
-
-    /// Whether this is the process of an isolated plugin.
-    pub fn is_worker(&self) -> bool {
-        matches!(self.command, Some(Command::ExecutorWorker { .. }))
-    }
 }
 
 #[derive(Debug, Subcommand)]

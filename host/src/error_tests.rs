@@ -284,7 +284,6 @@ fn of_the_command_line(found: &mut Findings, ended: tokio::task::JoinError) {
         CliError::TaskEnded { task: "the host", source: ended },
         CliError::Interrupted { effect: "no longer waiting" },
         CliError::Worker(io_error()),
-        CliError::ExitGuard(io_error()),
         CliError::BlockSignals(io_error()),
         CliError::WorkingDirectory(io_error()),
         CliError::Secrets(json_error()),
@@ -488,6 +487,9 @@ fn of_the_executor(found: &mut Findings) {
     found.of_enum(vec![
         LoadError::Elf(elf_errors().remove(0)),
         LoadError::Pinned { path: path(), pinned: text(), found: text() },
+        LoadError::CompanionPinned { path: path(), companion: path(), found: text(), pins: text() },
+        LoadError::Changed { path: path() },
+        LoadError::Companions { path: path() },
         LoadError::PanicAborts { path: path() },
         LoadError::Table { path: path(), text: text() },
         LoadError::Writable { path: path(), why: text() },

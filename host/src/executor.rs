@@ -4,6 +4,7 @@
 //! ```text
 //! locate    what `executor_factory` names      -> a file
 //! elf       what the file says of itself       -> Descriptor, before any of its code runs
+//! trust     files that no other user can exchange
 //! loader    checks, private copy, dlopen       -> Library
 //! schema    the device config against the plugin's JSON schema
 //! ffi       the calls into the library, and the copies of what it lends
@@ -25,6 +26,7 @@
 //! reload    replaces the executor
 //! lender    what the peer network may use of it
 //! pool      Executor, the one handle the rest of the host holds
+//! output_budget  how much a plugin may log
 //! gauges    quantities that the plugin reports of its device
 //! ```
 
@@ -42,6 +44,7 @@ mod lease;
 mod lender;
 pub mod loader;
 pub mod locate;
+mod output_budget;
 mod plugin;
 mod pool;
 mod queue;
@@ -52,6 +55,7 @@ mod signals;
 mod slot;
 mod start;
 mod status;
+mod trust;
 mod watchdog;
 mod wire;
 pub mod worker;

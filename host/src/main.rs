@@ -31,12 +31,7 @@ fn main() -> ExitCode {
         Err(usage) => return show_usage(&usage),
     };
     let format = cli.log_format();
-    // The plugin's own process may end as it likes: the host takes note.
-    if !cli.is_worker()
-        && let Err(error) = sys::guard_exit(exit::PLUGIN)
-    {
-        return show(&CliError::ExitGuard(error).into(), format);
-    }
+    sys::allow_exit_guard(exit::PLUGIN);
     let code = match cli::run(cli, env) {
         Ok(code) => code,
         Err(failure) => show(&failure, format),

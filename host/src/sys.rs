@@ -33,7 +33,7 @@ pub use account::{Account, account, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
 pub use dispositions::Dispositions;
-pub use exit_guard::{exit, exit_at_once, expect_exit, guard_exit};
+pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
 pub use process::{ProcessHandle, ask_to_stop, signal};
 pub use signals::{STOP_SIGNALS, block_stop_signals, signal_name, wait_stop_signal};

@@ -40,6 +40,8 @@ mod plugins {
     mod several_plugins;
     /// Stored binaries of every interface version.
     mod stored_binaries;
+    /// Files, folders and libraries that others could exchange.
+    mod trust;
     /// The tutorial of docs/plugins.md, typed.
     mod tutorial;
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +23,26 @@ pub struct Lifecycle {
     pub reload_requests: mpsc::UnboundedReceiver<()>,
     /// The signal dispositions before any plugin was loaded.
     pub dispositions: Arc<Dispositions>,
+    pub abrupt_end: AbruptEnd,
+}
+
+/// What must be done before a second signal ends the process at once.
+#[derive(Clone, Default)]
+pub struct AbruptEnd(Arc<Mutex<Option<LastAct>>>);
+
+type LastAct = Box<dyn Fn() + Send>;
+
+impl AbruptEnd {
+    /// Sets it. It must be quick.
+    pub fn prepare(&self, last: impl Fn() + Send + 'static) {
+        *self.0.lock() = Some(Box::new(last));
+    }
+
+    fn perform(&self) {
+        if let Some(last) = &*self.0.lock() {
+            last();
+        }
+    }
 }
 
 impl Lifecycle {
@@ -30,18 +51,19 @@ impl Lifecycle {
         let stop = CancellationToken::new();
         let dispositions = Arc::new(Dispositions::capture());
         let (requests, reload_requests) = mpsc::unbounded_channel();
-        watch(stop.clone(), Some(requests));
-        Lifecycle { stop, reload_requests, dispositions }
+        let abrupt_end = AbruptEnd::default();
+        watch(stop.clone(), Some(requests), abrupt_end.clone());
+        Lifecycle { stop, reload_requests, dispositions, abrupt_end }
     }
 }
 
 /// Cancels `stop` at the first signal that asks to stop; the second one ends the process.
 pub fn watch_signals(stop: CancellationToken) {
-    watch(stop, None);
+    watch(stop, None, AbruptEnd::default());
 }
 
 /// A SIGHUP asks for a reload where reloads are served, except at a terminal: there it tells that the terminal is gone.
-fn watch(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>) {
+fn watch(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>, abrupt_end: AbruptEnd) {
     use std::io::IsTerminal as _;
     let reloads = reloads.filter(|_| !std::io::stdin().is_terminal());
     let waiter = move || {
@@ -51,6 +73,7 @@ fn watch(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>) {
                 Ok(libc::SIGHUP) if reloads.as_ref().is_some_and(|r| r.send(()).is_ok()) => {}
                 Ok(signal) if asked || stop.is_cancelled() => {
                     tracing::warn!("a second signal: ending at once");
+                    abrupt_end.perform();
                     sys::exit(u8::try_from(128 + signal).unwrap_or(exit::FAILURE));
                 }
                 Ok(signal) => {

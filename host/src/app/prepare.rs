@@ -117,6 +117,7 @@ pub(super) fn executor_request(
         num_qubits: settings.identity.num_qubits,
         control_timeout: settings.executor.control_timeout,
         start_timeout: settings.executor.start_timeout,
+        log_bytes_per_second: settings.executor.log_bytes_per_second,
         batch_max: settings.jobs.batch_max,
         dispositions,
         isolation: settings.executor.isolated.then_some(Restart {

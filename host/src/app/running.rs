@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::AppError;
-use super::lifecycle::{self, Readiness};
+use super::lifecycle::{self, AbruptEnd, Readiness};
 use super::peer::{self, PeerStage};
 use super::reload::Reloads;
 use super::startup::{CloudSide, ExecutorStarted, Halt, LocalService, Registered};
@@ -154,6 +154,7 @@ impl Registered {
                     metrics: metrics.clone(),
                     stop: stop.clone(),
                     late_stop: late_stop.clone(),
+                    abrupt_end: host.lifecycle.abrupt_end.clone(),
                 };
                 let started = parts.start(tasks, cloud, jobs);
                 reading = ApiSources::Host(Box::new(HostSources {
@@ -328,6 +329,7 @@ struct JobParts {
     metrics: Arc<Metrics>,
     stop: CancellationToken,
     late_stop: CancellationToken,
+    abrupt_end: AbruptEnd,
 }
 
 /// The job path, ready to run.
@@ -364,7 +366,8 @@ impl JobTasks {
 
 impl JobParts {
     fn start(self, tasks: &mut Supervisor, cloud: CloudSide, jobs: JobConnections) -> StartedJobs {
-        let JobParts { settings, executor, reports, dispositions, metrics, stop, late_stop } = self;
+        let JobParts { settings, executor, reports, dispositions, metrics, stop, late_stop, abrupt_end } =
+            self;
         let JobConnections { redis, writer, sender, heartbeat, beat_state } = jobs;
         let (vpn, beats) = (cloud.guard.status(), heartbeat.outcome());
         let (outbox, dispatcher, finished) = outbox(&cloud.store, &settings, &sender, &metrics, &beats);
@@ -388,12 +391,16 @@ impl JobParts {
             executor: executor.status(),
         };
         let status = executor.status();
+        let recorder = RunRecorder::new(cloud.run_journal, cloud.answer_journal);
+        // An impatient operator is no death either.
+        let (running, slots) = (recorder.clone(), usize::from(active.device.slots));
+        abrupt_end.prepare(move || running.forget_running(slots));
         let recovered = cloud.contents.rows.into_iter().filter_map(|row| recovered(row, &sender)).collect();
         let driver = Driver::new(DriverParts {
             settings: settings.jobs.clone(),
             redis: redis.clone(),
             store: cloud.store.clone(),
-            recorder: RunRecorder::new(cloud.run_journal, cloud.answer_journal),
+            recorder,
             answered: cloud.answered,
             executor,
             outbox,

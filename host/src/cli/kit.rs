@@ -32,8 +32,6 @@ pub enum CliError {
     Interrupted { effect: &'static str },
     #[error("the worker process of the plugin failed")]
     Worker(#[source] io::Error),
-    #[error("no handler for the end of the process can be registered")]
-    ExitGuard(#[source] io::Error),
     #[error("stop signals can't be blocked")]
     BlockSignals(#[source] io::Error),
     #[error("the working directory can't be read")]
@@ -51,7 +49,6 @@ impl Explain for CliError {
             CliError::TaskEnded { .. } => "host-ended",
             CliError::Interrupted { .. } => "interrupted",
             CliError::Worker(_) => "executor-worker",
-            CliError::ExitGuard(_) => "exit-guard",
             CliError::BlockSignals(_) | CliError::WorkingDirectory(_) | CliError::Secrets(_) => "process-env",
         }
     }
@@ -64,7 +61,7 @@ impl Explain for CliError {
             }
             CliError::TemporaryDirectory(_) => "check TMPDIR and the free space there (df -h)".into(),
             CliError::Runtime(_) => "check the limits on processes and open files (ulimit -a)".into(),
-            CliError::TaskEnded { .. } | CliError::BlockSignals(_) | CliError::ExitGuard(_) => {
+            CliError::TaskEnded { .. } | CliError::BlockSignals(_) => {
                 "report this as a bug of coda-host".into()
             }
             CliError::Worker(_) => "see the log of the host that started it".into(),

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use clap::Subcommand;
 use coda_plugin_abi::version;
-use sha2::{Digest as _, Sha256};
 
 use super::device_view::{DeviceView, line};
 use super::kit::{self, CliError};
@@ -148,16 +147,17 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
 }
 
 fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
-    let found = elf::inspect(&file)?;
+    let opened = elf::open(&file)?;
+    let found = elf::inspect_file(&file, &opened)?;
     let d = &found.descriptor;
-    let sha256 = hex::encode(Sha256::digest(&found.bytes));
+    let sha256 = loader::sha256(&file, &opened)?;
     if json {
         let value = serde_json::json!({
             "file": file, "vendor": d.vendor, "name": d.name, "version": d.version,
             "kind": d.kind.name(), "interface": format!("{}.{}", d.api_major, d.api_minor),
             "door": format!("{:?}", d.binding).to_lowercase(), "entries": d.entries, "rustc": d.rustc,
-            "target": d.target, "panics_unwind": d.unwinds, "needs": found.needed, "sha256": sha256,
-            "bytes": found.bytes.len(),
+            "target": d.target, "panics_unwind": d.unwinds, "needs": found.links.needed, "sha256": sha256,
+            "bytes": found.bytes,
         });
         return Ok(format!("{value}\n"));
     }
@@ -173,7 +173,7 @@ fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
         line("built by", &d.rustc),
         line("built for", &d.target),
         line("on panic", if d.unwinds { "unwinds" } else { "aborts" }),
-        line("needs", &found.needed.join(", ")),
+        line("needs", &found.links.needed.join(", ")),
         line("sha256", &sha256),
     ]
     .concat())

@@ -57,6 +57,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             plugin_path: Vec::new(),
             control_timeout: second,
             start_timeout: second,
+            log_bytes_per_second: 1 << 20,
             isolated: false,
             user: None,
             restart_backoff: Duration::from_millis(1),

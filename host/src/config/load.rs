@@ -102,7 +102,7 @@ pub fn settings(
     let shutdown = ShutdownSettings { drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)? };
     let daemon = DaemonSettings {
         log_max_bytes: s.integer("CODA_LOG_MAX_MIB", None, 20, 1..=1 << 20)? << 20,
-        log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 60.0)?,
+        log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 5.0)?,
     };
     let peer = peers::peer(&mut s)?;
     let coordinator = peers::coordinator(&mut s)?;
@@ -239,6 +239,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| env.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
         start_timeout: s.seconds("CODA_EXECUTOR_START_TIMEOUT_SEC", None, 600.0)?,
+        log_bytes_per_second: s.integer("CODA_PLUGIN_LOG_KIB_PER_SEC", None, 128, 1..=1 << 20)? << 10,
         isolated: isolated(s)?,
         user: s.optional("CODA_EXECUTOR_USER", None),
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
@@ -261,8 +262,9 @@ fn isolated(s: &mut Source) -> Result<bool, ConfigError> {
 }
 
 fn sha256(s: &mut Source) -> Result<Option<String>, ConfigError> {
-    let allowed = "64 hexadecimal digits, as sha256sum prints them";
-    let good = |text: &str| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let allowed = "64 hexadecimal digits, as sha256sum prints them; several with commas between them";
+    let one = |text: &str| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let good = |text: &str| text.split(',').all(one);
     let read = |text: &str| good(text).then(|| Some(text.to_ascii_lowercase()));
     s.parsed("CODA_EXECUTOR_SHA256", None, None, allowed, read, |pin: &Option<String>| {
         pin.clone().unwrap_or_default()

@@ -142,13 +142,15 @@ pub struct ExecutorSettings {
     /// pause itself is random.
     pub restart_backoff: Duration,
     pub restart_backoff_max: Duration,
+    /// Bytes per second that the plugin may write into the log.
+    pub log_bytes_per_second: u64,
     /// Longest run; `None` for no limit.
     pub job_timeout: Option<Duration>,
     /// How long a run may go on after its cancel or timeout.
     pub cancel_grace: Duration,
     /// Whether the host ends, for its supervisor to start it again, when a run is stuck in this process.
     pub stuck_exit: bool,
-    /// The SHA-256 that the plugin's file must have.
+    /// The SHA-256 that the plugin's file must have, and after commas those of the libraries beside it.
     pub sha256: Option<String>,
 }
 

@@ -4,7 +4,7 @@
 //! the host can't replace (those of a plugin among them). Every writer appends.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -41,7 +41,13 @@ fn rotate(log: &Path, max_bytes: u64) -> io::Result<bool> {
     }
     let mut from = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(log)?;
     let mut to = File::options().write(true).create_new(true).mode(0o600).open(&old)?;
-    io::copy(&mut from, &mut to)?;
+    // Its end alone, if more was written since the last look: both pieces together stay within twice the limit.
+    let beyond = from.metadata()?.len().saturating_sub(max_bytes);
+    if beyond > 0 {
+        writeln!(to, "({beyond} bytes were left out here)")?;
+        from.seek(SeekFrom::Start(beyond))?;
+    }
+    io::copy(&mut (&from).take(max_bytes), &mut to)?;
     from.set_len(0)?;
     Ok(true)
 }
@@ -58,7 +64,8 @@ mod tests {
         assert!(!rotate(&log, 10).unwrap());
         assert!(rotate(&log, 9).unwrap());
         assert_eq!(std::fs::read(&log).unwrap(), b"");
-        assert_eq!(std::fs::read(dir.path().join("x.log.1")).unwrap(), b"0123456789");
+        let kept = std::fs::read(dir.path().join("x.log.1")).unwrap();
+        assert_eq!(kept, b"(1 bytes were left out here)\n123456789", "its end, up to the limit");
         assert!(rotate(&dir.path().join("missing"), 1).is_err());
     }
 

@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! Waiting ── enter ──> Running ── leave ──> Ended       entering a cancelled job ends it at once
-//!                         │ cancel              ^
+//!    ^                    │ cancel              ^
+//!    └── back_out ────────┤                     │
 //!                         v                     │
 //!                     Cancelling ─ hook returns ─> Cancelled ── leave
 //! ```
+//!
+//! A run backs out when the plugin's process was gone, or has ended with it: it may enter the next one.
 //!
 //! The hook is called at most once and only while the run is in the plugin. The run's thread waits for a hook that
 //! is still in the plugin, but not for ever.

@@ -39,6 +39,8 @@ pub struct StartRequest {
     pub control_timeout: Duration,
     /// How long loading and creation may take.
     pub start_timeout: Duration,
+    /// Bytes per second that the plugin may write into the log.
+    pub log_bytes_per_second: u64,
     /// Most jobs of one `batch_run`.
     pub batch_max: usize,
     /// The signal dispositions that are restored after each call of the plugin.
@@ -190,6 +192,7 @@ fn create(request: StartRequest, shared: &Arc<Shared>) -> Result<LoadedPlugin, S
     }
     let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
     let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
+    common.output.limit(request.log_bytes_per_second);
     let plugin = match request.isolation {
         Some(restart) => create_in_worker(&request, &prepared, &common, restart, shared)?,
         None => create_in_process(request, &prepared, &common, shared)?,
@@ -294,16 +297,16 @@ pub(super) fn worker_spec(prepared: &PreparedLibrary, request: &StartRequest) ->
         RunsAs::Account(account) => Some(account.clone()),
         RunsAs::Host | RunsAs::Root => None,
     };
-    let in_place = prepared.opened == prepared.path;
+    let in_place = prepared.in_place_files();
     let mut reads = Vec::new();
     if account.is_some() {
         reads.extend(request.config_path.clone());
-        reads.extend(Some(prepared.opened.clone()).filter(|_| in_place));
-        reads.extend(prepared.companions.iter().cloned());
+        reads.extend(in_place.iter().map(|file| file.path.clone()));
     }
     WorkerSpec {
         opened: prepared.opened.clone(),
-        by_descriptor: account.is_some() && !in_place,
+        file: Some(prepared.file.clone()),
+        in_place,
         reads,
         account,
         c_binding: prepared.descriptor.binding == Binding::C,

@@ -1,4 +1,4 @@
-//! A plugin in a process of its own: what happens to that process costs the calls in flight and nothing else.
+//! A plugin in a process of its own: what happens to that process costs the call that is its cause and nothing else.
 //!
 //! ```text
 //! this process                                   the child, this program again (`child`)
@@ -11,11 +11,15 @@
 //! It is made in two steps: first the library is opened and the config checked, then the executor is created. Between
 //! them another executor may work on, so that a swap keeps the device idle for no longer than its control stack needs.
 //!
-//! The child dies with this process; its output goes to the log line by line. A call whose process died is answered
-//! with an error that names the signal. It is not run again, since the hardware may have run it.
+//! The child dies with this process; its output goes to the log line by line. A call that was alone in the process when
+//! it died is answered with an error that names the signal. When several were in it, each of them is lost, and its slot
+//! runs it again alone. A call that should return soon and does not costs the process as well.
+//!
+//! Nothing of the child is believed: each frame has a budget, and one that can't be read ends the process, since the next
+//! one could be taken for the answer to another job.
 
 pub mod child;
-mod frames;
+pub mod frames;
 mod process;
 mod spec;
 
@@ -33,7 +37,7 @@ use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, Common, DeviceRe
 use super::job::LostCall;
 use crate::backoff::BackoffRange;
 use frames::{ControlOrder, SlotAnswer, SlotRequest};
-use process::{CallFailure, Death, Process, unreadable};
+use process::{CallFailure, Death, Expected, Process, unreadable};
 
 pub use process::Kill;
 pub use spec::{MakeError, WorkerSpec};
@@ -354,6 +358,7 @@ impl Remote {
         slot: usize,
         contexts: &[(&str, &Arc<JobContext>)],
         request: &SlotRequest<'_>,
+        expected: Expected,
     ) -> Result<Result<SlotAnswer, Error>, LostCall> {
         let Ok(message) = request.encode() else {
             return Ok(Err(Error::new(ErrorCode::Resources, "the job is larger than 2 GiB")));
@@ -361,7 +366,7 @@ impl Remote {
         let process = self.up()?;
         let entered = contexts.iter().map(|(id, context)| ((*id).to_string(), (*context).clone()));
         self.running.lock().extend(entered);
-        let answer = process.call(slot, &message);
+        let answer = process.call(slot, &message, expected);
         let mut running = self.running.lock();
         contexts.iter().for_each(|(id, _)| drop(running.remove(*id)));
         drop(running);
@@ -373,10 +378,10 @@ impl Remote {
             }
             Err(CallFailure::NotEntered) => Err(LostCall::NotEntered),
             Err(CallFailure::Died(death)) => self.judge_death(death, contexts),
-            Err(CallFailure::Unreadable) => {
+            Err(CallFailure::Unreadable(why)) => {
                 // What comes next on this socket could be taken for the answer to another job.
                 process.kill(Kill::Unreadable { job_id: job_id.into() });
-                Ok(Err(unreadable()))
+                Ok(Err(unreadable(&why)))
             }
         };
         // Whoever asks next must find it down.
@@ -415,7 +420,8 @@ impl Remote {
     /// When the call came to nothing without a fault of the job's own.
     pub fn run(&self, slot: usize, job: &CallJob<'_>) -> Result<CallAnswer, LostCall> {
         let contexts = [(job.job_id, job.context)];
-        let mut batch = jobs_answer(self.call(slot, &contexts, &SlotRequest::Run(job))?, 1);
+        let expected = Expected { jobs: 1, bytes: answer_budget(std::slice::from_ref(job)) };
+        let mut batch = jobs_answer(self.call(slot, &contexts, &SlotRequest::Run(job), expected)?, 1);
         Ok(batch.answers.pop().flatten().or(batch.whole.map(Err)))
     }
 
@@ -425,7 +431,8 @@ impl Remote {
     /// When the call came to nothing: any of the jobs may be the cause.
     pub fn batch_run(&self, slot: usize, jobs: &[CallJob<'_>]) -> Result<BatchAnswers, LostCall> {
         let contexts: Vec<_> = jobs.iter().map(|job| (job.job_id, job.context)).collect();
-        let answer = self.call(slot, &contexts, &SlotRequest::Batch(jobs))?;
+        let expected = Expected { jobs: jobs.len(), bytes: answer_budget(jobs) };
+        let answer = self.call(slot, &contexts, &SlotRequest::Batch(jobs), expected)?;
         Ok(jobs_answer(answer, jobs.len()))
     }
 
@@ -439,9 +446,10 @@ impl Remote {
         call: &CallEvolve<'_>,
     ) -> Result<Result<Vec<Amplitude>, Error>, LostCall> {
         let contexts = [(call.job_id, call.context)];
-        Ok(match self.call(slot, &contexts, &SlotRequest::Evolve(call))? {
+        let expected = Expected { jobs: 0, bytes: frames::state_budget(call.amplitudes.len()) };
+        Ok(match self.call(slot, &contexts, &SlotRequest::Evolve(call), expected)? {
             Ok(SlotAnswer::Evolved(answer)) => answer,
-            Ok(_) => Err(unreadable()),
+            Ok(_) => Err(unreadable("an answer to another request")),
             Err(error) => Err(error),
         })
     }
@@ -551,11 +559,17 @@ impl Remote {
     }
 }
 
+/// The longest answer to these jobs.
+fn answer_budget(jobs: &[CallJob<'_>]) -> usize {
+    let budget = |job: &CallJob<'_>| frames::run_budget(job.shots, job.program.measurements().len());
+    jobs.iter().fold(0_usize, |sum, job| sum.saturating_add(budget(job))).min(frames::MAX_ANSWER)
+}
+
 /// The answers to a run or batch of so many jobs.
 fn jobs_answer(answer: Result<SlotAnswer, Error>, jobs: usize) -> BatchAnswers {
     let error = match answer {
         Ok(SlotAnswer::Jobs(batch)) if batch.answers.len() == jobs => return batch,
-        Ok(_) => unreadable(),
+        Ok(_) => unreadable("an answer to another request"),
         Err(error) => error,
     };
     BatchAnswers { answers: (0..jobs).map(|_| None).collect(), whole: Some(error), surplus: 0 }

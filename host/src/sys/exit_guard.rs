@@ -12,19 +12,31 @@
 
 use std::os::raw::c_int;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The process whose ends are guarded, and the status of one that nobody asked for; 0 for none.
+/// The process whose ends are guarded, and the status of an end that nobody asked for; 0 for none.
 static GUARDED: AtomicU32 = AtomicU32::new(0);
 static STATUS: AtomicU32 = AtomicU32::new(0);
+static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Guards this process. Call it before any plugin is loaded.
+/// Has this process guarded from the first plugin on that is loaded in it, with this status for an end that nobody asked
+/// for. For a program that announces its own ends.
+pub fn allow_exit_guard(status: u8) {
+    STATUS.store(status.into(), Ordering::Release);
+}
+
+/// Guards this process from now on, if its program allows it. Call it before a plugin is loaded.
 ///
 /// # Errors
 /// When the C library can't take the handler.
-pub fn guard_exit(status: u8) -> std::io::Result<()> {
-    STATUS.store(status.into(), Ordering::Relaxed);
+pub fn guard_exit() -> std::io::Result<()> {
+    if STATUS.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
     GUARDED.store(std::process::id(), Ordering::Release);
+    if REGISTERED.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
     // SAFETY: the handler lives as long as the program, and makes only system calls.
     match unsafe { libc::atexit(at_exit) } {
         0 => Ok(()),

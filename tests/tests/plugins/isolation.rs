@@ -421,3 +421,16 @@ async fn a_limit_on_descriptors_that_is_too_low_is_named() {
     let log = host.log();
     assert!(log.contains("Too many open files") && log.contains("ulimit -n"), "{log}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_that_prints_without_end_does_not_fill_the_log() {
+    let plan = isolated("fault: print_10mb\nwhen: run").env("CODA_PLUGIN_LOG_KIB_PER_SEC", "16");
+    let mut host = plan.start().await;
+    for n in 0..3 {
+        host.good_job_goes_through(&format!("J{n}")).await;
+    }
+    host.wait_log("lines are left out").await;
+    assert_eq!(host.stop().await, Exit::Code(0));
+    let bytes = host.log().len();
+    assert!(bytes < 2 << 20, "{bytes} bytes of log for 60 MB of output");
+}

@@ -116,3 +116,53 @@ async fn a_run_that_is_killed_for_its_time_costs_no_job_beside_it() {
     assert_eq!(starts(&host, &["deaf", "beside"]), [1, 2]);
     host.wait_nothing_pending().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn impatient_stops_are_no_deaths() {
+    for isolation in ["none", "process"] {
+        let plan = Plan::faulty("run_ms: 600000").env("CODA_EXECUTOR_ISOLATION", isolation);
+        let mut host = plan.prepare().await;
+        host.submit("J1", &example(), 10).await;
+        for _ in 0..4 {
+            host.start().await;
+            eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1").await;
+            host.process().signal(libc::SIGTERM);
+            host.wait_log("a second one ends at once").await;
+            eventually("it takes the second signal", async || {
+                host.process().signal(libc::SIGTERM);
+                host.process().ended().is_some()
+            })
+            .await;
+            assert_eq!(host.wait_exit().await, Exit::Code(128 + libc::SIGTERM), "{isolation}");
+        }
+        host.write_device("executor_factory: coda_faulty");
+        host.start().await;
+        assert_eq!(host.delivered("J1").await["counts"], json!({ "00": 10 }), "{isolation}");
+        assert!(!host.log().contains("died while it ran"), "{isolation}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_beside_one_that_kills_the_host_is_not_blamed() {
+    for keys in ["slots: 2", "batch: true"] {
+        let mut host = Plan::faulty("").prepare().await;
+        let record = host.dir().join("record");
+        host.write_device(&format!(
+            "executor_factory: coda_faulty\nfault: segfault\nwhen: run\nonly: killer\nrun_ms: 200\n{keys}\nrecord: {}",
+            record.display()
+        ));
+        for id in ["J1", "killer", "J2"] {
+            host.submit(id, &example(), 10).await;
+        }
+        for _ in 0..3 {
+            host.launch();
+            assert_eq!(host.wait_exit().await, Exit::Signal(libc::SIGSEGV), "{keys}");
+        }
+        host.start().await;
+        assert!(host.failure("killer").await.contains("died"), "{keys}");
+        for id in ["J1", "J2"] {
+            assert_eq!(host.delivered(id).await["counts"], json!({ "00": 10 }), "{keys} {id}");
+        }
+        host.wait_nothing_pending().await;
+    }
+}

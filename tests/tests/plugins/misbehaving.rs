@@ -256,17 +256,21 @@ async fn an_end_that_nobody_asked_for_is_never_status_0() {
     ];
     for (fault, exit) in ends {
         for when in ["load", "create", "device", "run", "cancel", "shutdown", "drop"] {
-            let plan = Plan::faulty(&format!("fault: {fault}\nwhen: {when}\nrun_ms: 60000"));
             let at_load = if when == "load" { fault } else { "" };
-            let mut host = plan.env("CODA_FAULTY_AT_LOAD", at_load).prepare().await;
+            let mut host = Plan::faulty("").env("CODA_FAULTY_AT_LOAD", at_load).prepare().await;
+            let record = host.dir().join("record");
+            host.write_device(&format!(
+                "executor_factory: coda_faulty\nfault: {fault}\nwhen: {when}\nrun_ms: 60000\nrecord: {}",
+                record.display()
+            ));
             if ["run", "cancel", "shutdown", "drop"].contains(&when) {
                 host.start().await;
                 if ["run", "cancel"].contains(&when) {
                     host.submit("J1", &example(), 10).await;
                 }
                 if when == "cancel" {
-                    eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1")
-                        .await;
+                    // Before that there is nothing for the hook to do.
+                    eventually("the run is in the plugin", async || record.exists()).await;
                     host.request_cancel("J1").await;
                 }
                 if ["shutdown", "drop"].contains(&when) {

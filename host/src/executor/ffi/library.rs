@@ -33,6 +33,18 @@ pub enum LibraryOpenError {
     Table(String),
 }
 
+impl LibraryOpenError {
+    /// The error with the operator's file in the place of the one by which the loader knows it.
+    pub fn of_file(self, place: &Path, file: &Path) -> LibraryOpenError {
+        match self {
+            LibraryOpenError::Loader(text) => LibraryOpenError::Loader(
+                text.replace(&place.display().to_string(), &file.display().to_string()),
+            ),
+            other => other,
+        }
+    }
+}
+
 /// A loaded library. It is never closed: code and statics of a plugin can't be unloaded safely.
 #[derive(Clone, Copy)]
 pub struct Library {

@@ -7,12 +7,14 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use coda_plugin_abi::raw::{RawHost, RawStr};
 use coda_plugin_abi::{Error, LogLevel};
 use parking_lot::RwLock;
 
 use super::super::gauges::Gauges;
+use super::super::output_budget::{LeftOut, LineVerdict, OutputBudget};
 use super::cells::{Cells, Lent};
 use super::handles::{ENDED, Handles};
 use crate::model::JobId;
@@ -35,6 +37,8 @@ pub struct Common {
     /// The plugin in use, which a swap may change.
     plugin: RwLock<Arc<str>>,
     pub gauges: Gauges,
+    /// How much of what the plugin says is logged.
+    pub output: OutputBudget,
     /// Values of the device config that must not be shown.
     secrets: RwLock<Arc<[String]>>,
     pub sink: Option<Box<dyn Sink>>,
@@ -45,6 +49,7 @@ impl Common {
         Common {
             plugin: RwLock::new(plugin),
             gauges: Gauges::default(),
+            output: OutputBudget::default(),
             secrets: RwLock::new([].into()),
             sink: None,
         }
@@ -104,6 +109,20 @@ impl Common {
             return sink.log(level, job_id, &text);
         }
         let plugin = &*self.plugin();
+        match self.output.admit(text.len(), Instant::now()) {
+            LineVerdict::Written(LeftOut { lines: 0, .. }) => {}
+            LineVerdict::Written(LeftOut { lines, bytes }) => {
+                tracing::warn!(plugin, lines, bytes, "lines of the plugin were left out of the log");
+            }
+            LineVerdict::FirstLeftOut => {
+                tracing::warn!(
+                    plugin,
+                    "the plugin writes more than CODA_PLUGIN_LOG_KIB_PER_SEC into the log; lines are left out"
+                );
+                return;
+            }
+            LineVerdict::LeftOut => return,
+        }
         macro_rules! emit {
             ($level:ident) => {
                 match job_id {

@@ -6,9 +6,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -18,9 +17,11 @@ use parking_lot::Mutex;
 
 use super::super::ffi::{
     BatchAnswers, CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library,
-    LibraryOpenError, Sink,
+    Sink,
 };
+use super::super::loader::descriptor_path;
 use super::super::schema;
+use super::super::wire::MAX_FRAME;
 use super::frames::{
     ControlAnswer, ControlOrder, Frame, ReceivedEvolution, ReceivedJob, ReceivedRequest, SlotAnswer,
     WorkerEvent, write,
@@ -163,16 +164,9 @@ fn check(spec: &WorkerSpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), 
         }
     }
     let binding = if spec.c_binding { Binding::C } else { Binding::Rust };
-    let descriptor = format!("/proc/self/fd/{}", handed.as_raw_fd());
-    let place = if spec.by_descriptor { Path::new(&descriptor) } else { &spec.opened };
-    let library = Library::open(place, binding, spec.api_minor).map_err(|e| {
-        StepOutcome::Open(match e {
-            LibraryOpenError::Loader(text) => {
-                LibraryOpenError::Loader(text.replace(&descriptor, &spec.opened.display().to_string()))
-            }
-            other => other,
-        })
-    })?;
+    let place = if spec.in_place.is_empty() { descriptor_path(handed) } else { spec.opened.clone() };
+    let library = Library::open(&place, binding, spec.api_minor)
+        .map_err(|e| StepOutcome::Open(e.of_file(&place, &spec.opened)))?;
     let secrets = schema::of_plugin(&library, &spec.entry, &spec.config_text).map_err(StepOutcome::Config)?;
     Ok((library, secrets))
 }
@@ -206,11 +200,11 @@ fn create(
 }
 
 fn receive(socket: &mut UnixStream) -> io::Result<ReceivedRequest> {
-    Ok(ReceivedRequest::decode(&Frame::read(socket)?)?)
+    Ok(ReceivedRequest::decode(&Frame::read(socket, MAX_FRAME)?)?)
 }
 
 fn controller(worker: &Worker, mut socket: UnixStream) {
-    while let Ok(frame) = Frame::read(&mut socket) {
+    while let Ok(frame) = Frame::read(&mut socket, MAX_FRAME) {
         let Ok(order) = ControlOrder::decode(&frame) else { return };
         let error: Option<Error> = match order {
             ControlOrder::Cancel(job_id) => {
@@ -230,7 +224,7 @@ fn controller(worker: &Worker, mut socket: UnixStream) {
 /// Serves one slot; true when the executor is to be destroyed, false when the host has gone.
 fn serve(worker: &Worker, mut socket: UnixStream) -> io::Result<bool> {
     loop {
-        let Ok(frame) = Frame::read(&mut socket) else { return Ok(false) };
+        let Ok(frame) = Frame::read(&mut socket, MAX_FRAME) else { return Ok(false) };
         let answer = match ReceivedRequest::decode(&frame)? {
             ReceivedRequest::Destroy => return Ok(true),
             ReceivedRequest::Run(job) => SlotAnswer::Jobs(worker.run(&job)),

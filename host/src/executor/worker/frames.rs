@@ -89,22 +89,55 @@ pub struct Frame {
     body: Vec<u8>,
 }
 
+/// The longest answer to a control call, and the longest event.
+pub const SMALL_FRAME: usize = 256 << 10;
+/// The longest answer to a step of the creation: a device's description, or the secrets of its config.
+pub const STEP_FRAME: usize = 1 << 20;
+/// The longest answer to a run, a batch or an evolution, however large the job is.
+pub const MAX_ANSWER: usize = 256 << 20;
+/// A state's answer may be as long as the state that was sent.
+const MAX_STATE: usize = MAX_FRAME;
+/// For an error's text, and for what is wrong with an answer that is a little too long.
+const ANSWER_MARGIN: usize = 256 << 10;
+/// What a frame's body takes before any of it has arrived.
+const FIRST_BYTES: usize = 64 << 10;
+
+/// The longest answer to a run of so many shots with so many measurements: each key once, and as much again, so that an
+/// answer with wrong keys is judged instead of refused.
+pub fn run_budget(shots: u32, measurements: usize) -> usize {
+    let keys = match u32::try_from(measurements).ok().and_then(|bits| 1_u32.checked_shl(bits)) {
+        Some(keys) => keys.min(shots),
+        None => shots,
+    };
+    let bytes = (keys as usize).saturating_mul(measurements.saturating_add(16)).saturating_mul(2);
+    bytes.saturating_add(ANSWER_MARGIN).min(MAX_ANSWER)
+}
+
+/// The longest answer to an evolution of so many amplitudes.
+pub fn state_budget(amplitudes: usize) -> usize {
+    amplitudes.saturating_mul(16).saturating_add(ANSWER_MARGIN).min(MAX_STATE)
+}
+
 impl Frame {
-    /// Reads the next frame.
+    /// Reads the next frame, which may have `limit` bytes. Memory is taken as the bytes arrive, not as they are announced.
     ///
     /// # Errors
-    /// When the other end is gone, or sends something that is no frame.
-    pub fn read(socket: &mut impl Read) -> io::Result<Frame> {
+    /// When the other end is gone, or sends something that is no frame or a longer one.
+    pub fn read(socket: &mut impl Read, limit: usize) -> io::Result<Frame> {
         let mut head = [0; 5];
         socket.read_exact(&mut head)?;
         let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        if len == 0 || len > MAX_FRAME {
-            return Err(io::ErrorKind::InvalidData.into());
+        if len > limit {
+            let text = format!("a message of {len} bytes where at most {limit} are expected");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
+        let rest = len.checked_sub(1).ok_or(Garbled)?;
         let kind = Kind::from_code(head[4])?;
-        let mut body = vec![0; len - 1];
-        socket.read_exact(&mut body)?;
-        Ok(Frame { kind, body })
+        let mut body = Vec::with_capacity(rest.min(FIRST_BYTES));
+        match socket.take(rest as u64).read_to_end(&mut body)? == rest {
+            true => Ok(Frame { kind, body }),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 }
 
@@ -253,13 +286,15 @@ impl SlotAnswer {
         }
     }
 
+    /// Reads the answer to a request with so many jobs.
+    ///
     /// # Errors
-    /// When the frame holds no answer that can be read.
-    pub fn decode(frame: &Frame) -> Result<SlotAnswer, Garbled> {
+    /// When the frame holds no such answer that can be read.
+    pub fn decode(frame: &Frame, jobs: usize) -> Result<SlotAnswer, Garbled> {
         let mut r = FrameReader::new(&frame.body);
         Ok(match frame.kind {
             Kind::Step => SlotAnswer::Step(decode_json(&frame.body)?),
-            Kind::Jobs => SlotAnswer::Jobs(batch(&mut r)?),
+            Kind::Jobs => SlotAnswer::Jobs(batch(&mut r, jobs)?),
             Kind::Evolved => SlotAnswer::Evolved(match r.u16()? {
                 1 => Ok(wire::amplitudes(&mut r)?),
                 2 => Err(wire::error(&mut r)?),
@@ -281,13 +316,17 @@ fn put_batch(w: &mut FrameWriter, batch: &BatchAnswers) {
     batch.answers.iter().for_each(|answer| wire::put_answer(w, answer.as_ref()));
 }
 
-fn batch(r: &mut FrameReader<'_>) -> Result<BatchAnswers, Garbled> {
+fn batch(r: &mut FrameReader<'_>, jobs: usize) -> Result<BatchAnswers, Garbled> {
     let whole = match r.u16()? {
         0 => None,
         _ => Some(wire::error(r)?),
     };
     let surplus = usize::try_from(r.u64()?).map_err(|_| Garbled)?;
-    let answers = (0..r.len(2)?).map(|_| wire::answer(r)).collect::<Result<_, _>>()?;
+    // An answer takes more memory than the bytes that may stand for it.
+    if r.len(2)? != jobs {
+        return Err(Garbled);
+    }
+    let answers = (0..jobs).map(|_| wire::answer(r)).collect::<Result<_, _>>()?;
     Ok(BatchAnswers { answers, whole, surplus })
 }
 
@@ -394,7 +433,7 @@ mod tests {
     use super::*;
 
     fn frame(message: Result<Vec<u8>, TooLong>) -> Frame {
-        Frame::read(&mut message.unwrap().as_slice()).unwrap()
+        Frame::read(&mut message.unwrap().as_slice(), MAX_FRAME).unwrap()
     }
 
     fn request(request: SlotRequest<'_>) -> ReceivedRequest {
@@ -440,7 +479,7 @@ mod tests {
             whole: Some(error.clone()),
             surplus: 2,
         };
-        match SlotAnswer::decode(&frame(SlotAnswer::Jobs(batch).encode())).unwrap() {
+        match SlotAnswer::decode(&frame(SlotAnswer::Jobs(batch).encode()), 3).unwrap() {
             SlotAnswer::Jobs(got) => {
                 assert_eq!(got.answers, [Some(Ok(outcome)), None, Some(Err(error.clone()))]);
                 assert_eq!((got.whole, got.surplus), (Some(error.clone()), 2));
@@ -448,7 +487,9 @@ mod tests {
             other => panic!("{other:?}"),
         }
         let evolved = SlotAnswer::Evolved(Err(error.clone())).encode();
-        assert!(matches!(SlotAnswer::decode(&frame(evolved)), Ok(SlotAnswer::Evolved(Err(e))) if e == error));
+        assert!(
+            matches!(SlotAnswer::decode(&frame(evolved), 0), Ok(SlotAnswer::Evolved(Err(e))) if e == error)
+        );
         let ordered = frame(ControlAnswer(Some(error.clone())).encode());
         assert_eq!(ControlAnswer::decode(&ordered).unwrap().0, Some(error));
     }
@@ -458,7 +499,7 @@ mod tests {
         let order = frame(ControlOrder::Shutdown.encode());
         assert_eq!(ControlOrder::decode(&order), Ok(ControlOrder::Shutdown));
         assert_eq!(ReceivedRequest::decode(&order), Err(Garbled));
-        assert!(SlotAnswer::decode(&order).is_err());
+        assert!(SlotAnswer::decode(&order, 0).is_err());
         assert_eq!(WorkerEvent::decode(&order), Err(Garbled));
         let event = frame(WorkerEvent::Gauge { name: "g", value: 0.5 }.encode());
         assert_eq!(WorkerEvent::decode(&event), Ok(WorkerEvent::Gauge { name: "g", value: 0.5 }));
@@ -468,8 +509,35 @@ mod tests {
     #[test]
     fn what_is_no_frame_is_refused() {
         for bytes in [&[0, 0, 0, 0, 1][..], &[1, 0, 0, 0, 99], &[255, 255, 255, 255, 1], &[2, 0, 0, 0, 2]] {
-            assert!(Frame::read(&mut &*bytes).is_err(), "{bytes:?}");
+            assert!(Frame::read(&mut &*bytes, MAX_FRAME).is_err(), "{bytes:?}");
         }
         assert!(Kind::ALL.into_iter().all(|kind| Kind::from_code(kind as u8) == Ok(kind)));
+    }
+
+    #[test]
+    fn a_frame_beyond_its_budget_is_refused_and_takes_no_memory_before_it_arrives() {
+        let head = |len: u32| [&len.to_le_bytes()[..], &[Kind::Jobs as u8]].concat();
+        let error = Frame::read(&mut head(1001).as_slice(), 1000).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(error.to_string().contains("1001 bytes where at most 1000"), "{error}");
+        let error = Frame::read(&mut head(1 << 31).as_slice(), MAX_FRAME).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "of the two gigabytes nothing has come");
+        let mut claims = vec![0, 0];
+        claims.extend(0_u64.to_le_bytes());
+        claims.extend(1000_u64.to_le_bytes());
+        claims.extend([0; 2000]);
+        let frame = Frame { kind: Kind::Jobs, body: claims };
+        assert!(SlotAnswer::decode(&frame, 1).is_err(), "a thousand answers to one job");
+        assert!(SlotAnswer::decode(&frame, 1000).is_ok());
+    }
+
+    #[test]
+    fn budgets_have_room_for_every_right_answer() {
+        assert!(run_budget(1, 1) > 1000);
+        assert!(run_budget(u32::MAX, 10) > 1024 * (10 + 16) && run_budget(u32::MAX, 10) < 1 << 20);
+        assert_eq!(run_budget(u32::MAX, 50), MAX_ANSWER);
+        assert!(run_budget(10_000, 50) > 10_000 * (50 + 16) && run_budget(10_000, 50) < 4 << 20);
+        assert!(run_budget(7, 100_000) > 7 * 100_000);
+        assert!(state_budget(1 << 20) > 16 << 20);
     }
 }

@@ -18,8 +18,12 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::super::active::MAX_SLOTS;
 use super::super::ffi::{Common, DeviceReply};
+use super::super::loader;
 use super::super::wire::Garbled;
-use super::frames::{ControlAnswer, ControlOrder, Frame, SlotAnswer, SlotRequest, TooLong, WorkerEvent};
+use super::frames::{
+    ControlAnswer, ControlOrder, Frame, SMALL_FRAME, STEP_FRAME, SlotAnswer, SlotRequest, TooLong,
+    WorkerEvent,
+};
 use super::spec::{MakeError, StepOutcome, WorkerSpec};
 use crate::sys;
 
@@ -56,11 +60,11 @@ impl Socket {
         Socket { stream, turn: Mutex::new(()) }
     }
 
-    /// Writes a request and reads the answer to it.
-    fn exchange(&self, message: &[u8]) -> io::Result<Frame> {
+    /// Writes a request and reads the answer to it, of so many bytes at most.
+    fn exchange(&self, message: &[u8], limit: usize) -> io::Result<Frame> {
         let _turn = self.turn.lock();
         (&self.stream).write_all(message)?;
-        Frame::read(&mut &self.stream)
+        Frame::read(&mut &self.stream, limit)
     }
 }
 
@@ -107,14 +111,23 @@ impl fmt::Display for Kill {
     }
 }
 
+/// What the answer to a request may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected {
+    /// So many jobs are answered.
+    pub jobs: usize,
+    /// It has at most so many bytes.
+    pub bytes: usize,
+}
+
 /// What became of a call without an answer.
 pub enum CallFailure {
     /// The process had ended before.
     NotEntered,
     /// The process ended during the call.
     Died(Death),
-    /// What came is no answer.
-    Unreadable,
+    /// What came is no answer; why.
+    Unreadable(String),
 }
 
 /// The end of a process with calls in it.
@@ -146,7 +159,13 @@ impl Process {
         let pair = || UnixStream::pair().map_err(too_many_files);
         let ((control, control_end), (events, events_end), (slot_0, slot_0_end)) =
             (pair()?, pair()?, pair()?);
-        let library = std::fs::File::open(&spec.opened).map_err(too_many_files)?;
+        // A file in place may have been exchanged since it was checked, before this process or an earlier one started.
+        loader::unchanged(&spec.in_place).map_err(io::Error::other)?;
+        let library = match &spec.file {
+            Some(file) => file.0.try_clone(),
+            None => std::fs::File::open(&spec.opened),
+        }
+        .map_err(too_many_files)?;
         let theirs: Vec<OwnedFd> =
             vec![control_end.into(), events_end.into(), slot_0_end.into(), library.into()];
         let numbers: Vec<String> = theirs.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
@@ -259,16 +278,19 @@ impl Process {
     }
 
     fn step(&self, spec: &WorkerSpec, message: &[u8]) -> Result<StepOutcome, MakeError> {
-        let answer = self.call(0, message).map_err(|failure| match failure {
-            CallFailure::Died(Death { killed: Some(Kill::NoReturn { call, limit }), .. }) => {
-                MakeError::NoReturn { call, limit }
-            }
-            CallFailure::Died(death) => MakeError::Process(death.error.text),
-            CallFailure::NotEntered => MakeError::Process(self.death(Stage::Create).text),
-            CallFailure::Unreadable => MakeError::Process(unreadable().text),
-        })?;
+        let answer =
+            self.call(0, message, Expected { jobs: 0, bytes: STEP_FRAME }).map_err(
+                |failure| match failure {
+                    CallFailure::Died(Death { killed: Some(Kill::NoReturn { call, limit }), .. }) => {
+                        MakeError::NoReturn { call, limit }
+                    }
+                    CallFailure::Died(death) => MakeError::Process(death.error.text),
+                    CallFailure::NotEntered => MakeError::Process(self.death(Stage::Create).text),
+                    CallFailure::Unreadable(why) => MakeError::Process(unreadable(&why).text),
+                },
+            )?;
         let SlotAnswer::Step(outcome) = answer else {
-            return Err(MakeError::Process(unreadable().text));
+            return Err(MakeError::Process(unreadable("an answer to another request").text));
         };
         match outcome {
             StepOutcome::Rights(text) => Err(MakeError::Rights(text)),
@@ -288,7 +310,7 @@ impl Process {
     ///
     /// # Errors
     /// When the process has ended or ends meanwhile; when its answer can't be read.
-    pub fn call(&self, slot: usize, message: &[u8]) -> Result<SlotAnswer, CallFailure> {
+    pub fn call(&self, slot: usize, message: &[u8], expected: Expected) -> Result<SlotAnswer, CallFailure> {
         let Some(socket) = self.slots.read().get(slot).cloned() else { return Err(CallFailure::NotEntered) };
         let inside = {
             let mut end = self.end.lock();
@@ -298,10 +320,13 @@ impl Process {
             end.calls += 1;
             InsideGuard(self)
         };
-        let frame = socket.exchange(message);
+        let frame = socket.exchange(message, expected.bytes);
         let answer = match frame {
-            Ok(frame) => SlotAnswer::decode(&frame).map_err(|_| CallFailure::Unreadable),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(CallFailure::Unreadable),
+            Ok(frame) => SlotAnswer::decode(&frame, expected.jobs)
+                .map_err(|garbled| CallFailure::Unreadable(garbled.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(CallFailure::Unreadable(error.to_string()))
+            }
             Err(_) => {
                 let error = self.death(Stage::Run);
                 let end = self.end.lock();
@@ -322,24 +347,33 @@ impl Process {
             ControlOrder::Cancel(_) => ("cancel", Stage::Cancel),
             ControlOrder::Shutdown => ("shutdown", Stage::Shutdown),
         };
-        let frame = self.within(limit, call, || self.control.exchange(&message));
+        let frame = self.within(limit, call, || self.control.exchange(&message, SMALL_FRAME));
         let frame = frame.map_err(|error| match error.kind() {
-            // The process lives, but does not keep to the form.
-            io::ErrorKind::InvalidData => unreadable(),
+            // The process lives, but does not keep to the form: what comes next would be taken for another answer.
+            io::ErrorKind::InvalidData => {
+                self.kill(Kill::NotNeeded("it sent a control answer that can't be read"));
+                unreadable(&error.to_string())
+            }
             _ => self.death(stage),
         })?;
-        ControlAnswer::decode(&frame).map(|answer| answer.0).map_err(|_| unreadable())
+        ControlAnswer::decode(&frame)
+            .map(|answer| answer.0)
+            .map_err(|garbled| unreadable(&garbled.to_string()))
     }
 
     /// Destroys the executor; the process ends by itself, or is ended.
     pub fn destroy(self: &Arc<Self>, limit: Duration) -> Option<Error> {
         let asked = match SlotRequest::Destroy.encode() {
-            Ok(message) => self.within(limit, "destroy", || self.call(0, &message)),
+            Ok(message) => {
+                let expected = Expected { jobs: 0, bytes: SMALL_FRAME };
+                self.within(limit, "destroy", || self.call(0, &message, expected))
+            }
             Err(error) => return Some(Error::new(ErrorCode::Resources, error.to_string())),
         };
         let error = match asked {
             Ok(SlotAnswer::Destroyed(error)) => error,
-            Ok(_) | Err(CallFailure::Unreadable) => Some(unreadable()),
+            Ok(_) => Some(unreadable("an answer to another request")),
+            Err(CallFailure::Unreadable(why)) => Some(unreadable(&why)),
             Err(CallFailure::Died(death)) => Some(death.error),
             Err(CallFailure::NotEntered) => Some(self.death(Stage::Shutdown)),
         };
@@ -417,8 +451,9 @@ fn too_many_files(error: io::Error) -> io::Error {
 }
 
 /// The error of an answer that breaks the form.
-pub fn unreadable() -> Error {
-    Error::new(ErrorCode::Contract, "the plugin's process sent something that can't be read").at(Stage::Run)
+pub fn unreadable(why: &str) -> Error {
+    let text = format!("the plugin's process sent something that can't be read: {why}");
+    Error::new(ErrorCode::Contract, text).at(Stage::Run)
 }
 
 fn describe_exit(status: ExitStatus) -> String {
@@ -455,9 +490,21 @@ fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &st
     }
 }
 
+fn next_event(mut events: &UnixStream) -> Option<Frame> {
+    match Frame::read(&mut events, SMALL_FRAME) {
+        Ok(frame) => Some(frame),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            tracing::error!(%error, "the plugin's process sent an event that can't be read; no more are taken");
+            None
+        }
+        // The process has ended.
+        Err(_) => None,
+    }
+}
+
 /// Takes log lines, progress and gauges until the process ends.
-fn listen(mut events: &UnixStream, common: &Common, progress: &OnProgress) {
-    while let Ok(frame) = Frame::read(&mut events) {
+fn listen(events: &UnixStream, common: &Common, progress: &OnProgress) {
+    while let Some(frame) = next_event(events) {
         let taken = WorkerEvent::decode(&frame).map(|event| match event {
             WorkerEvent::Log { level, job_id, text } => common.log(level, job_id, text.to_string()),
             WorkerEvent::Progress { job_id, done, total } => progress(job_id, done, total),

@@ -7,6 +7,7 @@ use coda_plugin_abi::Error;
 use serde::{Deserialize, Serialize};
 
 use super::super::ffi::{DeviceReply, LibraryOpenError};
+use super::super::loader::{HashedFile, OpenLibrary};
 use crate::sys::Account;
 
 /// What the process needs to create the executor.
@@ -14,8 +15,11 @@ use crate::sys::Account;
 pub struct WorkerSpec {
     /// The file to open.
     pub opened: PathBuf,
-    /// The file is opened through the descriptor that comes along: the account may not reach its path.
-    pub by_descriptor: bool,
+    /// The very file that was checked, which is opened unless it must be opened in place.
+    #[serde(skip)]
+    pub file: Option<OpenLibrary>,
+    /// Files that are opened in place; none when the library is opened through its descriptor.
+    pub in_place: Vec<HashedFile>,
     /// Files that the account must be able to read.
     pub reads: Vec<PathBuf>,
     /// The account whose rights the process takes on.
