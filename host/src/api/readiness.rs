@@ -11,6 +11,8 @@ use std::fmt;
 /// What readiness depends on, as it was at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadinessInputs {
+    /// What has panicked in the host, if anything has. It is ending then.
+    pub panic: Option<String>,
     pub executor: ExecutorHealth,
     /// `None` in a host that only lends its slots to peers.
     pub cloud: Option<CloudHealth>,
@@ -75,6 +77,7 @@ pub enum Reason {
     /// The host has not connected to its cloud yet.
     Starting,
     RedisUnreachable,
+    Panicked(String),
     StuckCall(String),
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
@@ -93,6 +96,9 @@ impl fmt::Display for Reason {
             Reason::Starting => f.write_str("starting: not connected to the cloud yet"),
             Reason::RedisUnreachable => {
                 f.write_str("Redis is not reachable: no new jobs; see the log for its error")
+            }
+            Reason::Panicked(panic) => {
+                write!(f, "the host is ending, because {panic}: report this as a bug with its log")
             }
             Reason::StuckCall(call) => write!(f, "the executor is stuck in its {call}: restart coda-host"),
             Reason::StuckJob(StuckJob { job_id, seconds }) => write!(
@@ -139,8 +145,9 @@ impl fmt::Display for Reason {
 
 /// Every reason why no jobs are taken; none when the host is ready.
 pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
-    let ReadinessInputs { executor, cloud } = inputs;
+    let ReadinessInputs { panic, executor, cloud } = inputs;
     let mut reasons = Vec::new();
+    reasons.extend(panic.clone().map(Reason::Panicked));
 
     if let Some(cloud) = cloud {
         reasons.extend((!cloud.is_redis_up).then_some(Reason::RedisUnreachable));
@@ -183,7 +190,7 @@ mod tests {
     }
 
     fn texts(executor: ExecutorHealth, cloud: Option<CloudHealth>) -> Vec<String> {
-        reasons(&ReadinessInputs { executor, cloud }).iter().map(Reason::to_string).collect()
+        reasons(&ReadinessInputs { panic: None, executor, cloud }).iter().map(Reason::to_string).collect()
     }
 
     #[test]
@@ -275,10 +282,15 @@ mod tests {
             is_state_disk_full: true,
             vpn: VpnHealth::Unusable(None),
         };
-        let all = reasons(&ReadinessInputs { executor: executor.clone(), cloud: Some(cloud) });
-        assert_eq!(all.len(), 12);
-        assert_eq!(all[0], Reason::RedisUnreachable, "first what most depends on");
-        let alone = reasons(&ReadinessInputs { executor, cloud: None });
+        let all = reasons(&ReadinessInputs {
+            panic: Some("x".into()),
+            executor: executor.clone(),
+            cloud: Some(cloud),
+        });
+        assert_eq!(all.len(), 13);
+        assert_eq!(all[0], Reason::Panicked("x".into()), "first what most depends on");
+        assert_eq!(all[1], Reason::RedisUnreachable);
+        let alone = reasons(&ReadinessInputs { panic: None, executor, cloud: None });
         assert!(matches!(alone[..], [Reason::StuckJob(_), Reason::WorkerDied(_)]), "{alone:?}");
     }
 }

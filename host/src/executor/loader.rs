@@ -5,10 +5,12 @@
 //! by `$ORIGIN` is opened in place.
 
 use std::fs;
+use std::os::fd::IntoRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use coda_plugin_abi::descriptor::Descriptor;
+use rustix::fs::{MemfdFlags, StatVfsMountFlags, memfd_create};
 use sha2::{Digest as _, Sha256};
 
 use super::elf::{self, ElfError};
@@ -227,12 +229,24 @@ pub fn trusted(path: &Path) -> Result<(), LoadError> {
 /// Mode of the private copy. Its directory keeps others out; a plugin's process is handed the open file.
 const COPY_MODE: u32 = 0o555;
 
+/// A copy for a state directory whose file system runs nothing (mounted `noexec`). It is there as long as the process:
+/// a plugin is never unloaded.
+fn copy_in_memory(bytes: &[u8]) -> std::io::Result<PathBuf> {
+    let file = fs::File::from(memfd_create("coda-plugin", MemfdFlags::CLOEXEC)?);
+    std::io::Write::write_all(&mut &file, bytes)?;
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
+}
+
 fn private_copy(bytes: &[u8], sha256: &str, state_dir: &Path) -> Result<PathBuf, LoadError> {
     let dir = state_dir.join("plugins");
     let target = dir.join(format!("{sha256}.so"));
     let failed = |source| LoadError::Copy { path: target.clone(), source };
     fs::create_dir_all(&dir).map_err(failed)?;
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+    let mount = rustix::fs::statvfs(&dir).map_err(|e| failed(e.into()))?;
+    if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        return copy_in_memory(bytes).map_err(failed);
+    }
     // A copy from an earlier start is used only while its content is still what its name says.
     if fs::read(&target).is_ok_and(|old| old == bytes) {
         fs::set_permissions(&target, fs::Permissions::from_mode(COPY_MODE)).map_err(failed)?;
