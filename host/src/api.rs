@@ -10,6 +10,7 @@ pub mod documents;
 pub mod http;
 pub mod openapi;
 pub mod readiness;
+pub mod ready_body;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +20,17 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::documents::Health;
 use self::http::reply;
 use self::readiness::{
     CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckControlCall, StuckJob, VpnHealth, WorkerDeaths,
+};
+use self::ready_body::{
+    CloudBody, ExecutorBody, HeartbeatBody, PeerBody, PluginBody, ProgressBody, ReadyBody, ReloadsBody,
 };
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
@@ -38,6 +42,7 @@ use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
+use crate::supervise::PanicWatch;
 use crate::telemetry::{Metrics, PluginMetrics};
 use crate::vpn::guard::{VpnState, VpnStatus};
 
@@ -82,19 +87,19 @@ pub struct PeerSources {
 }
 
 impl PeerSources {
-    fn json(&self) -> Value {
+    fn body(&self) -> PeerBody {
         let (network, peer) = (self.network.borrow().clone(), *self.peer.borrow());
-        json!({
-            "peer_id": network.peer_id,
-            "addresses": network.addresses,
-            "connected": network.connected,
-            "reservations": peer.load.reservations,
-            "executions": peer.load.executions,
-            "accepted": peer.accepted,
-            "declined": peer.declined,
-            "completed": peer.completed,
-            "failed": peer.failed,
-        })
+        PeerBody {
+            peer_id: network.peer_id,
+            addresses: network.addresses,
+            connected: network.connected,
+            reservations: peer.load.reservations,
+            executions: peer.load.executions,
+            accepted: peer.accepted,
+            declined: peer.declined,
+            completed: peer.completed,
+            failed: peer.failed,
+        }
     }
 }
 
@@ -121,7 +126,9 @@ type SourcesReceiver = watch::Receiver<Option<Arc<ApiSources>>>;
 /// When it can't be had.
 pub async fn bind(settings: &ApiSettings) -> Result<TcpListener, BindError> {
     let (host, port) = (settings.host.clone(), settings.port);
-    TcpListener::bind((host.as_str(), port)).await.map_err(|source| BindError { host, port, source })
+    // As in a URL: an IPv6 address may stand in brackets.
+    let name = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+    TcpListener::bind((name, port)).await.map_err(|source| BindError { host, port, source })
 }
 
 /// Serves until stopped. Before the host is up `/health` is fine and `/ready` isn't.
@@ -140,7 +147,7 @@ pub async fn serve(
 }
 
 async fn health() -> Response {
-    reply(StatusCode::OK, &json!({ "status": "ok" }))
+    reply(StatusCode::OK, &Health { status: "ok" })
 }
 
 async fn ready(State(up): State<SourcesReceiver>) -> Response {
@@ -152,10 +159,15 @@ async fn ready(State(up): State<SourcesReceiver>) -> Response {
         }
         None => {
             let reasons = vec![Reason::Starting];
-            let body = json!({
-                "ready": false, "vpn_state": "booting", "redis_healthy": false, "current_job": null,
-                "reasons": texts(&reasons),
-            });
+            let body = ReadyBody {
+                ready: false,
+                reasons: texts(&reasons),
+                vpn_state: Some("booting"),
+                redis_healthy: Some(false),
+                current_job: None,
+                executor: None,
+                cloud: None,
+            };
             (reasons, body)
         }
     };
@@ -188,27 +200,31 @@ fn peer_only_status(
     peers: Option<&PeerSources>,
     executor: &ExecutorStatus,
     reloads: &watch::Receiver<ReloadReport>,
-) -> (Vec<Reason>, Value) {
-    let inputs = ReadinessInputs { executor: executor_health(executor), cloud: None };
+) -> (Vec<Reason>, ReadyBody) {
+    let panic = PanicWatch::of_process().first().map(|panic| panic.to_string());
+    let inputs = ReadinessInputs { panic, executor: executor_health(executor), cloud: None };
     let (reasons, load) = (readiness::reasons(&inputs), executor.load());
-    let body = json!({
-        "ready": reasons.is_empty(),
-        "vpn_state": null,
-        "redis_healthy": null,
-        "current_job": null,
-        "reasons": texts(&reasons),
-        "slots": load.slots,
-        "slots_busy": load.busy + load.reserved,
-        "plugin": plugin_json(&executor.active_plugin().info),
-        "reloads": reload_json(reloads),
-        "peer": peers.map(PeerSources::json),
-        "version": env!("CARGO_PKG_VERSION"),
-    });
+    let body = ReadyBody {
+        ready: reasons.is_empty(),
+        reasons: texts(&reasons),
+        vpn_state: None,
+        redis_healthy: None,
+        current_job: None,
+        executor: Some(ExecutorBody {
+            slots: load.slots,
+            slots_busy: load.busy + load.reserved,
+            plugin: plugin_body(&executor.active_plugin().info),
+            reloads: reloads_body(reloads),
+            peer: peers.map(PeerSources::body),
+            version: env!("CARGO_PKG_VERSION"),
+        }),
+        cloud: None,
+    };
     (reasons, body)
 }
 
 /// The status of a host that takes jobs from a cloud.
-fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
+fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
     let snapshot = s.snapshot.borrow().clone();
     let vpn = s.vpn.borrow().clone();
     let redis_error = s.redis.link.error();
@@ -227,48 +243,57 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, Value) {
             _ => VpnHealth::Unusable(vpn.reason.clone()),
         },
     };
-    let inputs = ReadinessInputs { executor: executor_health(&s.executor), cloud: Some(cloud) };
+    let panic = PanicWatch::of_process().first().map(|panic| panic.to_string());
+    let inputs = ReadinessInputs { panic, executor: executor_health(&s.executor), cloud: Some(cloud) };
     let reasons = readiness::reasons(&inputs);
     let heartbeat = s.heartbeat.borrow().clone();
     let active = s.executor.active_plugin();
     let progress = snapshot.running.0.as_ref().map(|c| c.progress()).filter(|(_, total)| *total > 0);
-    let body = json!({
-        "ready": reasons.is_empty(),
-        "vpn_state": vpn.state.name(),
-        "redis_healthy": is_redis_up,
-        "current_job": snapshot.current_job.as_deref(),
-        "progress": progress.map(|(done, total)| json!({ "done": done, "total": total })),
-        "reasons": texts(&reasons),
-        "vpn_interface": vpn.interface,
-        "qpu_id": s.qpu_id,
-        "last_job_at": snapshot.last_job_at,
-        "slots": snapshot.slots,
-        "slots_busy": snapshot.slots_busy,
-        "waiting": snapshot.waiting,
-        "undelivered": s.metrics.undelivered.get(),
-        "heartbeat": {
-            "accepted": heartbeat.accepted,
-            "last_accepted_seconds_ago": heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
-            "error": heartbeat.error,
-        },
-        "plugin": plugin_json(&active.info),
-        "reloads": reload_json(&s.reloads),
-        "peer": s.peers.as_ref().map(PeerSources::json),
-        "version": env!("CARGO_PKG_VERSION"),
-    });
+    let body = ReadyBody {
+        ready: reasons.is_empty(),
+        reasons: texts(&reasons),
+        vpn_state: Some(vpn.state.name()),
+        redis_healthy: Some(is_redis_up),
+        current_job: snapshot.current_job.as_deref().map(String::from),
+        executor: Some(ExecutorBody {
+            slots: snapshot.slots,
+            slots_busy: snapshot.slots_busy,
+            plugin: plugin_body(&active.info),
+            reloads: reloads_body(&s.reloads),
+            peer: s.peers.as_ref().map(PeerSources::body),
+            version: env!("CARGO_PKG_VERSION"),
+        }),
+        cloud: Some(CloudBody {
+            qpu_id: s.qpu_id.clone(),
+            progress: progress.map(|(done, total)| ProgressBody { done, total }),
+            vpn_interface: vpn.interface,
+            last_job_at: snapshot.last_job_at.clone(),
+            waiting: snapshot.waiting,
+            undelivered: s.metrics.undelivered.get(),
+            heartbeat: HeartbeatBody {
+                accepted: heartbeat.accepted,
+                last_accepted_seconds_ago: heartbeat.accepted_at.map(|at| at.elapsed().as_secs()),
+                error: heartbeat.error,
+            },
+        }),
+    };
     (reasons, body)
 }
 
-fn reload_json(last: &watch::Receiver<ReloadReport>) -> Value {
-    let last = last.borrow();
-    json!({ "count": last.count, "ok": last.ok, "message": last.message })
+fn reloads_body(last: &watch::Receiver<ReloadReport>) -> ReloadsBody {
+    let ReloadReport { count, ok, message } = last.borrow().clone();
+    ReloadsBody { count, ok, message }
 }
 
-fn plugin_json(p: &PluginInfo) -> Value {
-    json!({
-        "vendor": p.vendor, "name": p.name, "version": p.version, "kind": p.kind.name(),
-        "path": p.path, "sha256": p.sha256,
-    })
+fn plugin_body(p: &PluginInfo) -> PluginBody {
+    PluginBody {
+        vendor: p.vendor.clone(),
+        name: p.name.clone(),
+        version: p.version.clone(),
+        kind: p.kind.name(),
+        path: p.path.display().to_string(),
+        sha256: p.sha256.clone(),
+    }
 }
 
 async fn metrics(State(up): State<SourcesReceiver>) -> Response {

@@ -92,11 +92,14 @@ pub async fn run(env: ProcessEnv, flags: HashMap<&'static str, String>) -> Resul
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     let has_cloud = !peer.no_cloud;
 
-    let ended = start(Host { env, lifecycle, lock, openvpn: openvpn.clone() }, prepared).await;
+    let host = Host { env, lifecycle, lock: lock.clone(), openvpn: openvpn.clone() };
+    let ended = start(host, prepared).await;
     if has_cloud {
         // However the host ended; also the tunnel that a killed host left behind.
         registration::leave(&openvpn).await;
     }
+    // Behind the tunnel's end: the next host would use a tunnel that is being taken down.
+    drop(lock);
     ended
 }
 

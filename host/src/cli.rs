@@ -31,12 +31,13 @@ mod terminal;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum as _};
 
-use crate::config::load::ProcessEnv;
+use crate::config::load::{self, ProcessEnv};
 use crate::daemon::unit;
 use crate::error::Failure;
 use crate::executor::worker;
+use crate::sys;
 use crate::telemetry::{self, LogFormat};
 
 use kit::CliError;
@@ -65,17 +66,29 @@ pub struct Cli {
     /// Same as the subcommand `reset`; the flag of the Python node
     #[arg(long, hide = true, exclusive = true)]
     reset: bool,
-    /// Format of the log lines on stderr
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "CODA_LOG_FORMAT")]
-    log_format: LogFormat,
+    /// Format of the log lines on stderr (CODA_LOG_FORMAT)
+    #[arg(long, global = true, value_enum)]
+    log_format: Option<LogFormat>,
     /// Use the settings that systemd gives to this unit (such as coda-host or coda-host@NAME)
     #[arg(long, global = true, value_name = "NAME")]
     unit: Option<String>,
 }
 
 impl Cli {
-    pub fn log_format(&self) -> LogFormat {
-        self.log_format
+    /// The format that a flag or the variable names. An empty variable is unset.
+    ///
+    /// # Errors
+    /// The variable names none.
+    pub fn log_format(&self, env: &ProcessEnv) -> Result<LogFormat, CliError> {
+        if let Some(format) = self.log_format {
+            return Ok(format);
+        }
+        match env.ours("CODA_LOG_FORMAT").map(str::trim) {
+            None | Some("") => Ok(LogFormat::Text),
+            Some(text) => {
+                LogFormat::from_str(text, true).map_err(|_| CliError::LogFormat { value: text.into() })
+            }
+        }
     }
 
     /// The same command line, when no flag of a command stands before its name. Clap's own rule would also forbid
@@ -150,6 +163,35 @@ enum Command {
     Man(completions::ManArgs),
 }
 
+impl Command {
+    /// Whether it looks after the host of a state directory, with that host's files and nothing that needs more rights.
+    fn looks_after_a_host(&self) -> bool {
+        match self {
+            Command::Stop(_)
+            | Command::Status(_)
+            | Command::Logs(_)
+            | Command::Doctor(_)
+            | Command::Results(_)
+            | Command::Jobs(_)
+            | Command::Reset(_)
+            | Command::Config(_)
+            | Command::Reservation(_)
+            | Command::Reload(_) => true,
+            Command::Start(_)
+            | Command::Run(_)
+            | Command::Dev(_)
+            | Command::Submit(_)
+            | Command::StopVpn(_)
+            | Command::Coordinator(_)
+            | Command::Coordinate(_)
+            | Command::Plugin(_)
+            | Command::ExecutorWorker { .. }
+            | Command::Completions(_)
+            | Command::Man(_) => false,
+        }
+    }
+}
+
 /// Runs the command of the command line.
 ///
 /// # Errors
@@ -157,16 +199,22 @@ enum Command {
 pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
     if let Some(unit) = &cli.unit {
         let settings = unit::unit_settings(unit)?;
-        env.environment.extend(settings.environment);
+        env.extend(settings.environment);
         env.cwd = settings.cwd.unwrap_or(env.cwd);
     }
+    if cli.command.as_ref().is_some_and(Command::looks_after_a_host) {
+        // For root beside a host with an account of its own: what a command writes must be that account's too.
+        let dir = load::dirs(&env)?.state;
+        sys::act_as_owner(&dir).map_err(|source| CliError::Owner { dir, source })?;
+    }
+    let format = cli.log_format(&env)?;
     let level = match &cli.command {
         // libp2p logs its peer id at each start, as the host does itself.
         None | Some(Command::Start(_) | Command::Coordinator(_)) => "info,libp2p_swarm=warn",
         // The other commands print their own output, so only warnings are logged.
         _ => "warn",
     };
-    telemetry::start_log(env.environment.get("CODA_LOG").map(String::as_str), level, cli.log_format);
+    telemetry::start_log(env.environment.get("CODA_LOG").map(String::as_str), level, format);
     match cli.command {
         None if cli.reset => reset::run(reset::Args::default(), &env),
         None => start::run(cli.start, env),

@@ -7,6 +7,7 @@ pub mod fingerprint;
 pub mod heartbeat;
 pub mod http;
 pub mod jwt;
+mod no_proxy;
 pub mod provision;
 mod proxy;
 #[cfg(test)]

@@ -58,7 +58,7 @@ use crate::state::credentials::CredentialsError;
 use crate::state::db::StoreError;
 use crate::state::files::FileError;
 use crate::state::sqlite_actor::SqliteFailure;
-use crate::supervise::{TaskEnded, TaskKind};
+use crate::supervise::TaskEnded;
 use crate::sys::Account;
 use crate::vpn::command::CommandError;
 use crate::vpn::guard::PreflightError;
@@ -280,6 +280,7 @@ fn of_the_command_line(found: &mut Findings, ended: tokio::task::JoinError) {
         CliError::Output(io_error()),
         CliError::ManualPages { dir: path(), source: io_error() },
         CliError::Runtime(io_error()),
+        CliError::Init(io_error()),
         CliError::TemporaryDirectory(io_error()),
         CliError::TaskEnded { task: "the host", source: ended },
         CliError::Interrupted { effect: "no longer waiting" },
@@ -287,6 +288,9 @@ fn of_the_command_line(found: &mut Findings, ended: tokio::task::JoinError) {
         CliError::BlockSignals(io_error()),
         CliError::WorkingDirectory(io_error()),
         CliError::Secrets(json_error()),
+        CliError::NotText { name: text() },
+        CliError::LogFormat { value: text() },
+        CliError::Owner { dir: path(), source: io_error() },
     ]);
     found.of_struct(&CircuitFileError::new(&path(), "it is empty"));
     found.of_struct(&RunError { reason: text() });
@@ -659,7 +663,7 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
         RedisSettingsError::Url { url: text(), text: text() },
         RedisSettingsError::CaFile { path: path(), source: io_error() },
     ]);
-    found.of_struct(&TaskEnded { kind: TaskKind::Heartbeat, how: "panicked".into() });
+    found.of_struct(&TaskEnded { part: "the task 'heartbeat'".into(), how: "panicked".into() });
     found.of_struct(&BindError { host: text(), port: 1, source: io_error() });
     found.of_enum(vec![
         AppError::StateDir { path: path(), source: io_error() },

@@ -24,6 +24,7 @@ pub mod model;
 pub mod output;
 pub mod peers;
 pub mod qasm;
+pub mod request_guard;
 pub mod reservation;
 pub mod results;
 pub mod state;

@@ -19,6 +19,12 @@ use coda_host::sys;
 use coda_host::telemetry::LogFormat;
 
 fn main() -> ExitCode {
+    if sys::is_init() {
+        return match sys::run_as_init() {
+            Ok(code) => code,
+            Err(error) => show(&CliError::Init(error).into(), LogFormat::Text),
+        };
+    }
     sys::keep_heap_small();
     let env = match process_env() {
         Ok(env) => env,
@@ -30,7 +36,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(usage) => return show_usage(&usage),
     };
-    let format = cli.log_format();
+    // A wrong one is told by the command.
+    let format = cli.log_format(&env).unwrap_or(LogFormat::Text);
     sys::allow_exit_guard(exit::PLUGIN);
     let code = match cli::run(cli, env) {
         Ok(code) => code,
@@ -75,9 +82,18 @@ fn json_line(failure: &Failure) -> serde_json::Value {
 /// process may inherit: secrets, and the sockets that lead to systemd. Must run while this is the only thread.
 fn process_env() -> Result<ProcessEnv, Failure> {
     sys::block_stop_signals().map_err(CliError::BlockSignals)?;
-    let mut environment = std::env::vars_os()
-        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
-        .collect::<std::collections::HashMap<_, _>>();
+    let mut environment = std::collections::HashMap::new();
+    for (name, value) in std::env::vars_os() {
+        let Ok(name) = name.into_string() else { continue };
+        match value.into_string() {
+            Ok(value) => drop(environment.insert(name, value)),
+            // A setting that is left out without a word would mean something else.
+            Err(_) if name.to_ascii_uppercase().starts_with("CODA_") => {
+                return Err(CliError::NotText { name: format!("the variable {name}") }.into());
+            }
+            Err(_) => {}
+        }
+    }
     if environment.remove(SECRETS_VARIABLE).is_some() {
         sys::forget_variable(SECRETS_VARIABLE);
         let secrets: std::collections::HashMap<String, String> =
@@ -89,5 +105,5 @@ fn process_env() -> Result<ProcessEnv, Failure> {
         sys::forget_variable(name);
     }
     let cwd = std::env::current_dir().map_err(CliError::WorkingDirectory)?;
-    Ok(ProcessEnv { environment, cwd })
+    Ok(ProcessEnv::new(environment, cwd))
 }

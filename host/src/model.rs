@@ -98,12 +98,25 @@ impl fmt::Display for Secret {
 pub fn masked_url(text: &str) -> String {
     match url::Url::parse(text) {
         Ok(mut url) => {
-            let had_password = url.password().is_some();
-            if had_password && url.set_password(Some("***")).is_err() {
+            // An '@' behind the host is the end of a password with a '/', '?' or '#' in it.
+            let behind = [Some(url.path()), url.query(), url.fragment()];
+            if behind.into_iter().flatten().any(|part| part.contains('@')) {
+                return format!("{}://***", url.scheme());
+            }
+            let masked = match (url.password().is_some(), url.username().is_empty()) {
+                (true, _) => url.set_password(Some("***")),
+                // A user without a password is a token, most often.
+                (false, false) => url.set_username("***"),
+                (false, true) => Ok(()),
+            };
+            if masked.is_err() {
                 return format!("{}://***", url.scheme());
             }
             if url.query().is_some() {
                 url.set_query(Some("***"));
+            }
+            if url.fragment().is_some() {
+                url.set_fragment(Some("***"));
             }
             url.to_string()
         }
@@ -161,6 +174,12 @@ mod tests {
     fn passwords_never_show() {
         assert_eq!(masked_url("redis://u:p%40ss@h:6380/2"), "redis://u:***@h:6380/2");
         assert_eq!(masked_url("redis://h:6379"), "redis://h:6379");
+        assert_eq!(masked_url("redis://u:p@ss@h:6380"), "redis://u:***@h:6380");
+        assert_eq!(masked_url("https://token@h/x"), "https://***@h/x");
+        for text in ["redis://u:1/ss@h:6380", "redis://u:1?ss@h", "https://u:1#ss@h/", "http://h/u:ss@x"] {
+            assert!(!masked_url(text).contains("ss") && masked_url(text).ends_with("://***"), "{text}");
+        }
+        assert_eq!(masked_url("https://h/x#token"), "https://h/x#***");
         assert_eq!(masked_url("unix:///run/r.sock?pass=x"), "unix:///run/r.sock?***");
         assert_eq!(masked_url("p@ss word"), "*** (not a URL)");
         assert_eq!(format!("{:?} {}", Secret::new("s"), Secret::new("s")), "*** ***");

@@ -172,3 +172,38 @@ fn blow_ups_end_early() {
     source.push_str("e29 q;");
     assert!(error(&source).contains("too much"));
 }
+
+/// Sources whose definitions would take time or memory far beyond their length.
+#[test]
+fn no_source_takes_more_than_its_share() {
+    let long = "1+".repeat(200_000);
+    let calls = "g q[0];\n".repeat(5_000);
+    let nested: String = (1..30).map(|n| format!("gate g{n} a {{ g{0} a; g{0} a; }}\n", n - 1)).collect();
+    for (what, source, expected) in [
+        ("a long expression in a body", format!("{TWO}gate g a {{ rx({long}1) a; }}\n{calls}"), "too much"),
+        (
+            "a long body that does nothing",
+            format!("{TWO}gate g a {{ {} }}\n{calls}", "barrier a;".repeat(50_000)),
+            "too much",
+        ),
+        (
+            "a long name",
+            format!("{TWO}gate g({0}) a {{ rx({0}) a; }}\n{calls}", "n".repeat(100_000)),
+            "a name of more than",
+        ),
+        ("doubling", format!("{TWO}gate g0 a {{ h a; }}\n{nested}g29 q[0];"), "too much"),
+        (
+            "doubling without an effect",
+            format!("{TWO}gate g0 a {{ barrier a; }}\n{nested}g29 q[0];"),
+            "too much",
+        ),
+        ("modifiers", format!("{THREE}{} h q[0];", "inv @ ".repeat(100_000)), "too many modifiers"),
+        ("powers", format!("{THREE}{} h q[0];", "pow(64) @ ".repeat(10)), "too much"),
+    ] {
+        let start = std::time::Instant::now();
+        let error = error(&source);
+        assert!(error.contains(expected), "{what}: {error}");
+        // A debug build is many times slower.
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{what}: {:?}", start.elapsed());
+    }
+}

@@ -3,10 +3,16 @@
 //! A component that starts tasks of its own, such as the webhook dispatcher, owns them: they end with its task.
 //!
 //! Tasks end by themselves when they are stopped; what they serve decides in which order (see `app`). A task that
-//! panics is a failure of the host at any time, whatever its kind.
+//! panics is a failure of the host at any time, whatever its kind. So is a panic of any other thread or task, those of
+//! libraries included: a part of the host is gone then, and nobody else would notice ([`PanicWatch`]).
 
+use std::any::Any;
 use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -95,11 +101,12 @@ impl fmt::Display for TaskKind {
     }
 }
 
-/// A task whose end is a failure of the host.
+/// A part of the host whose end is a failure of the host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the task '{kind}' {how}")]
+#[error("{part} {how}")]
 pub struct TaskEnded {
-    pub kind: TaskKind,
+    /// A task of ours by its name, or any other thread.
+    pub(crate) part: String,
     pub(crate) how: String,
 }
 
@@ -132,17 +139,77 @@ impl TaskHandle {
     }
 }
 
+/// Takes note of the first panic of this process, whichever thread or task it was in. Panics of plugins are not seen
+/// here: each plugin has a panic hook of its own.
+#[derive(Debug, Default)]
+pub struct PanicWatch {
+    first: Mutex<Option<TaskEnded>>,
+    happened: Notify,
+}
+
+/// How long the supervisor waits for the end of the task that panicked, whose name says more than its thread's.
+const TASK_END_LIMIT: Duration = Duration::from_millis(100);
+
+impl PanicWatch {
+    /// The watch over this process. The first call installs it; the hook before it still prints the panic.
+    pub fn of_process() -> Arc<PanicWatch> {
+        static WATCH: OnceLock<Arc<PanicWatch>> = OnceLock::new();
+        WATCH.get_or_init(PanicWatch::install).clone()
+    }
+
+    fn install() -> Arc<PanicWatch> {
+        let watch = Arc::new(PanicWatch::default());
+        let (told, before) = (watch.clone(), std::panic::take_hook());
+        std::panic::set_hook(Box::new(move |info| {
+            before(info);
+            let thread = std::thread::current();
+            let place = info.location().map(ToString::to_string).unwrap_or_default();
+            let text = panic_text(info.payload());
+            let part = format!("the thread '{}'", thread.name().unwrap_or("unnamed"));
+            told.note(TaskEnded { part, how: format!("panicked at {place}: {text}") });
+        }));
+        watch
+    }
+
+    fn note(&self, panic: TaskEnded) {
+        self.first.lock().get_or_insert(panic);
+        // Kept for a supervisor that doesn't wait at the moment.
+        self.happened.notify_one();
+    }
+
+    /// What panicked first.
+    pub fn first(&self) -> Option<TaskEnded> {
+        self.first.lock().clone()
+    }
+
+    async fn panicked(&self) -> TaskEnded {
+        loop {
+            if let Some(panic) = self.first() {
+                return panic;
+            }
+            self.happened.notified().await;
+        }
+    }
+}
+
 /// The running tasks.
 pub struct Supervisor {
     stop: CancellationToken,
     tasks: JoinSet<()>,
     kinds: Vec<(tokio::task::Id, TaskKind)>,
+    panics: Option<Arc<PanicWatch>>,
 }
 
 impl Supervisor {
     /// `stop` is cancelled when the host is asked to stop.
     pub fn new(stop: CancellationToken) -> Supervisor {
-        Supervisor { stop, tasks: JoinSet::new(), kinds: Vec::new() }
+        Supervisor { stop, tasks: JoinSet::new(), kinds: Vec::new(), panics: None }
+    }
+
+    /// Takes a panic anywhere in the process as a failure of the host.
+    pub fn watching(mut self, panics: Arc<PanicWatch>) -> Supervisor {
+        self.panics = Some(panics);
+        self
     }
 
     pub fn spawn(&mut self, kind: TaskKind, task: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
@@ -159,8 +226,18 @@ impl Supervisor {
         TaskHandle { ended, abort }
     }
 
-    /// Waits until a task ends in a way that is a failure of the host.
+    /// Waits until a task ends in a way that is a failure of the host, or anything else in the process panics.
     pub async fn failed(&mut self) -> TaskEnded {
+        let Some(panics) = self.panics.clone() else { return self.task_failed().await };
+        let panic = tokio::select! {
+            ended = self.task_failed() => return ended,
+            panic = panics.panicked() => panic,
+        };
+        let of_task = tokio::time::timeout(TASK_END_LIMIT, self.task_failed()).await;
+        of_task.unwrap_or(panic)
+    }
+
+    async fn task_failed(&mut self) -> TaskEnded {
         while let Some(ended) = self.tasks.join_next_with_id().await {
             let (id, failure) = match ended {
                 Ok((id, ())) => (id, None),
@@ -181,7 +258,7 @@ impl Supervisor {
                 continue;
             }
             let how = failure.unwrap_or_else(|| "ended unexpectedly".into());
-            return TaskEnded { kind, how };
+            return TaskEnded { part: format!("the task '{kind}'"), how };
         }
         std::future::pending().await
     }
@@ -214,12 +291,14 @@ impl Supervisor {
 fn failure_text(error: tokio::task::JoinError) -> String {
     match error.try_into_panic() {
         Err(_) => "was ended from outside".into(),
-        Ok(payload) => {
-            let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
-            let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-            format!("panicked: {}", text.unwrap_or_else(|| "no message".into()))
-        }
+        Ok(payload) => format!("panicked: {}", panic_text(&*payload)),
     }
+}
+
+/// What a panic carries.
+fn panic_text(payload: &dyn Any) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 #[cfg(test)]
@@ -238,7 +317,6 @@ mod tests {
             tasks.spawn(TaskKind::Heartbeat, std::future::pending());
             tasks.spawn(kind, async {});
             let failed = tasks.failed().await;
-            assert_eq!(failed.kind, kind);
             assert_eq!(failed.to_string(), format!("the task '{kind}' ended unexpectedly"));
         }
     }
@@ -253,7 +331,7 @@ mod tests {
         stop.cancel();
         reader.ended().await;
         tasks.spawn(TaskKind::RedisWriter, async {});
-        assert_eq!(tasks.failed().await.kind, TaskKind::RedisWriter);
+        assert_eq!(tasks.failed().await.part, "the task 'redis-writer'");
     }
 
     #[tokio::test]
@@ -261,7 +339,7 @@ mod tests {
         let (mut tasks, _stop) = supervisor();
         tasks.spawn(TaskKind::Reloads, async {}).ended().await;
         tasks.spawn(TaskKind::VpnGuard, async {});
-        assert_eq!(tasks.failed().await.kind, TaskKind::VpnGuard);
+        assert_eq!(tasks.failed().await.part, "the task 'vpn-guard'");
     }
 
     #[tokio::test]
@@ -272,6 +350,23 @@ mod tests {
         let failed = tasks.failed().await;
         assert_eq!(failed.to_string(), "the task 'peer-lending' panicked: no luck");
         handle.ended().await;
+    }
+
+    #[tokio::test]
+    async fn a_panic_that_no_task_of_ours_ends_by_is_a_failure_too() {
+        let panics = PanicWatch::of_process();
+        // The watch is the process's own, so another test may have panicked on purpose before.
+        let (tasks, _stop) = supervisor();
+        let mut tasks = tasks.watching(panics.clone());
+        tasks.spawn(TaskKind::Heartbeat, std::future::pending());
+        // A task of a library: nobody waits for its end.
+        drop(tokio::spawn(async { panic!("a library has a bug") }));
+        let failed = tasks.failed().await;
+        assert!(
+            failed.part.starts_with("the thread '") && failed.how.starts_with("panicked at "),
+            "{failed}"
+        );
+        assert_eq!(panics.first(), Some(failed), "it stays known, for /ready");
     }
 
     #[tokio::test]

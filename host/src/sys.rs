@@ -10,6 +10,7 @@
 //! account       accounts of this machine, and giving up rights
 //! c_library     heap, environment, locale                              (unsafe)
 //! disk          free space
+//! init          the duties of a container's first process
 //! ```
 //!
 //! Most calls are those of `rustix` and `nix`; what these crates can't do safely is in the four modules that are
@@ -24,17 +25,19 @@ mod dispositions;
 #[allow(unsafe_code)]
 mod exit_guard;
 mod handover;
+mod init;
 mod process;
 mod signals;
 #[allow(unsafe_code)]
 mod spawn;
 
-pub use account::{Account, account, effective_user, give_up_rights};
+pub use account::{Account, account, act_as_owner, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
 pub use dispositions::Dispositions;
 pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
+pub use init::{is_init, run_as_init};
 pub use process::{ProcessHandle, ask_to_stop, signal};
 pub use signals::{STOP_SIGNALS, block_stop_signals, signal_name, wait_stop_signal};
-pub use spawn::{inherited, spawn_detached, spawn_dying_with_parent, spawn_worker};
+pub use spawn::{inherited, spawn, spawn_detached, spawn_dying_with_parent, spawn_worker};

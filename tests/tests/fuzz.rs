@@ -1,6 +1,8 @@
-//! Mutated inputs for every parser that reads what comes from outside: none may panic.
+//! Mutated inputs for every parser that reads what comes from outside: none may panic, take more than a second, or use
+//! more memory than the process may have ([`MEMORY`]).
 //!
-//! `CODA_FUZZ_INPUTS` (60,000) sets how many in all, `CODA_SEED` the sequence; the seed is printed. The inputs
+//! `CODA_FUZZ_INPUTS` (60,000) sets how many in all, `CODA_SEED` the sequence; the seed is printed.
+//! `CODA_FUZZ_LIMIT_MS` (1000) is the time for one input, for a build without optimisation. The inputs
 //! start from `tests/corpus`, a folder per parser; an input that once failed is added there. `make fuzz` runs
 //! 12 million; `CODA_FUZZ_ONLY=vpn,state` shares them among these parsers alone.
 
@@ -9,7 +11,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coda_host::cloud::bundle::CurrentValues;
 use coda_host::config::Settings;
@@ -28,6 +30,7 @@ use coda_host::reservation::export;
 use coda_host_tests::artifacts::project_file;
 use coda_plugin_abi::descriptor::Descriptor;
 use coda_plugin_abi::{Device, Program, Target};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// SplitMix64, as published by Steele, Lea and Flood (2014).
 struct Random(u64);
@@ -100,6 +103,64 @@ const TOKENS: &[&str] = &[
     "\0",
 ];
 
+/// All the memory that the parsers may have, both threads together.
+const MEMORY: u64 = 512 << 20;
+
+/// Short texts that are long or deep when they are decoded or expanded, each repeated very often.
+const AMPLIFIERS: &[&str] = &[
+    "[],",
+    "{},",
+    "\"\",",
+    "0,",
+    "[",
+    "{\"a\":",
+    "\"0\",",
+    "{\"fragment_id\":\"abc\",\"service_id\":\"qft\",\"qubits\":[0,1,2,3,4,5]},",
+    "{\"fragment_id\":\"abc\",\"service_id\":\"measurement_feedforward\",\"qubits\":[0,0,0,0,0]},",
+    "\"a\":1,",
+    "((((",
+    "1+",
+    "h q[0];\n",
+    "g q[0];\n",
+    "inv @ ",
+    "pow(64) @ ",
+    "gate g a { h a; h a; }\n",
+    "barrier q;",
+    "n",
+];
+
+/// Now and then one of them in great number: up to a megabyte, most often less.
+fn amplify(random: &mut Random, input: &mut Vec<u8>) {
+    if random.below(20) != 0 {
+        return;
+    }
+    let largest = if random.below(200) == 0 { 1 << 20 } else { 8 << 10 };
+    let piece = random.pick(AMPLIFIERS);
+    let times = random.below(largest) / piece.len() + 1;
+    // Behind the beginning of something, where it has a chance to be read.
+    let open: Vec<usize> = input
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| matches!(byte, b'[' | b'{' | b':' | b';' | b'(' | b'"'))
+        .map(|(at, _)| at + 1)
+        .collect();
+    let at = if open.is_empty() { 0 } else { *random.pick(&open) };
+    input.splice(at..at, piece.repeat(times).into_bytes());
+}
+
+/// Definitions that double with each level, and a call.
+fn doubling(random: &mut Random) -> Vec<u8> {
+    let inner = *random.pick(&["h a;", "barrier a;", "rx(1+1+1+1+1+1) a;", "inv @ x a;", "pow(3) @ h a;"]);
+    let levels = 1 + random.below(34);
+    let mut source = format!("qubit q; gate g0 a {{ {} }}\n", inner.repeat(1 + random.below(20)));
+    for level in 1..levels {
+        let call = format!("g{} a; ", level - 1);
+        source += &format!("gate g{level} a {{ {} }}\n", call.repeat(1 + random.below(4)));
+    }
+    source += &format!("g{} q;\n", levels - 1).repeat(1 + random.below(50));
+    source.into_bytes()
+}
+
 /// One to four changes of a seed.
 fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut input = random.pick(seeds).clone();
@@ -141,8 +202,13 @@ struct Shown<'a>(&'static str, &'a [u8]);
 impl Drop for Shown<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the parser of '{}' panicked on: {:?}", self.0, String::from_utf8_lossy(self.1));
-            eprintln!("as bytes: {:?}", self.1);
+            let file = std::env::temp_dir().join(format!("coda-fuzz-{}", self.0));
+            if std::fs::write(&file, self.1).is_ok() {
+                eprintln!("the input is in {}", file.display());
+            }
+            let shown = &self.1[..self.1.len().min(4096)];
+            eprintln!("the parser of '{}' panicked on: {:?}", self.0, String::from_utf8_lossy(shown));
+            eprintln!("as bytes: {shown:?}");
         }
     }
 }
@@ -338,6 +404,9 @@ fn no_parser_panics() {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64);
     let seed = number("CODA_SEED").unwrap_or(clock);
     println!("CODA_SEED={seed} CODA_FUZZ_INPUTS={inputs}");
+    let time = Duration::from_millis(number("CODA_FUZZ_LIMIT_MS").unwrap_or(1000));
+    let limit = Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) };
+    setrlimit(Resource::Data, limit).expect("the memory can be limited");
     let only = std::env::var("CODA_FUZZ_ONLY").ok();
     let chosen: Vec<_> = PARSERS
         .iter()
@@ -361,9 +430,15 @@ fn no_parser_panics() {
                         parse(seed);
                     }
                     for _ in 0..inputs * share / all / 2 {
-                        let input = mutate(&mut random, &seeds);
+                        let mut input = mutate(&mut random, &seeds);
+                        amplify(&mut random, &mut input);
+                        if *name == "qasm" && random.below(10) == 0 {
+                            input = doubling(&mut random);
+                        }
                         let _shown = Shown(name, &input);
+                        let start = Instant::now();
                         parse(&input);
+                        assert!(start.elapsed() < time, "{name}: {:?} for one input", start.elapsed());
                     }
                 }
             });

@@ -80,6 +80,8 @@ mod operator {
     mod secrets;
     /// Starts that fail after the executor was created: it is shut down and dropped.
     mod startup;
+    /// Odd values, limits and mounts of real machines.
+    mod surroundings;
     /// The units of `packaging/systemd` under a real systemd.
     mod systemd_units;
     /// A managed VPN, with stand-ins for OpenVPN and `ip`.

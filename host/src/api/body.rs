@@ -6,17 +6,20 @@
 use std::fmt;
 
 use axum::body::{Body, to_bytes};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use super::http::ApiProblem;
 use crate::model::cut;
+use crate::request_guard;
 
 /// Longest body in bytes. A circuit is bounded by its parser.
 pub const MAX_BODY: usize = (1 << 20) + (64 << 10);
+/// Longest reason that repeats a part of a body, in characters.
+const MAX_SHOWN: usize = 200;
 /// Longest text of a field, in characters.
 pub const MAX_TEXT: usize = 1024;
 
@@ -28,12 +31,8 @@ pub async fn read_body<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> 
     let bytes = to_bytes(body, MAX_BODY).await.map_err(|_| {
         ApiProblem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY} bytes"))
     })?;
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let media_type = content_type.split(';').next().unwrap_or_default().trim();
-    if !media_type.eq_ignore_ascii_case("application/json") {
-        let detail = "the Content-Type must be application/json";
-        return Err(ApiProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
-    }
+    request_guard::check_content_type(&Method::POST, headers)
+        .map_err(|e| ApiProblem::new(e.status(), e.to_string()))?;
     parse(&bytes)
 }
 
@@ -42,16 +41,11 @@ pub async fn read_body<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> 
 /// # Errors
 /// When the bytes are not JSON (400), or do not have the form of `T` (422, with the field).
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiProblem> {
-    let value = match bytes.is_empty() {
-        true => Value::Object(Map::new()),
-        false => serde_json::from_slice(bytes).map_err(|e| {
-            ApiProblem::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {e}"))
-        })?,
+    let fields = match bytes.is_empty() {
+        true => RawFields::default(),
+        false => RawFields::read(bytes)?,
     };
-    let Value::Object(fields) = value else {
-        return Err(field_problem("body", "the body must be a JSON object"));
-    };
-    T::deserialize(Fields { fields: fields.into_iter(), value: None }).map_err(|error| {
+    T::deserialize(Fields { fields: fields.0.into_iter(), value: None }).map_err(|error| {
         let field = error.field.unwrap_or_else(|| "body".into());
         field_problem(&field, &error.message)
     })
@@ -93,14 +87,63 @@ impl de::Error for FieldError {
     }
 }
 
-/// An object whose errors say in which field they are.
-struct Fields {
-    fields: serde_json::map::IntoIter,
-    /// The field whose name was read last.
-    value: Option<(String, Value)>,
+/// Most fields of a body: more than any has.
+const MAX_FIELDS: usize = 64;
+
+/// The fields of an object, each as the text that came: what is not asked for is not decoded.
+#[derive(Default)]
+struct RawFields<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'a> RawFields<'a> {
+    fn read(bytes: &'a [u8]) -> Result<RawFields<'a>, ApiProblem> {
+        let whole: &RawValue = serde_json::from_slice(bytes).map_err(|e| {
+            ApiProblem::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {e}"))
+        })?;
+        if !whole.get().starts_with('{') {
+            return Err(field_problem("body", "the body must be a JSON object"));
+        }
+        serde_json::from_str(whole.get()).map_err(|e| field_problem("body", &e.to_string()))
+    }
 }
 
-impl<'de> Deserializer<'de> for Fields {
+impl<'de: 'a, 'a> Deserialize<'de> for RawFields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawFields<'a>, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = RawFields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawFields<'de>, A::Error> {
+                let mut fields: Vec<(String, &RawValue)> = Vec::new();
+                while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
+                    if fields.len() == MAX_FIELDS {
+                        return Err(de::Error::custom(format!("the body has more than {MAX_FIELDS} fields")));
+                    }
+                    // The last one of a name is taken.
+                    fields.retain(|(known, _)| *known != name);
+                    fields.push((name, value));
+                }
+                fields.sort_by(|a, b| a.0.cmp(&b.0));
+                Ok(RawFields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
+}
+
+/// An object whose errors say in which field they are.
+struct Fields<'a> {
+    fields: std::vec::IntoIter<(String, &'a RawValue)>,
+    /// The field whose name was read last.
+    value: Option<(String, &'a RawValue)>,
+}
+
+impl<'de> Deserializer<'de> for Fields<'de> {
     type Error = FieldError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
@@ -113,7 +156,7 @@ impl<'de> Deserializer<'de> for Fields {
     }
 }
 
-impl<'de> MapAccess<'de> for Fields {
+impl<'de> MapAccess<'de> for Fields<'de> {
     type Error = FieldError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, FieldError> {
@@ -126,10 +169,14 @@ impl<'de> MapAccess<'de> for Fields {
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, FieldError> {
         let (name, value) = self.value.take().ok_or_else(|| de::Error::custom("a value without a name"))?;
         // An optional field is left out. The description promises no null.
-        let is_null = value.is_null();
-        let read = match is_null {
+        let read = match value.get() == "null" {
             true => Err("null is not allowed; give a value or leave the field out".to_string()),
-            false => seed.deserialize(value).map_err(|e| e.to_string()),
+            false => seed.deserialize(&mut serde_json::Deserializer::from_str(value.get())).map_err(|e| {
+                // The position is one in the field, which would mislead.
+                let text = e.to_string();
+                let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _)| text);
+                cut(text, MAX_SHOWN).to_string()
+            }),
         };
         read.map_err(|message| FieldError { message: format!("{name}: {message}"), field: Some(name) })
     }
@@ -173,18 +220,43 @@ pub struct WholeNumber<const MIN: u64, const MAX: u64>(pub u64);
 
 impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for WholeNumber<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WholeNumber<MIN, MAX>, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        // The cast saturates, and the largest number is out of bounds.
-        let whole = |f: f64| (f.fract() == 0.0 && f >= 0.0).then_some(f as u64);
-        let number = value.as_u64().or_else(|| value.as_f64().and_then(whole));
-        match number.filter(|n| (MIN..=MAX).contains(n)) {
-            Some(number) => Ok(WholeNumber(number)),
-            None => {
-                let shown = value.to_string();
-                let shown = cut(&shown, 40);
-                Err(de::Error::custom(format!("{shown} is not a whole number from {MIN} to {MAX}")))
+        struct Number<const MIN: u64, const MAX: u64>;
+
+        impl<const MIN: u64, const MAX: u64> Number<MIN, MAX> {
+            fn within<E: de::Error>(
+                number: Option<u64>,
+                shown: impl fmt::Display,
+            ) -> Result<WholeNumber<MIN, MAX>, E> {
+                let number = number.filter(|n| (MIN..=MAX).contains(n)).map(WholeNumber);
+                let wrong = || E::custom(format!("{shown} is not a whole number from {MIN} to {MAX}"));
+                number.ok_or_else(wrong)
             }
         }
+
+        impl<const MIN: u64, const MAX: u64> Visitor<'_> for Number<MIN, MAX> {
+            type Value = WholeNumber<MIN, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from {MIN} to {MAX}")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+                Number::<MIN, MAX>::within(Some(number), number)
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+                Number::<MIN, MAX>::within(u64::try_from(number).ok(), number)
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+                // The cast saturates, and the largest number is out of bounds.
+                let whole = (number.fract() == 0.0 && number >= 0.0).then_some(number as u64);
+                // With an exponent where it has one.
+                Number::<MIN, MAX>::within(whole, format_args!("{number:?}"))
+            }
+        }
+
+        deserializer.deserialize_any(Number::<MIN, MAX>)
     }
 }
 
@@ -204,7 +276,7 @@ impl<const MIN: u64, const MAX: u64> JsonSchema for WholeNumber<MIN, MAX> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -12,6 +12,8 @@ use std::time::Duration;
 /// What readiness depends on, as it was at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadinessInputs {
+    /// What has panicked in the host, if anything has. It is ending then.
+    pub panic: Option<String>,
     pub executor: ExecutorHealth,
     /// `None` in a host that only lends its slots to peers.
     pub cloud: Option<CloudHealth>,
@@ -90,6 +92,7 @@ pub enum Reason {
     /// The host has not connected to its cloud yet.
     Starting,
     RedisUnreachable(String),
+    Panicked(String),
     StuckCall(StuckControlCall),
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
@@ -123,6 +126,9 @@ impl fmt::Display for Reason {
                     "the plugin {plugin} has not returned from its {call} for {seconds} s; its process is killed after \
                  {limit:?}"
                 )
+            }
+            Reason::Panicked(panic) => {
+                write!(f, "the host is ending, because {panic}: report this as a bug with its log")
             }
             Reason::StuckJob(StuckJob { job_id, seconds }) => write!(
                 f,
@@ -171,8 +177,9 @@ impl fmt::Display for Reason {
 
 /// Every reason why no jobs are taken; none when the host is ready.
 pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
-    let ReadinessInputs { executor, cloud } = inputs;
+    let ReadinessInputs { panic, executor, cloud } = inputs;
     let mut reasons = Vec::new();
+    reasons.extend(panic.clone().map(Reason::Panicked));
 
     if let Some(cloud) = cloud {
         reasons.extend(cloud.redis_error.clone().map(Reason::RedisUnreachable));
@@ -216,7 +223,7 @@ mod tests {
     }
 
     fn texts(executor: ExecutorHealth, cloud: Option<CloudHealth>) -> Vec<String> {
-        reasons(&ReadinessInputs { executor, cloud }).iter().map(Reason::to_string).collect()
+        reasons(&ReadinessInputs { panic: None, executor, cloud }).iter().map(Reason::to_string).collect()
     }
 
     #[test]
@@ -325,10 +332,15 @@ mod tests {
             is_state_disk_full: true,
             vpn: VpnHealth::Unusable(None),
         };
-        let all = reasons(&ReadinessInputs { executor: executor.clone(), cloud: Some(cloud) });
-        assert_eq!(all.len(), 13);
-        assert_eq!(all[0], Reason::RedisUnreachable("refused".into()), "first what most depends on");
-        let alone = reasons(&ReadinessInputs { executor, cloud: None });
+        let all = reasons(&ReadinessInputs {
+            panic: Some("x".into()),
+            executor: executor.clone(),
+            cloud: Some(cloud),
+        });
+        assert_eq!(all.len(), 14);
+        assert_eq!(all[0], Reason::Panicked("x".into()), "first what most depends on");
+        assert_eq!(all[1], Reason::RedisUnreachable("refused".into()));
+        let alone = reasons(&ReadinessInputs { panic: None, executor, cloud: None });
         assert!(
             matches!(alone[..], [Reason::StuckCall(_), Reason::StuckJob(_), Reason::WorkerDied(_)]),
             "{alone:?}"

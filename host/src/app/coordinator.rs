@@ -24,7 +24,7 @@ use crate::error::{Failure, exit};
 use crate::peers::identity;
 use crate::peers::swarm::Network;
 use crate::reservation::log::Log;
-use crate::supervise::{Supervisor, TaskKind};
+use crate::supervise::{PanicWatch, Supervisor, TaskKind};
 
 /// Fewer characters than this can be tried one by one.
 const SHORT_TOKEN: usize = 16;
@@ -68,7 +68,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let access = Access { token: c.api_token.clone(), loopback: address.ip().is_loopback() };
     warn_of_weak_access(&access);
     let router = router(Api { service: service.clone(), access: Arc::new(access) });
-    let mut tasks = Supervisor::new(stop.clone());
+    let mut tasks = Supervisor::new(stop.clone()).watching(PanicWatch::of_process());
     let api_stop = CancellationToken::new();
     tasks.spawn(
         TaskKind::Api,

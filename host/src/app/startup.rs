@@ -37,7 +37,7 @@ use crate::state::answer_journal::{AnswerJournal, KeptAnswers};
 use crate::state::credentials::StoredCredentials;
 use crate::state::db::{Database, Store, StoreContents};
 use crate::state::run_journal::RunJournal;
-use crate::supervise::{Supervisor, TaskKind};
+use crate::supervise::{PanicWatch, Supervisor, TaskKind};
 use crate::vpn::guard::Guard;
 use crate::vpn::openvpn::Openvpn;
 
@@ -300,7 +300,7 @@ impl LocalService {
         }
         let (up, up_seen) = watch::channel(None);
         let stop = CancellationToken::new();
-        let mut tasks = Supervisor::new(host.lifecycle.stop.clone());
+        let mut tasks = Supervisor::new(host.lifecycle.stop.clone()).watching(PanicWatch::of_process());
         let limit = settings.api.request_timeout;
         tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, limit, stop.clone()));
         Ok(LocalService { tasks, up, stop })

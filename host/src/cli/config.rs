@@ -30,7 +30,7 @@ pub struct Args {
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
-        flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
+        flags.extend([kit::device_flag(device)?]);
     }
     let prepared = app::prepare(env, flags)?;
     let origin = |s: &&crate::config::source::EffectiveSetting| {

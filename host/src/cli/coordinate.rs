@@ -6,14 +6,17 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::terminal::{Terminal, one_line};
 use super::{circuit_file, histogram, kit};
 use crate::app;
-use crate::cloud::http::{Bearer, HttpClient, HttpError, Response, Target};
+use crate::cloud::http::{Bearer, HttpClient, HttpError, Target};
 use crate::config::load::{self, ProcessEnv};
+use crate::coordinator::job_view::{BlockState, CoordinatorJob, JobStatus};
 use crate::error::{Explain, Failure, exit};
 use crate::model::{Secret, cut};
 
@@ -97,47 +100,54 @@ async fn execute(args: &Args, qasm: &str, client: &Client, env: &ProcessEnv) -> 
         if !args.json {
             progress(&mut out, &job, &mut reported)?;
         }
-        if matches!(job["status"].as_str(), Some("completed" | "failed")) {
+        if matches!(job.status, JobStatus::Completed | JobStatus::Failed) {
             break job;
         }
         tokio::time::sleep(POLL_INTERVAL.max(took * PAUSE_PER_ANSWER)).await;
     };
-    let completed = job["status"] == "completed";
-    if args.json {
-        out.line(&job.to_string())?;
-    } else if completed {
-        let counts = job["result"]["counts"].as_object();
-        let counts: Vec<(String, i64)> =
-            counts.into_iter().flatten().map(|(k, n)| (k.clone(), n.as_i64().unwrap_or(0))).collect();
-        out.text(&histogram::render(&counts))?;
-        out.line(&format!("  {} shots of qubits {}", args.shots, job["result"]["measured_qubits"]))?;
-    } else {
-        out.line(&format!("  failed: {}", one_line(job["error"].as_str().unwrap_or("no reason was given"))))?;
+    let completed = job.status == JobStatus::Completed;
+    match &job.result {
+        _ if args.json => out.line(&serde_json::json!(job).to_string())?,
+        Some(result) if completed => {
+            let counts: Vec<(String, i64)> =
+                result.counts.iter().map(|(key, n)| (key.clone(), i64::from(*n))).collect();
+            out.text(&histogram::render(&counts))?;
+            let qubits: Vec<String> = result.measured_qubits.iter().map(ToString::to_string).collect();
+            out.line(&format!("  {} shots of qubits [{}]", args.shots, qubits.join(",")))?;
+        }
+        Some(_) | None => {
+            let error = job.error.as_deref().unwrap_or("no reason was given");
+            out.line(&format!("  failed: {}", one_line(error)))?;
+        }
     }
     Ok(if completed { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) })
 }
 
 /// Prints a line for each block that has ended since the last request.
-fn progress(out: &mut Terminal, job: &Value, reported: &mut HashSet<String>) -> Result<(), Failure> {
-    let all: usize = job["plan"]["stages"]
-        .as_array()
-        .map_or(0, |s| s.iter().map(|b| b.as_array().map_or(0, Vec::len)).sum());
-    for block in job["blocks"].as_array().into_iter().flatten() {
-        let (id, state) = (block["block_id"].as_str().unwrap_or("?"), block["state"].as_str().unwrap_or("?"));
-        if !matches!(state, "completed" | "failed" | "abandoned") || !reported.insert(id.into()) {
+fn progress(out: &mut Terminal, job: &CoordinatorJob, reported: &mut HashSet<String>) -> Result<(), Failure> {
+    let all = job.plan.as_ref().map_or(0, |plan| plan.stages.iter().map(Vec::len).sum());
+    for block in &job.blocks {
+        let state = match block.state {
+            BlockState::Completed => "completed",
+            BlockState::Failed => "failed",
+            BlockState::Abandoned => "abandoned",
+            BlockState::Waiting | BlockState::Running => continue,
+        };
+        let id = &block.block_id;
+        if !reported.insert(id.clone()) {
             continue;
         }
-        let peer = block["peer_id"].as_str().unwrap_or("-");
+        let peer = block.peer_id.as_deref().unwrap_or("-");
         let tail: String = peer.chars().skip(peer.chars().count().saturating_sub(8)).collect();
-        let attempts = match block["attempts"].as_u64() {
-            Some(1) | None => String::new(),
-            Some(n) => format!(", {n} attempts"),
+        let attempts = match block.attempts {
+            0 | 1 => String::new(),
+            n => format!(", {n} attempts"),
         };
-        let latency = block["latency_ms"].as_f64().map_or(String::new(), |ms| {
+        let latency = block.latency_ms.map_or(String::new(), |ms| {
             let digits = if ms < 10.0 { 3 } else { 1 };
             format!(", {ms:.digits$} ms")
         });
-        let error = block["error"].as_str().map_or(String::new(), |e| format!(": {}", one_line(e)));
+        let error = block.error.as_deref().map_or(String::new(), |e| format!(": {}", one_line(e)));
         let n = reported.len();
         out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
     }
@@ -188,30 +198,66 @@ impl Client {
             }
             None => self.http.post_plain(&target, body, ANSWER_LIMIT).await,
         };
-        let (status, value) = read(answer.map_err(unreachable)?)?;
-        if status == 422 && value["errors"][0]["field"] == "qasm" {
-            return Err(wrong_circuit(file, value["detail"].as_str().unwrap_or("it was refused")));
+        let answer = answer.map_err(unreachable)?;
+        let status = answer.status.as_u16();
+        let body = answer.body.map_err(unreachable)?;
+        if status == 202 {
+            return Ok(parse::<Accepted>(status, &body)?.job_id);
         }
-        match value["job_id"].as_str() {
-            Some(id) if status == 202 => Ok(id.into()),
-            _ => Err(refused(status, &value)),
+        let problem = Problem::read(&body);
+        let names_the_circuit = problem.errors.first().is_some_and(|error| error.field == "qasm");
+        match status == 422 && names_the_circuit {
+            true => Err(wrong_circuit(file, &problem.detail)),
+            false => Err(refused(status, &problem.detail)),
         }
     }
 
-    async fn job(&self, id: &str) -> Result<Value, Failure> {
+    async fn job(&self, id: &str) -> Result<CoordinatorJob, Failure> {
         let target = Target::parse(&format!("{}/api/v1/jobs/{id}", self.base)).map_err(unreachable)?;
-        let (status, value) = read(self.http.get(&target, ANSWER_LIMIT).await.map_err(unreachable)?)?;
-        if status == 200 { Ok(value) } else { Err(refused(status, &value)) }
+        let answer = self.http.get(&target, ANSWER_LIMIT).await.map_err(unreachable)?;
+        let status = answer.status.as_u16();
+        let body = answer.body.map_err(unreachable)?;
+        match status {
+            200 => parse(status, &body),
+            _ => Err(refused(status, &Problem::read(&body).detail)),
+        }
     }
 }
 
-fn read(answer: Response) -> Result<(u16, Value), Failure> {
-    let body = answer.body.map_err(unreachable)?;
-    let value = serde_json::from_slice(&body).map_err(|_| {
-        let text = String::from_utf8_lossy(&body).into_owned();
-        refused(answer.status.as_u16(), &json!({ "detail": cut(text.trim(), 200) }))
-    })?;
-    Ok((answer.status.as_u16(), value))
+/// The answer to a job that was accepted.
+#[derive(Deserialize)]
+struct Accepted {
+    job_id: String,
+}
+
+/// The answer to a request that was refused.
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+    #[serde(default)]
+    errors: Vec<WrongField>,
+}
+
+#[derive(Deserialize)]
+struct WrongField {
+    field: String,
+}
+
+impl Problem {
+    /// Something else may listen there, and answer with anything.
+    fn read(body: &[u8]) -> Problem {
+        serde_json::from_slice(body).unwrap_or_else(|_| Problem {
+            detail: cut(String::from_utf8_lossy(body).trim(), 200).to_string(),
+            errors: Vec::new(),
+        })
+    }
+}
+
+fn parse<T: DeserializeOwned>(status: u16, body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| {
+        let text = cut(String::from_utf8_lossy(body).trim(), 200).to_string();
+        refused(status, &format!("its answer can't be read ({error}): {text}"))
+    })
 }
 
 fn unreachable(error: HttpError) -> Failure {
@@ -227,8 +273,8 @@ fn unreachable(error: HttpError) -> Failure {
     }
 }
 
-fn refused(status: u16, value: &Value) -> Failure {
-    let detail = value["detail"].as_str().unwrap_or("no reason was given");
+fn refused(status: u16, detail: &str) -> Failure {
+    let detail = if detail.is_empty() { "no reason was given" } else { detail };
     Failure {
         code: "coordinator-refused",
         message: format!("the coordinator refused ({status}): {detail}"),

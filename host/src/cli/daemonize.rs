@@ -7,15 +7,16 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::kit::{self, CliError};
+use super::kit;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::config::source::SECRET_VARIABLES;
@@ -57,7 +58,7 @@ impl Explain for DaemonizeError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             DaemonizeError::Log { .. } => "check the directory, or move the file away".into(),
-            DaemonizeError::Socket(_) => "set TMPDIR to a directory with a short path".into(),
+            DaemonizeError::Socket(_) => "check the limit on open files (ulimit -n)".into(),
             DaemonizeError::Start(_) => {
                 "check the limits on processes and open files (ulimit -a), or start in the foreground".into()
             }
@@ -76,14 +77,15 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
     let unusable = |source: io::Error| DaemonizeError::Log { path: path.clone(), source };
     let log = open_log(&path).map_err(unusable)?;
     let before = log.metadata().map_err(unusable)?.len();
-    let dir = tempfile::tempdir().map_err(CliError::TemporaryDirectory)?;
-    let socket_path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&socket_path)
+    // An abstract name, as systemd may give: it needs no directory, whose path could be too long or missing.
+    let socket_name = format!("coda-host-notify-{}", uuid::Uuid::new_v4());
+    let socket = SocketAddr::from_abstract_name(&socket_name)
+        .and_then(|address| UnixDatagram::bind_addr(&address))
         .and_then(|s| s.set_read_timeout(Some(LOOK)).map(|()| s))
         .map_err(DaemonizeError::Socket)?;
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
-    let mut child = spawn(env, flags, &log, &path, &socket_path).map_err(DaemonizeError::Start)?;
+    let mut child = spawn(env, flags, &log, &path, &socket_name).map_err(DaemonizeError::Start)?;
     let mut reported = Instant::now();
     loop {
         if received_ready(&socket) {
@@ -129,7 +131,7 @@ fn spawn(
     mut flags: HashMap<&'static str, String>,
     log: &File,
     log_path: &Path,
-    socket: &Path,
+    socket: &str,
 ) -> io::Result<Child> {
     let secret = |name: &str| SECRET_VARIABLES.contains(&name.to_ascii_uppercase().as_str());
     let mut secrets: HashMap<String, String> =
@@ -143,7 +145,7 @@ fn spawn(
         .arg("start")
         // Flags become variables, which say the same.
         .envs(&flags)
-        .env("NOTIFY_SOCKET", socket)
+        .env("NOTIFY_SOCKET", format!("@{socket}"))
         .env(SECRETS_VARIABLE, "1")
         .env(LOG_VARIABLE, log_path)
         .stdin(Stdio::piped())

@@ -251,6 +251,7 @@ fn cloud_options(
     options.tokens = vec![token.to_string()];
     options.listen.set_port(args.cloud_port.unwrap_or(0));
     options.keep = KEEP;
+    options.guarded = true;
     options
 }
 

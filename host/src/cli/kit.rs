@@ -1,7 +1,7 @@
 //! What every command needs: standard output, a runtime, stopping on a signal, and the failures that no stage has.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tokio::runtime::{Builder, Runtime};
@@ -32,10 +32,18 @@ pub enum CliError {
     Interrupted { effect: &'static str },
     #[error("the worker process of the plugin failed")]
     Worker(#[source] io::Error),
+    #[error("the program could not be run below this first process of a container")]
+    Init(#[source] io::Error),
     #[error("stop signals can't be blocked")]
     BlockSignals(#[source] io::Error),
     #[error("the working directory can't be read")]
     WorkingDirectory(#[source] io::Error),
+    #[error("{name} is not UTF-8 text")]
+    NotText { name: String },
+    #[error("CODA_LOG_FORMAT is '{value}', which is not a format of the log")]
+    LogFormat { value: String },
+    #[error("the account that {} belongs to can't be taken on", dir.display())]
+    Owner { dir: PathBuf, source: io::Error },
     #[error("the secrets on standard input can't be read")]
     Secrets(#[source] serde_json::Error),
 }
@@ -45,11 +53,17 @@ impl Explain for CliError {
         match self {
             CliError::Output(_) | CliError::ManualPages { .. } => "output",
             CliError::Runtime(_) => "runtime",
+            CliError::Init(_) => "container-init",
             CliError::TemporaryDirectory(_) => "temporary-directory",
             CliError::TaskEnded { .. } => "host-ended",
             CliError::Interrupted { .. } => "interrupted",
             CliError::Worker(_) => "executor-worker",
-            CliError::BlockSignals(_) | CliError::WorkingDirectory(_) | CliError::Secrets(_) => "process-env",
+            CliError::BlockSignals(_)
+            | CliError::WorkingDirectory(_)
+            | CliError::Secrets(_)
+            | CliError::NotText { .. } => "process-env",
+            CliError::LogFormat { .. } => "log-format",
+            CliError::Owner { .. } => "state-dir-owner",
         }
     }
 
@@ -60,6 +74,9 @@ impl Explain for CliError {
                 format!("check the permissions of {} and the free space there", dir.display())
             }
             CliError::TemporaryDirectory(_) => "check TMPDIR and the free space there (df -h)".into(),
+            CliError::Init(_) => {
+                "check the limits on processes (ulimit -u), or start with an init (docker run --init)".into()
+            }
             CliError::Runtime(_) => "check the limits on processes and open files (ulimit -a)".into(),
             CliError::TaskEnded { .. } | CliError::BlockSignals(_) => {
                 "report this as a bug of coda-host".into()
@@ -67,12 +84,25 @@ impl Explain for CliError {
             CliError::Worker(_) => "see the log of the host that started it".into(),
             CliError::WorkingDirectory(_) => "change to a directory that exists and is readable".into(),
             CliError::Secrets(_) => "use `coda-host start --daemon`, which writes them itself".into(),
+            CliError::NotText { .. } => {
+                "give it a value in UTF-8; a file's path may be reached by a link with another name".into()
+            }
+            CliError::Owner { dir, .. } => {
+                format!(
+                    "run this as the owner of that directory: sudo -u \"$(stat -c %U {})\"",
+                    dir.display()
+                )
+            }
+            CliError::LogFormat { .. } => "set it to text or json, or unset it".into(),
             CliError::Interrupted { .. } => return None,
         })
     }
 
     fn exit(&self) -> u8 {
-        exit::FAILURE
+        match self {
+            CliError::NotText { .. } | CliError::LogFormat { .. } => exit::CONFIG,
+            _ => exit::FAILURE,
+        }
     }
 }
 
@@ -92,6 +122,16 @@ pub fn print(text: impl AsRef<[u8]>) -> Result<ExitCode, Failure> {
 /// program reports it at the end, if nothing worse happened.
 pub fn say(line: impl AsRef<str>) {
     output::print(format!("{}\n", line.as_ref()).as_bytes());
+}
+
+/// The device config of a flag, as the setting that it stands for.
+///
+/// # Errors
+/// The path is not text. A setting is, and half a path would name another file.
+pub fn device_flag(path: &Path) -> Result<(&'static str, String), CliError> {
+    let text =
+        path.to_str().ok_or_else(|| CliError::NotText { name: format!("--device {}", path.display()) })?;
+    Ok(("CODA_DEVICE_CONFIG", text.into()))
 }
 
 /// Starts a runtime for a command.

@@ -110,7 +110,7 @@ pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure>
 /// Starts the plugin, asks for its device, and shuts it down again.
 async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView, Failure> {
     let dispositions = Arc::new(Dispositions::capture());
-    let flags = device.map(|d| ("CODA_DEVICE_CONFIG", d.display().to_string())).into_iter().collect();
+    let flags = device.map(|d| kit::device_flag(&d)).transpose()?.into_iter().collect();
     let prepared = app::prepare(&env, flags)?;
     let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);

@@ -37,8 +37,8 @@ pub struct Args {
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let dirs = load::dirs(env)?;
     if instance_lock::holder(&dirs.state)?.is_some() {
-        let drain = app::prepare(env, HashMap::new())?.settings.shutdown.drain;
-        running_host::stop(&dirs.state, drain)?;
+        let settings = app::prepare(env, HashMap::new())?.settings;
+        running_host::stop(&dirs.state, running_host::end_limit(&settings))?;
     }
     // The settings may be what is broken; the directories are known without them.
     let prepared = app::prepare(env, HashMap::new()).ok();

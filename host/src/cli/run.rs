@@ -59,7 +59,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let program = circuit_file::parse(&args.circuit, &circuit_file::read(&args.circuit)?)?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
-        flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
+        flags.extend([kit::device_flag(device)?]);
     }
     let runtime = kit::runtime()?;
     let result = runtime.block_on(execute(&args, program, env, flags));

@@ -9,13 +9,14 @@ use serde_json::Value;
 
 use super::kit;
 use crate::cloud::http::{HttpClient, Target};
+use crate::config::Settings;
 use crate::daemon::instance_lock::{self, LockHolder};
 use crate::error::{Explain, Failure, exit};
 use crate::output;
 
 /// Limit of one request to the local service.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
-/// How long a host may take beyond its drain timeout before it is killed.
+/// How long a host may take beyond its own limits before it is killed.
 const KILL_GRACE: Duration = Duration::from_secs(5);
 /// Pause between two looks at the instance lock.
 const POLL: Duration = Duration::from_millis(20);
@@ -64,18 +65,23 @@ pub fn signal(holder: &LockHolder, number: i32) -> Result<(), RunningHostError> 
     holder.signal(number).map_err(|source| RunningHostError::Signal { pid: holder.pid, source })
 }
 
+/// How long a host may take to end: its drain, then the end of its VPN, which is asked to stop and then killed.
+pub fn end_limit(settings: &Settings) -> Duration {
+    settings.shutdown.drain + 2 * settings.vpn.stop_timeout
+}
+
 /// Stops the host that holds the lock of this state directory: it is asked to finish, and killed when it does not end
-/// within its drain timeout. A killed host loses nothing; what it ran is run again.
+/// within this limit. A killed host loses nothing; what it ran is run again.
 ///
 /// # Errors
 /// The lock can't be read, or the process can't be signalled.
-pub fn stop(state: &Path, drain: Duration) -> Result<ExitCode, Failure> {
+pub fn stop(state: &Path, limit: Duration) -> Result<ExitCode, Failure> {
     let Some(holder) = instance_lock::holder(state)? else {
         output::notice(format!("no coda-host is running with {}", state.display()));
         return Ok(ExitCode::from(exit::FAILURE));
     };
     signal(&holder, libc::SIGTERM)?;
-    if ends_within(state, &holder, drain + KILL_GRACE) {
+    if ends_within(state, &holder, limit + KILL_GRACE) {
         kit::say(format!("stopped (process {})", holder.pid));
         return Ok(ExitCode::SUCCESS);
     }

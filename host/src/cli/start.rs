@@ -42,26 +42,27 @@ pub struct Args {
 
 impl Args {
     /// The values of the flags, by the names of the variables that they stand for.
-    fn flags(self) -> HashMap<&'static str, String> {
+    fn flags(self) -> Result<HashMap<&'static str, String>, Failure> {
+        let device = self.device.map(|path| kit::device_flag(&path)).transpose()?;
         let given = [
-            ("CODA_DEVICE_CONFIG", self.device.map(|p| p.display().to_string())),
             ("CODA_NODE_TOKEN", self.token),
             ("CODA_HOST", self.host),
             ("CODA_PORT", self.port.map(|p| p.to_string())),
             ("CODA_PEER", self.peer.then(|| "true".into())),
             ("CODA_NO_CLOUD", self.no_cloud.then(|| "true".into())),
         ];
-        given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+        let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        Ok(given.chain(device).collect())
     }
 }
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     if args.daemon {
-        return super::daemonize::run(&env, args.flags());
+        return super::daemonize::run(&env, args.flags()?);
     }
     let runtime = kit::runtime()?;
     // On a worker thread, because the driver would otherwise be woken across threads for every event.
-    let host = runtime.spawn(app::run(env, args.flags()));
+    let host = runtime.spawn(app::run(env, args.flags()?));
     let result = runtime.block_on(host);
     // A plugin call that never returns must not keep the process.
     runtime.shutdown_background();

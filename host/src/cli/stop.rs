@@ -10,8 +10,8 @@ use crate::error::Failure;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The host finishes the job in the plugin and sends its result, for up to CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC (30). 5 s later
-the process is killed. Nothing is lost then: an interrupted job runs again. Exit status 1 when no host was running.
+The host finishes the job in the plugin and sends its result, for up to CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC (30), then it
+stops its VPN. A process that does not end is killed. Nothing is lost then: an interrupted job runs again. Exit status 1 when no host was running.
 
 Example:
   coda-host stop && coda-host start --daemon")]
@@ -19,5 +19,5 @@ pub struct Args {}
 
 pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let settings = app::prepare(env, HashMap::new())?.settings;
-    running_host::stop(&settings.dirs.state, settings.shutdown.drain)
+    running_host::stop(&settings.dirs.state, running_host::end_limit(&settings))
 }

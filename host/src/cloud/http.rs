@@ -386,9 +386,21 @@ fn tls_words(error: &rustls::Error) -> String {
         E::InvalidCertificate(C::NotValidForName | C::NotValidForNameContext { .. }) => {
             "its certificate belongs to another host name".into()
         }
+        E::InvalidCertificate(C::Other(other)) if is_ca_as_server(other) => {
+            "its certificate is that of a certificate authority (CA:TRUE), which a server may not use as its own; \
+             the server needs one that is signed by it (CA:FALSE)"
+                .into()
+        }
         E::InvalidMessage(_) => "it doesn't speak TLS on that port".into(),
         other => other.to_string(),
     }
+}
+
+/// Whether a server has sent the certificate of an authority as its own. Such a one is typical of test servers, and
+/// trusting it does not help.
+fn is_ca_as_server(error: &rustls::OtherError) -> bool {
+    // The verifier's own type is none of our dependencies.
+    error.0.to_string().contains("CaUsedAsEndEntity")
 }
 
 fn tls_config(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, HttpError> {

@@ -207,6 +207,30 @@ async fn tls_trusts_the_ca_file_and_nobody_else() {
     assert!(error.line().ends_with("its certificate belongs to another host name"), "{}", error.line());
 }
 
+/// What `openssl req -x509` makes: a certificate of an authority, which a server then uses as its own.
+#[tokio::test]
+async fn the_certificate_of_an_authority_in_a_servers_place_is_the_servers_mistake() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(["localhost".to_string()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let certificate = params.self_signed(&key).unwrap();
+    let der = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], der)
+        .unwrap();
+    let d = tempfile::tempdir().unwrap();
+    let ca = d.path().join("ca.pem");
+    std::fs::write(&ca, certificate.pem()).unwrap();
+    let trusting = direct(&CloudSettings { ca_file: Some(ca), ..settings("https://unused") });
+    let server = scripted(vec![answer("200 OK", "hi")], Some(config.into())).await;
+    let error = post(&trusting, &server.url, LONG).await.unwrap_err();
+    let line = error.line();
+    assert!(line.contains("certificate authority (CA:TRUE)") && line.contains("the server needs"), "{line}");
+}
+
 #[test]
 fn a_ca_file_without_certificates_is_an_error() {
     let d = tempfile::tempdir().unwrap();

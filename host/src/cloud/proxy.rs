@@ -1,9 +1,10 @@
 //! Connects to a host: directly, or through the proxy that the environment names.
 //!
 //! `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are read, in upper or lower case, upper case first; an
-//! empty variable is treated as unset. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
+//! empty variable is treated as unset. A password may hold an `@`, as for curl: the last one ends it. https goes through a CONNECT tunnel, plain http is forwarded by the proxy. Loopback
 //! is never proxied, whatever the variables say: a proxy's loopback is another machine. SOCKS is not supported.
 
+use std::fmt::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,6 +21,7 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::error::HttpError;
+use super::no_proxy::NoProxy;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
@@ -27,6 +29,7 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 /// The rules of the environment, read once.
 pub(super) struct Proxies {
     rules: Option<Matcher>,
+    exempt: NoProxy,
 }
 
 impl Proxies {
@@ -41,6 +44,7 @@ impl Proxies {
         };
         let proxy = |name: &'static str| -> Result<String, HttpError> {
             let Some(value) = get(name) else { return Ok(String::new()) };
+            let value = escaped(&value).map_err(|why| HttpError::ProxySetting { variable: name, why })?;
             // A matcher silently drops a value that it can't read.
             let probe = Matcher::builder().all(value.as_str()).build();
             let why = match probe.intercept(&Uri::from_static("http://probe.invalid/")) {
@@ -54,15 +58,25 @@ impl Proxies {
         };
         let (http, https, all) = (proxy("HTTP_PROXY")?, proxy("HTTPS_PROXY")?, proxy("ALL_PROXY")?);
         if http.is_empty() && https.is_empty() && all.is_empty() {
-            return Ok(Proxies { rules: None });
+            return Ok(Proxies { rules: None, exempt: NoProxy::default() });
         }
-        let no = get("NO_PROXY").unwrap_or_default();
-        Ok(Proxies { rules: Some(Matcher::builder().http(http).https(https).all(all).no(no).build()) })
+        let (exempt, ignored) = NoProxy::read(&get("NO_PROXY").unwrap_or_default());
+        for entry in ignored {
+            tracing::warn!(
+                entry,
+                "an entry of NO_PROXY is ignored; expected are a name, an address, a network, or * (with a port at most)"
+            );
+        }
+        Ok(Proxies { rules: Some(Matcher::builder().http(http).https(https).all(all).build()), exempt })
     }
 
     fn find(&self, target: &Uri) -> Option<Intercept> {
-        let rules = self.rules.as_ref()?;
-        if target.host().is_some_and(is_loopback) { None } else { rules.intercept(target) }
+        let (rules, host) = (self.rules.as_ref()?, target.host()?);
+        let port = target.port_u16().or(match target.scheme_str() {
+            Some("https") => Some(443),
+            _ => Some(80),
+        });
+        if is_loopback(host) || self.exempt.exempts(host, port) { None } else { rules.intercept(target) }
     }
 
     /// Returns the `Proxy-Authorization` header of a plain request that a proxy forwards.
@@ -75,8 +89,44 @@ impl Proxies {
 
     /// Returns `host:port` of the proxy that leads to the target.
     pub(super) fn name(&self, target: &Uri) -> Option<String> {
-        Some(self.find(target)?.uri().authority()?.to_string())
+        Some(host_and_port(self.find(target)?.uri()))
     }
+}
+
+/// Where a proxy is, without its user and password.
+fn host_and_port(proxy: &Uri) -> String {
+    let host = proxy.host().unwrap_or_default();
+    proxy.port().map_or_else(|| host.to_string(), |port| format!("{host}:{port}"))
+}
+
+/// The URL of a proxy with a user and password that every parser reads in the same way: up to the last `@` of the
+/// authority, with what is special in a URL escaped.
+///
+/// # Errors
+/// When a part of the password could be taken for the host.
+fn escaped(value: &str) -> Result<String, &'static str> {
+    let (scheme, rest) = value.split_once("://").map_or(("", value), |(scheme, rest)| (scheme, rest));
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, tail) = rest.split_at(end);
+    if tail.contains('@') {
+        return Err("has '/', '?' or '#' in its password; write them as %2F, %3F and %23");
+    }
+    let Some((user, host)) = authority.rsplit_once('@') else { return Ok(value.to_string()) };
+    let mut escaped = String::with_capacity(value.len());
+    if !scheme.is_empty() {
+        escaped = format!("{scheme}://");
+    }
+    for (at, byte) in user.bytes().enumerate() {
+        let is_escape = byte == b'%'
+            && user.as_bytes().get(at + 1..at + 3).is_some_and(|d| d.iter().all(u8::is_ascii_hexdigit));
+        match byte {
+            b'-' | b'.' | b'_' | b'~' | b':' => escaped.push(byte.into()),
+            byte if byte.is_ascii_alphanumeric() || is_escape => escaped.push(byte.into()),
+            // Writing to a String can't fail.
+            byte => drop(write!(escaped, "%{byte:02X}")),
+        }
+    }
+    Ok(format!("{escaped}@{host}{tail}"))
 }
 
 /// `localhost`, names below it, and the loopback addresses.
@@ -132,7 +182,7 @@ impl Service<Uri> for ProxyConnector {
             let connecting = tunnel.call(target);
             return Box::pin(async move {
                 let io = connecting.await.map_err(|e| {
-                    BoxError::from(ProxyRefusal { at: proxy.uri().authority().cloned(), source: e.into() })
+                    BoxError::from(ProxyRefusal { at: host_and_port(proxy.uri()), source: e.into() })
                 })?;
                 Ok(Stream { io, forwarded: false })
             });
@@ -144,9 +194,9 @@ impl Service<Uri> for ProxyConnector {
 
 /// The proxy refused to open a tunnel.
 #[derive(Debug, thiserror::Error)]
-#[error("the proxy {} opened no tunnel", .at.as_ref().map_or("", |a| a.as_str()))]
+#[error("the proxy {at} opened no tunnel")]
 pub(super) struct ProxyRefusal {
-    at: Option<http::uri::Authority>,
+    at: String,
     source: BoxError,
 }
 
@@ -246,6 +296,48 @@ mod tests {
         assert_eq!(proxy_of(&exempt, "https://coda.example/"), None);
         assert_eq!(proxy_of(&exempt, "https://10.1.2.3/"), None);
         assert_eq!(proxy_of(&exempt, "https://coda.example.org/"), some("p:5"));
+        let ports = [("ALL_PROXY", "http://p:5"), ("NO_PROXY", "*.example:443 [2001:db8::1]")];
+        assert_eq!(proxy_of(&ports, "https://coda.example/"), None);
+        assert_eq!(proxy_of(&ports, "http://coda.example/"), some("p:5"), "another port");
+        assert_eq!(proxy_of(&ports, "https://[2001:db8::1]:8443/"), None);
+    }
+
+    #[test]
+    fn no_part_of_a_password_is_shown_and_all_of_it_is_sent() {
+        for (value, sent) in [
+            ("http://u:p%40ss@p:1", "u:p@ss"),
+            ("http://u:p@ss@p:1", "u:p@ss"),
+            ("u:p@ss@p:1", "u:p@ss"),
+            ("http://u:p@s@s w%rd@p:1/", "u:p@s@s w%rd"),
+            ("http://u:hunter2:3@p:1", "u:hunter2:3"),
+        ] {
+            let lookup = |name: &str| (name == "ALL_PROXY").then(|| value.to_string());
+            let proxies = Proxies::read(lookup).unwrap();
+            let target = "http://coda.example/".parse().unwrap();
+            assert_eq!(proxies.name(&target).as_deref(), Some("p:1"), "{value}");
+            let header = proxies.authorization(&target).unwrap();
+            let expected = format!("Basic {}", base64(sent.as_bytes()));
+            assert_eq!(header.to_str().unwrap(), expected, "{value}");
+        }
+        for value in ["http://u:1/hunter2@p:1", "http://u:1?hunter2@p:1", "http://u:1#hunter2@p:1"] {
+            let lookup = |name: &str| (name == "ALL_PROXY").then(|| value.to_string());
+            let error = Proxies::read(lookup).err().unwrap().to_string();
+            assert!(error.contains("%2F") && !error.contains("hunter2"), "{error}");
+        }
+    }
+
+    /// RFC 4648, for the header that is expected.
+    fn base64(bytes: &[u8]) -> String {
+        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let group = |chunk: &[u8]| {
+            let n = chunk.iter().enumerate().fold(0_u32, |n, (i, b)| n | u32::from(*b) << (16 - 8 * i));
+            (0..4)
+                .map(
+                    |i| if i <= chunk.len() { DIGITS[(n >> (18 - 6 * i) & 63) as usize].into() } else { '=' },
+                )
+                .collect::<String>()
+        };
+        bytes.chunks(3).map(group).collect()
     }
 
     #[test]

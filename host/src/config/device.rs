@@ -35,6 +35,8 @@ impl DeviceConfig {
         let Some(path) = path else { return Ok(DeviceConfig::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
+        // The byte order mark of some editors is no part of the YAML that the plugin reads.
+        let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
         let (executor_factory, misspelt) =
             ours(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;
         Ok(DeviceConfig { path: Some(path.to_path_buf()), text, executor_factory, misspelt })
@@ -84,6 +86,16 @@ mod tests {
         assert!(factory("executor_factory: [a]").unwrap_err().contains("expected text"));
         assert!(factory("a: [1\nb: 2").unwrap_err().contains("line"));
         assert!(factory("just text").is_err());
+    }
+
+    #[test]
+    fn a_byte_order_mark_and_carriage_returns_change_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device.yaml");
+        std::fs::write(&path, "\u{feff}executor_factory: ./a.so\r\ntarget: cz\r\n").unwrap();
+        let config = DeviceConfig::load(Some(&path)).unwrap();
+        assert_eq!(config.executor_factory.as_deref(), Some("./a.so"));
+        assert!(config.text.starts_with("executor_factory"), "{:?}", config.text);
     }
 
     #[test]

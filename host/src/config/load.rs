@@ -23,6 +23,23 @@ pub struct ProcessEnv {
 }
 
 impl ProcessEnv {
+    /// The variables of an environment. A carriage return at the end of a value of ours is what an environment file with
+    /// Windows line ends leaves there; it is no part of any value.
+    pub fn new(variables: impl IntoIterator<Item = (String, String)>, cwd: PathBuf) -> ProcessEnv {
+        let mut env = ProcessEnv { environment: HashMap::new(), cwd };
+        env.extend(variables);
+        env
+    }
+
+    /// Adds variables; those that are there already are replaced.
+    pub fn extend(&mut self, variables: impl IntoIterator<Item = (String, String)>) {
+        self.environment.extend(variables.into_iter().map(|(name, value)| {
+            let ours = name.to_ascii_uppercase().starts_with("CODA_");
+            let value = if ours { value.trim_end_matches('\r').to_string() } else { value };
+            (name, value)
+        }));
+    }
+
     /// Returns a variable of the system by its exact name. An empty variable is treated as unset.
     pub fn plain(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str).filter(|v| !v.is_empty())

@@ -91,6 +91,13 @@ impl Source {
             (true, "CODA_COORDINATOR_STORE") if !value.contains("://") => value,
             (true, "CODA_COORDINATOR_STORE") => crate::model::masked_url(&value),
             (true, _) => "***".into(),
+            // A URL with a user or password, where none is expected; several in a list.
+            (false, _) if value.contains("://") && value.contains('@') => {
+                match value.matches("://").count() {
+                    1 if !value.starts_with(['[', '{']) => crate::model::masked_url(&value),
+                    _ => "***".into(),
+                }
+            }
             (false, _) => value,
         };
         self.shown.push(EffectiveSetting { name, value, origin });

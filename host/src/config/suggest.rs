@@ -12,18 +12,29 @@ pub fn misspelt_variables<'a>(
 ) -> Vec<(&'a str, &'static str)> {
     let known: Vec<&'static str> = known.iter().chain(ELSEWHERE).copied().collect();
     let ours = |name: &&str| name.to_ascii_uppercase().starts_with("CODA");
-    let mut found: Vec<_> = given
-        .filter(ours)
-        .filter_map(|name| Some((name, closest_name(&name.to_ascii_uppercase(), &known)?)))
-        .collect();
+    let mut found: Vec<_> =
+        given.filter(ours).filter_map(|name| Some((name, meant_variable(name, &known)?))).collect();
     found.sort_unstable();
     found
 }
 
-/// Returns a top-level key that resembles `executor_factory`.
+/// Returns a top-level key that resembles `executor_factory`, or is the same but for case and dashes.
 pub fn misspelt_factory_key(keys: impl Iterator<Item = String>) -> Option<String> {
-    keys.into_iter()
-        .find(|key| closest_name(&key.to_lowercase().replace('-', "_"), &["executor_factory"]).is_some())
+    const KEY: &str = "executor_factory";
+    keys.into_iter().find(|key| {
+        let usual = key.trim().to_lowercase().replace(['-', ' '], "_");
+        key != KEY && (usual == KEY || closest_name(&usual, &[KEY]).is_some())
+    })
+}
+
+/// The variable that this one was meant to be. Case does not matter, dashes do: nothing reads a variable with a dash.
+fn meant_variable(name: &str, known: &[&'static str]) -> Option<&'static str> {
+    let upper = name.to_ascii_uppercase();
+    let usual = upper.replace('-', "_");
+    match known.iter().find(|known| **known == usual) {
+        Some(same) if usual != upper => Some(*same),
+        _ => closest_name(&usual, known),
+    }
 }
 
 /// Returns the closest known name, unless `name` is known itself or nothing is close.
@@ -47,6 +58,10 @@ mod tests {
         let found = misspelt_variables(given.into_iter(), &known);
         assert_eq!(found, [("CODA_REDIS_ULR", "CODA_REDIS_URL"), ("coda_prot", "CODA_PORT")]);
         assert_eq!(
+            misspelt_variables(["CODA-REDIS-URL", "coda_redis-ulr"].into_iter(), &known),
+            [("CODA-REDIS-URL", "CODA_REDIS_URL"), ("coda_redis-ulr", "CODA_REDIS_URL")]
+        );
+        assert_eq!(
             misspelt_variables(["CODA_STATEDIR"].into_iter(), &known),
             [("CODA_STATEDIR", "CODA_STATE_DIR")]
         );
@@ -60,6 +75,9 @@ mod tests {
             Some("executor_factroy")
         );
         assert_eq!(misspelt_factory_key(keys(&["Executor-Factori"])).as_deref(), Some("Executor-Factori"));
+        for key in ["Executor-Factory", "EXECUTOR_FACTORY", "executor-factory", "executorFactory"] {
+            assert_eq!(misspelt_factory_key(keys(&["target", key])).as_deref(), Some(key), "{key}");
+        }
         assert_eq!(misspelt_factory_key(keys(&["executor_factory", "executor"])), None);
     }
 }

@@ -53,7 +53,10 @@ pub async fn run(
     record: &impl JobRecorder,
 ) -> Result<JobResult, JobError> {
     let plan_id = format!("plan-{}", uuid4());
-    let plan = plan(&plan_id, circuit, &runner.directory.candidates())?;
+    let (circuit_to_plan, candidates) = (circuit.clone(), runner.directory.candidates());
+    // A large circuit on many peers takes seconds: not on a thread that serves others.
+    let planning = move || plan(&plan_id, &circuit_to_plan, &candidates);
+    let plan = tokio::task::spawn_blocking(planning).await??;
     record.record(JobFact::Planned { plan: plan.clone() }).await?;
     let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
     let plan = std::sync::Arc::new(plan);

@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::peers::wire::time;
 use crate::reservation::journal::{JobFact, JobResult};
-use crate::reservation::plan::Plan;
+use crate::reservation::plan::{Block, Plan, PlannedFragment, RankedCandidate};
+
+/// What a text takes besides its characters: its place and what the allocator adds.
+const TEXT_BYTES: usize = 40;
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -165,6 +168,35 @@ impl JobProgress {
         let mut progress = JobProgress::default();
         facts.iter().for_each(|(at, fact)| progress.apply(*at, fact));
         progress
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn weight(&self) -> usize {
+        let texts = |texts: &[String]| texts.iter().map(|text| text.len() + TEXT_BYTES).sum::<usize>();
+        let fragment = |f: &PlannedFragment| {
+            let own = f.raw_text.len() + f.fragment_id.len() + f.operation_id.len() + f.service_id.len();
+            size_of::<PlannedFragment>() + 5 * TEXT_BYTES + own + 4 * f.qubits.len() + texts(&f.dependencies)
+        };
+        let block = |b: &Block| {
+            let lists = texts(&b.fragment_ids) + texts(&b.services) + texts(&b.predecessors);
+            let components = b.components.iter().map(|c| TEXT_BYTES + 4 * c.len()).sum::<usize>();
+            let candidates = b.candidates.len() * (size_of::<RankedCandidate>() + 2 * TEXT_BYTES);
+            size_of::<Block>() + 2 * TEXT_BYTES + lists + components + candidates + 8 * b.fragments.len()
+        };
+        let plan = self.plan.as_ref().map_or(0, |plan| {
+            let blocks = plan.stages.iter().flatten().map(block).sum::<usize>();
+            plan.fragments.iter().map(fragment).sum::<usize>() + blocks
+        });
+        let progress = |b: &BlockProgress| {
+            let tried = b.tried.len() * (size_of::<TriedCandidate>() + 4 * TEXT_BYTES);
+            size_of::<BlockProgress>() + 4 * TEXT_BYTES + tried + b.error.as_ref().map_or(0, String::len)
+        };
+        let blocks = self.blocks.values().map(progress).sum::<usize>();
+        let result = self.result.as_ref().map_or(0, |result| {
+            let counts = result.counts.keys().map(|key| key.len() + 2 * TEXT_BYTES).sum::<usize>();
+            counts + result.state.as_ref().map_or(0, |state| texts(&state.amplitudes))
+        });
+        size_of::<JobProgress>() + plan + blocks + result + self.error.as_ref().map_or(0, String::len)
     }
 
     pub fn has_ended(&self) -> bool {

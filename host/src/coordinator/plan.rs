@@ -55,8 +55,9 @@ pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Resul
     let mut primaries: BTreeMap<String, String> = BTreeMap::new();
     let mut planned: BTreeMap<String, u64> = BTreeMap::new();
     let mut stages = Vec::with_capacity(last);
-    for stage in 0..last {
-        let here: Vec<usize> = (0..fragments.len()).filter(|f| stage_of[*f] == stage).collect();
+    let mut of_stage: Vec<Vec<usize>> = vec![Vec::new(); last];
+    stage_of.iter().enumerate().for_each(|(fragment, stage)| of_stage[*stage].push(fragment));
+    for (stage, here) in of_stage.into_iter().enumerate() {
         let mut blocks = Vec::new();
         for (n, group) in groups(&here, &fragments, &component_of).into_iter().enumerate() {
             let block_id = format!("block-s{:02}-b{:02}", stage + 1, n + 1);

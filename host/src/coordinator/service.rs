@@ -21,8 +21,11 @@ use crate::reservation::journal::JobFact;
 use crate::reservation::ledger::ReservationCommand;
 use crate::reservation::log::{AppendError, Log, LogError, now_micros};
 
-/// Ended jobs that are kept in memory; older ones are read from the log.
+/// Ended jobs that are kept in memory, and how many bytes they may take in all; others are read from the log.
 const KEPT_VIEWS: usize = 256;
+const KEPT_BYTES: usize = 32 << 20;
+/// Circuits that are read at once. Each may take a hundred bytes for each of its source.
+const CONCURRENT_PARSERS: usize = 2;
 /// Why a restart fails a job.
 pub const STOPPED: &str = "the coordinator was stopped in the middle of this job; submit it again";
 
@@ -48,6 +51,8 @@ pub enum SubmitError {
     Full(usize),
     #[error(transparent)]
     Log(#[from] AppendError),
+    #[error("the circuit could not be read: {0}; report this as a bug")]
+    Task(#[from] tokio::task::JoinError),
 }
 
 /// The handle.
@@ -57,6 +62,7 @@ pub struct Service {
     limits: ServiceLimits,
     jobs: Arc<Mutex<Jobs>>,
     slots: Arc<Semaphore>,
+    parsers: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -64,8 +70,23 @@ pub struct Service {
 #[derive(Default)]
 struct Jobs {
     live: HashMap<String, watch::Sender<JobProgress>>,
-    ended: VecDeque<String>,
+    /// Ids of ended jobs, the oldest first, and about how many bytes each takes.
+    ended: VecDeque<(String, usize)>,
     unfinished: usize,
+}
+
+impl Jobs {
+    /// Keeps an ended job as long as there is room for it.
+    fn end(&mut self, id: String, bytes: usize) {
+        self.unfinished -= 1;
+        self.ended.push_back((id, bytes));
+        let mut total: usize = self.ended.iter().map(|(_, bytes)| bytes).sum();
+        while self.ended.len() > KEPT_VIEWS || total > KEPT_BYTES {
+            let Some((oldest, bytes)) = self.ended.pop_front() else { break };
+            total -= bytes;
+            self.live.remove(&oldest);
+        }
+    }
 }
 
 /// Records a job's facts: log, then view.
@@ -96,6 +117,7 @@ impl Service {
             slots: Arc::new(Semaphore::new(limits.running)),
             limits,
             jobs: Arc::default(),
+            parsers: Arc::new(Semaphore::new(CONCURRENT_PARSERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         }
@@ -207,7 +229,7 @@ impl Service {
         if shots == 0 || shots > self.limits.max_shots {
             return Err(SubmitError::Shots(shots, self.limits.max_shots));
         }
-        let circuit = qasm::parse(qasm)?;
+        let circuit = self.parse(qasm).await?;
         {
             let mut jobs = self.jobs();
             if jobs.unfinished >= self.limits.running + self.limits.waiting {
@@ -228,16 +250,19 @@ impl Service {
         self.jobs().live.insert(job_id.clone(), view.clone());
         let (service, id) = (self.clone(), job_id.clone());
         self.tasks.spawn(async move {
-            service.run(id.clone(), circuit, shots, view).await;
-            let mut jobs = service.jobs();
-            jobs.unfinished -= 1;
-            jobs.ended.push_back(id);
-            while jobs.ended.len() > KEPT_VIEWS {
-                let Some(oldest) = jobs.ended.pop_front() else { break };
-                jobs.live.remove(&oldest);
-            }
+            service.run(id.clone(), circuit, shots, view.clone()).await;
+            let bytes = view.borrow().weight();
+            service.jobs().end(id, bytes);
         });
         Ok(job_id)
+    }
+
+    /// Reads a circuit, which may take a second: not on a thread that serves others.
+    async fn parse(&self, qasm: &str) -> Result<Circuit, SubmitError> {
+        // Never closed.
+        let _permit = self.parsers.acquire().await.ok();
+        let source = qasm.to_string();
+        Ok(tokio::task::spawn_blocking(move || qasm::parse(&source)).await??)
     }
 
     async fn run(&self, job_id: String, circuit: Circuit, shots: u32, view: watch::Sender<JobProgress>) {

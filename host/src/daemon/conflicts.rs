@@ -75,8 +75,14 @@ impl ConsumerLock {
             key.update([0]);
         }
         let name = format!("coda-host-{}", hex::encode(key.finalize()));
-        match SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address)) {
+        match SocketAddr::from_abstract_name(&name).and_then(|address| UnixDatagram::bind_addr(&address)) {
             Ok(socket) => Ok(Some(ConsumerLock { _socket: socket })),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_left_behind(&name) => {
+                tracing::warn!(
+                    "a process that an ended host left behind still has its consumer's lock; going on without that lock"
+                );
+                Ok(None)
+            }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                 Err(ConflictError::Host { qpu_id: qpu_id.into(), consumer: consumer.into() })
             }
@@ -86,6 +92,33 @@ impl ConsumerLock {
             }
         }
     }
+}
+
+/// Whether the socket of this abstract name belongs to no host any more, but to a process that a plugin forked. A host
+/// has a thread that waits for signals; a forked process has none of its parent's threads.
+fn is_left_behind(name: &str) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let named = sockets.lines().find(|line| line.split_whitespace().last() == Some(&format!("@{name}")));
+    let Some(inode) = named.and_then(|line| line.split_whitespace().nth(6)) else { return false };
+    let link = PathBuf::from(format!("socket:[{inode}]"));
+    let has_it = |process: &Path| {
+        let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        descriptors.into_iter().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == link))
+    };
+    let own = PathBuf::from(format!("/proc/{}", std::process::id()));
+    let is_host = |process: &Path| {
+        if process == own {
+            return true;
+        }
+        let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+        threads.into_iter().any(|thread| {
+            std::fs::read(thread.path().join("comm")).is_ok_and(|name| name.trim_ascii() == b"signals")
+        })
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    let owners: Vec<PathBuf> = processes.filter(|process| has_it(process)).collect();
+    // None was found where another user's processes can't be looked into: that may be a host.
+    !owners.is_empty() && !owners.iter().any(|process| is_host(process))
 }
 
 /// Server and database of a URL; an account or another spelling doesn't make it another stream.

@@ -1,19 +1,30 @@
 //! The instance lock: one host per state directory. A lock identifies the running host, never the number of a pid.
 //!
-//! The running host holds a lock on `coda-host.lock` until its process ends, however it ends, and describes itself
-//! in that file. A process is signalled only when the lock is held and the description still fits the process: its pid and
+//! The running host holds two locks on `coda-host.lock` until its process ends, however it ends, and describes itself
+//! in that file. The record lock (`fcntl`) is the process's own: a plugin that forks can't take it along and keep it after the
+//! host's end. The other one (`flock`) is what earlier versions look at. A process is signalled only when the lock is held and the description still fits the process: its pid and
 //! its start time. So a stale file, a reused pid or a number like 0 or -1 can do no harm.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::io::Errno;
+use rustix::process::{Flock, FlockType, fcntl_getlk};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Explain, exit};
 use crate::state::files;
 use crate::sys;
+
+/// How long a host may take from its lock to its description in the file.
+const DESCRIBE_LIMIT: Duration = Duration::from_millis(500);
+const DESCRIBE_POLL: Duration = Duration::from_millis(10);
 
 const LOCK_FILE: &str = "coda-host.lock";
 /// The pid file, for people and tools that look for one. The host itself never reads it.
@@ -77,12 +88,17 @@ pub struct LockHolder {
     pub address: Option<String>,
 }
 
-/// The lock of a state directory, held until the process ends.
-pub struct InstanceLock {
-    file: File,
+/// The lock of a state directory, held until the last clone is dropped or the process ends.
+#[derive(Clone)]
+pub struct InstanceLock(Arc<HeldLock>);
+
+struct HeldLock {
+    /// The only descriptor of this process for the file: to close any would release the record lock.
+    file: Mutex<File>,
     dir: PathBuf,
     pid_file: PathBuf,
-    holder: LockHolder,
+    pid: u32,
+    started: u64,
 }
 
 impl InstanceLock {
@@ -94,24 +110,36 @@ impl InstanceLock {
         let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
         files::ensure_dir(dir).map_err(|e| failed(io::Error::other(e)))?;
         let file = open(dir).map_err(failed)?;
+        let taken = |file: &File| {
+            let holder = read_description(file).ok();
+            InstanceLockError::Taken { dir: dir.to_path_buf(), holder }
+        };
+        match fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::ACCESS | Errno::AGAIN) => return Err(taken(&file)),
+            Err(error) => return Err(failed(error.into())),
+        }
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let holder = read_description(&file).ok();
-                return Err(InstanceLockError::Taken { dir: dir.to_path_buf(), holder });
+            Err(TryLockError::WouldBlock) if is_left_behind(&file) => {
+                tracing::warn!(
+                    dir = %dir.display(),
+                    "a process that an ended host left behind still has its lock; going on without that lock"
+                );
             }
+            Err(TryLockError::WouldBlock) => return Err(taken(&file)),
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         let pid = std::process::id();
-        let started = started(pid).unwrap_or(0);
-        let mut lock = InstanceLock {
-            file,
+        let lock = InstanceLock(Arc::new(HeldLock {
+            file: Mutex::new(file),
             dir: dir.to_path_buf(),
             pid_file: pid_dir.join(PID_FILE),
-            holder: LockHolder { pid, started, address: None },
-        };
-        lock.describe().map_err(failed)?;
-        if let Err(error) = files::write(&lock.pid_file, format!("{pid}\n").as_bytes()) {
+            pid,
+            started: started(pid).unwrap_or(0),
+        }));
+        lock.describe(None).map_err(failed)?;
+        if let Err(error) = files::write(&lock.0.pid_file, format!("{pid}\n").as_bytes()) {
             // Only for other tools: worth a word, not a refusal.
             tracing::warn!(%error, "the pid file could not be written");
         }
@@ -122,20 +150,29 @@ impl InstanceLock {
     ///
     /// # Errors
     /// The file can't be written.
-    pub fn listens(&mut self, address: String) -> Result<(), InstanceLockError> {
-        self.holder.address = Some(address);
-        self.describe().map_err(|source| InstanceLockError::Dir { dir: self.dir.clone(), source })
+    pub fn listens(&self, address: String) -> Result<(), InstanceLockError> {
+        self.describe(Some(address))
+            .map_err(|source| InstanceLockError::Dir { dir: self.0.dir.clone(), source })
     }
 
-    fn describe(&mut self) -> io::Result<()> {
-        let text = serde_json::to_vec(&self.holder)?;
-        self.file.set_len(0)?;
-        self.file.rewind()?;
-        self.file.write_all(&text)
+    fn describe(&self, address: Option<String>) -> io::Result<()> {
+        let text = serde_json::to_vec(&LockHolder { pid: self.0.pid, started: self.0.started, address })?;
+        let mut file = self.0.file.lock();
+        file.set_len(0)?;
+        file.rewind()?;
+        file.write_all(&text)
     }
 }
 
-impl Drop for InstanceLock {
+/// Whether the lock is held by no host: nobody has the record lock, and the host that described itself has ended. What
+/// has the lock then is a process that inherited it.
+fn is_left_behind(file: &File) -> bool {
+    let unlocked = matches!(fcntl_getlk(file, &Flock::from(FlockType::WriteLock)), Ok(None));
+    let ended = read_description(file).is_ok_and(|holder| started(holder.pid) != Some(holder.started));
+    unlocked && ended
+}
+
+impl Drop for HeldLock {
     fn drop(&mut self) {
         // The lock goes with the file; the pid file only when it is still ours to remove.
         if let Err(error) = files::remove(&self.pid_file) {
@@ -144,11 +181,23 @@ impl Drop for InstanceLock {
     }
 }
 
-/// The host that holds the lock now.
+/// The host that holds the lock now. One that has just acquired it gets a moment to describe itself.
 ///
 /// # Errors
 /// The directory can't be read, or the lock is held by a process that the description does not match.
 pub fn holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
+    let until = Instant::now() + DESCRIBE_LIMIT;
+    loop {
+        match look_at_holder(dir) {
+            Err(InstanceLockError::Unclear { .. }) if Instant::now() < until => {
+                std::thread::sleep(DESCRIBE_POLL);
+            }
+            known => return known,
+        }
+    }
+}
+
+fn look_at_holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
     let failed = |source| InstanceLockError::Dir { dir: dir.to_path_buf(), source };
     let file = match open_existing(dir) {
         Ok(file) => file,
@@ -158,6 +207,7 @@ pub fn holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
         Err(TryLockError::Error(source)) => Err(failed(source)),
+        Err(TryLockError::WouldBlock) if is_left_behind(&file) => Ok(None),
         Err(TryLockError::WouldBlock) => {
             let unclear = |pid| InstanceLockError::Unclear { dir: dir.to_path_buf(), pid };
             let holder = read_description(&file).map_err(|_| unclear(None))?;
@@ -223,11 +273,12 @@ mod tests {
     fn one_host_holds_the_lock_and_tells_who_it_is() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(holder(dir.path()).unwrap(), None);
-        let mut lock = InstanceLock::acquire(dir.path(), dir.path()).unwrap();
+        let lock = InstanceLock::acquire(dir.path(), dir.path()).unwrap();
         lock.listens("127.0.0.1:8080".into()).unwrap();
         let found = holder(dir.path()).unwrap().unwrap();
         assert_eq!((found.pid, found.address.as_deref()), (std::process::id(), Some("127.0.0.1:8080")));
         let taken = InstanceLock::acquire(dir.path(), dir.path()).err().unwrap().to_string();
+        drop(lock.clone());
         assert!(taken.contains(&format!("(process {})", std::process::id())), "{taken}");
         assert!(dir.path().join(PID_FILE).exists());
         drop(lock);
@@ -248,8 +299,7 @@ mod tests {
     #[test]
     fn a_description_that_fits_no_process_is_not_believed() {
         let dir = tempfile::tempdir().unwrap();
-        let own = std::process::id();
-        for text in ["".to_string(), "{".into(), format!(r#"{{"pid":{own},"started":1,"address":null}}"#)] {
+        for text in ["".to_string(), "{".into()] {
             let file = open(dir.path()).unwrap();
             file.try_lock().unwrap();
             std::fs::write(dir.path().join(LOCK_FILE), &text).unwrap();
@@ -257,5 +307,23 @@ mod tests {
             assert!(matches!(error, InstanceLockError::Unclear { .. }), "{text}");
             assert!(error.to_string().starts_with("cannot verify that "), "{error}");
         }
+    }
+
+    #[test]
+    fn a_lock_that_a_forked_process_kept_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        // What is left of a host: its description, and its lock in a process that inherited the descriptor.
+        let file = open(dir.path()).unwrap();
+        let own = std::process::id();
+        std::fs::write(dir.path().join(LOCK_FILE), format!(r#"{{"pid":{own},"started":1,"address":null}}"#))
+            .unwrap();
+        file.try_lock().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("600").stdin(file).spawn().unwrap();
+        assert_eq!(holder(dir.path()).unwrap(), None);
+        let lock = InstanceLock::acquire(dir.path(), dir.path()).unwrap();
+        assert_eq!(holder(dir.path()).unwrap().map(|holder| holder.pid), Some(own));
+        drop(lock);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

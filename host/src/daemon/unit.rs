@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::{Explain, exit};
+use crate::sys;
 
 const SYSTEMCTL: &str = "systemctl";
 const PROPERTIES: &str = "--property=LoadState,Environment,EnvironmentFiles,StateDirectory,WorkingDirectory";
@@ -69,11 +70,14 @@ pub struct UnitSettings {
 /// systemd can't be asked or doesn't know the unit, or one of its environment files can't be read.
 pub fn unit_settings(unit: &str) -> Result<UnitSettings, UnitError> {
     // It gives up by itself when the manager doesn't answer (sd-bus: 25 s).
-    let output = Command::new(SYSTEMCTL)
+    let mut command = Command::new(SYSTEMCTL);
+    command
         .args(["show", PROPERTIES, "--", unit])
         .stdin(Stdio::null())
-        .output()
-        .map_err(UnitError::Systemctl)?;
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let output = sys::spawn(&mut command).and_then(std::process::Child::wait_with_output);
+    let output = output.map_err(UnitError::Systemctl)?;
     if !output.status.success() {
         return Err(UnitError::Refused(String::from_utf8_lossy(&output.stderr).trim().into()));
     }

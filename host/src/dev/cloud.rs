@@ -41,6 +41,7 @@ use record::{End, Hooks};
 
 use crate::error::Explain;
 use crate::model::Secret;
+use crate::request_guard;
 
 pub const CONNECT: &str = "/api/internal/qpu/connect";
 pub const HEARTBEAT: &str = "/api/internal/qpu/heartbeat";
@@ -97,6 +98,8 @@ pub struct Options {
     pub keep: usize,
     /// How often a waiting `/dev/jobs` request looks at Redis.
     pub poll: Duration,
+    /// Takes only what a page of another site can't send: Host and Origin of this machine, and JSON.
+    pub guarded: bool,
 }
 
 impl Options {
@@ -113,6 +116,7 @@ impl Options {
             tls: None,
             keep: usize::MAX,
             poll: Duration::from_millis(100),
+            guarded: false,
         }
     }
 }
@@ -346,6 +350,13 @@ impl Shared {
 
     async fn handle(self: &Arc<Self>, request: Request<Incoming>) -> Result<Reply, Dropped> {
         let (head, body) = request.into_parts();
+        if self.options.guarded {
+            let allowed = request_guard::check_site(&head.headers)
+                .and_then(|()| request_guard::check_content_type(&head.method, &head.headers));
+            if let Err(refusal) = allowed {
+                return Ok(error(refusal.status().as_u16(), &refusal.to_string()));
+            }
+        }
         let body = match Limited::new(body, BODY_LIMIT).collect().await {
             Ok(body) => body.to_bytes(),
             Err(_) => return Ok(error(413, "the body is too large or broke off")),

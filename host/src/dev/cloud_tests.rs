@@ -338,3 +338,39 @@ async fn a_job_is_sent_followed_and_cancelled() {
     drop(redis);
     assert_eq!(bed.post("/dev/jobs", json!({ "ir": {}, "shots": 1 })).await.0, 503);
 }
+
+#[tokio::test]
+async fn a_guarded_cloud_takes_nothing_that_a_page_of_another_site_can_send() {
+    let bed = Bed::new(|options| options.guarded = true).await;
+    let authority = bed.cloud.url().trim_start_matches("http://").to_string();
+    let send = async |request: String| {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut stream = tokio::net::TcpStream::connect(&authority).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    let post = |headers: &str| {
+        let body = r#"{"ir": {}, "shots": 1}"#;
+        let length = body.len();
+        format!(
+            "POST /dev/jobs HTTP/1.1\r\nContent-Length: {length}\r\nConnection: close\r\n{headers}\r\n{body}"
+        )
+    };
+    let json = "Content-Type: application/json\r\n";
+    let here = format!("Host: {authority}\r\n");
+    // Past the guard: the Redis of this cloud is not there.
+    assert_eq!(send(post(&format!("{here}{json}"))).await, 503);
+    assert_eq!(send(post(&format!("{here}{json}Origin: http://localhost:3000\r\n"))).await, 503);
+    assert_eq!(send(post(&format!("{here}Content-Type: text/plain\r\n"))).await, 415);
+    assert_eq!(send(post(&here)).await, 415);
+    assert_eq!(send(post(&format!("Host: evil.example\r\n{json}"))).await, 403);
+    assert_eq!(send(post(&format!("{here}{json}Origin: https://evil.example\r\n"))).await, 403);
+    let get = |host: &str| format!("GET /dev/jobs/1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    assert_eq!(send(get("evil.example")).await, 403, "what is known of a job is not told either");
+    // The host itself and the commands are let through.
+    assert!(
+        bed.client.get(&Target::parse(&format!("{}{HEALTH}", bed.cloud.url())).unwrap(), LIMIT).await.is_ok()
+    );
+}

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coda_plugin_abi::descriptor::Descriptor;
+use rustix::fs::{MemfdFlags, StatVfsMountFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -375,6 +376,15 @@ fn private_copy(path: &Path, file: &File, state_dir: &Path) -> Result<(PathBuf, 
     let failed = |source| LoadError::Copy { path: dir.clone(), source };
     fs::create_dir_all(&dir).map_err(failed)?;
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+    let mount = rustix::fs::statvfs(&dir).map_err(|e| failed(e.into()))?;
+    if mount.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        // A file system that runs nothing: the copy is in memory.
+        let copy =
+            File::from(memfd_create("coda-plugin", MemfdFlags::CLOEXEC).map_err(|e| failed(e.into()))?);
+        let sha256 = copy_and_hash(file, &mut &copy).map_err(failed)?;
+        elf::inspect_file(path, &copy)?;
+        return Ok((path.to_path_buf(), copy, sha256));
+    }
     let mut copy = tempfile::Builder::new().tempfile_in(&dir).map_err(failed)?;
     let sha256 = copy_and_hash(file, &mut copy).map_err(failed)?;
     copy.as_file().sync_all().map_err(failed)?;

@@ -175,6 +175,9 @@ fn resolve(
 ) -> Result<Located, LocateError> {
     let text = value.trim();
     let (library, entry) = match text.rsplit_once(':') {
+        // A colon in the path itself: no entry has a slash in its name, and a file that is there is what is meant.
+        Some((_, entry)) if entry.contains('/') => (text, DEFAULT_ENTRY),
+        Some(_) if text.contains('/') && base.join(text).is_file() => (text, DEFAULT_ENTRY),
         Some((library, entry)) => (library, entry),
         None => (text, DEFAULT_ENTRY),
     };
@@ -296,6 +299,19 @@ mod tests {
         assert_eq!(env.source, FactorySource::Environment);
         let e = site.locate(None, Some("missing/lib.so")).unwrap_err();
         assert!(e.to_string().contains(site.path("site/missing/lib.so").to_str().unwrap()), "{e}");
+    }
+
+    #[test]
+    fn a_path_may_have_colons() {
+        let site = Site::new(&["site/lib:1/libacme.so", "site/libacme:2.so"]);
+        let found = |value: &str| {
+            let located = site.locate(None, Some(value)).unwrap_or_else(|e| panic!("{value}: {e}"));
+            (located.path, located.entry)
+        };
+        let entry = |name: &str| name.to_string();
+        assert_eq!(found("./lib:1/libacme.so"), (site.path("site/lib:1/libacme.so"), entry(DEFAULT_ENTRY)));
+        assert_eq!(found("./lib:1/libacme.so:make"), (site.path("site/lib:1/libacme.so"), entry("make")));
+        assert_eq!(found("./libacme:2.so"), (site.path("site/libacme:2.so"), entry(DEFAULT_ENTRY)));
     }
 
     #[test]

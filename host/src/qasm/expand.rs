@@ -3,8 +3,9 @@
 //! Bounded: a definition can neither nest without end nor blow up, not even without emitting anything.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
-use super::expression::{Tokens, expression, whole_number};
+use super::expression::{Scopes, Tokens, expression, whole_number};
 use super::gates::{NamedGate, Primitive, named_gate};
 use super::lexer::{SourcePos, Token};
 use super::{CircuitError, MAX_OPERATIONS};
@@ -13,6 +14,9 @@ use super::{CircuitError, MAX_OPERATIONS};
 const MAX_NESTING: u32 = 32;
 /// Steps of expansion.
 const MAX_STEPS: usize = 200_000;
+/// Tokens of definitions that are read, over all calls: a body is read again by each call of its gate, so a short source
+/// could take time quadratic in its length.
+const MAX_TOKENS_READ: usize = 2_000_000;
 const MAX_CONTROLS: u32 = 16;
 const MAX_POWER: u32 = 64;
 
@@ -46,14 +50,16 @@ pub(super) struct Expander<'a> {
     /// The source, and the built-in definitions.
     sources: [&'a [(Token, SourcePos)]; 2],
     pub constants: HashMap<String, f64>,
-    pub gates: HashMap<String, Definition>,
+    pub gates: HashMap<String, Rc<Definition>>,
     /// Calls that were expanded, over the whole circuit.
     steps: usize,
+    /// Tokens of definitions that were read, over the whole circuit.
+    tokens_read: usize,
 }
 
 impl<'a> Expander<'a> {
     pub fn new(sources: [&'a [(Token, SourcePos)]; 2]) -> Expander<'a> {
-        Expander { sources, constants: HashMap::new(), gates: HashMap::new(), steps: 0 }
+        Expander { sources, constants: HashMap::new(), gates: HashMap::new(), steps: 0, tokens_read: 0 }
     }
 
     /// A call as primitive gates.
@@ -135,17 +141,19 @@ impl<'a> Expander<'a> {
             out.push(Primitive { name, params: params.to_vec(), controls, qubits: qubits.to_vec() });
             return Ok(());
         }
-        let Some(definition) = self.gates.get(name) else {
+        let Some(definition) = self.gates.get(name).cloned() else {
             return Err(pos.error(format!("the gate '{}' is not known", crate::model::cut(name, 40))));
         };
         counts(definition.params.len(), definition.qubits.len())?;
-        let values: HashMap<String, f64> =
-            definition.params.iter().cloned().zip(params.iter().copied()).collect();
-        let places: HashMap<String, u32> =
-            definition.qubits.iter().cloned().zip(qubits.iter().copied()).collect();
         let mut t = Tokens::new(self.sources[definition.source]);
         t.go_to(definition.body);
+        let mut read = t.at();
         while !t.eat("}") {
+            self.tokens_read += t.at() - read;
+            read = t.at();
+            if self.tokens_read > MAX_TOKENS_READ {
+                return Err(pos.error("this gate expands to too much"));
+            }
             let modifiers = modifiers(&mut t, &self.constants)?;
             let inner_pos = t.pos();
             let inner = t.word("a gate")?;
@@ -157,8 +165,8 @@ impl<'a> Expander<'a> {
                 }
                 continue;
             }
-            let given =
-                if t.eat("(") { self::params(&mut t, &[&values, &self.constants])? } else { Vec::new() };
+            let scopes = Scopes::of_gate(&definition.params, params, &self.constants);
+            let given = if t.eat("(") { self::params(&mut t, scopes)? } else { Vec::new() };
             if inner == "gphase" && modifiers.is_empty() && nesting == 0 && t.eat(";") {
                 continue;
             }
@@ -166,7 +174,8 @@ impl<'a> Expander<'a> {
             loop {
                 let at = t.pos();
                 let qubit = t.word("a qubit of the gate")?;
-                on.push(*places.get(qubit).ok_or_else(|| {
+                let place = definition.qubits.iter().position(|own| own == qubit);
+                on.push(place.and_then(|place| qubits.get(place).copied()).ok_or_else(|| {
                     at.error(format!("'{}' is no qubit of the gate '{name}'", crate::model::cut(qubit, 40)))
                 })?);
                 if !t.eat(",") {
@@ -177,12 +186,13 @@ impl<'a> Expander<'a> {
             let call = Call { name: inner, pos: inner_pos, modifiers: &modifiers, params: &given };
             self.expand(&call, &on, nesting + 1, out)?;
         }
+        self.tokens_read += t.at() - read;
         Ok(())
     }
 }
 
 /// Behind the opening bracket, up to the closing one.
-pub(super) fn params(t: &mut Tokens<'_>, scopes: &[&HashMap<String, f64>]) -> Result<Vec<f64>, CircuitError> {
+pub(super) fn params(t: &mut Tokens<'_>, scopes: Scopes<'_>) -> Result<Vec<f64>, CircuitError> {
     let mut found = Vec::new();
     while !t.eat(")") {
         if !found.is_empty() {
@@ -210,7 +220,12 @@ pub(super) fn modifiers(
                 t.next();
                 let times = match t.eat("(") {
                     true => {
-                        let times = whole_number(t, &[constants], "the number of controls", MAX_CONTROLS)?;
+                        let times = whole_number(
+                            t,
+                            Scopes::of_constants(constants),
+                            "the number of controls",
+                            MAX_CONTROLS,
+                        )?;
                         t.expect(")")?;
                         times
                     }
@@ -227,7 +242,7 @@ pub(super) fn modifiers(
                 t.next();
                 t.expect("(")?;
                 let at = t.pos();
-                let times = expression(t, &[constants])?;
+                let times = expression(t, Scopes::of_constants(constants))?;
                 t.expect(")")?;
                 if times.fract() != 0.0 || times.abs() > f64::from(MAX_POWER) {
                     return Err(at.error(format!("only whole powers up to {MAX_POWER} are taken here")));

@@ -72,8 +72,34 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Values of names, the innermost first.
-pub type Scopes<'a> = [&'a HashMap<String, f64>];
+/// Values of names: a gate's parameters, then the constants. Nothing is copied, because a gate may be expanded very often.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scopes<'a> {
+    names: &'a [String],
+    values: &'a [f64],
+    constants: Option<&'a HashMap<String, f64>>,
+}
+
+impl<'a> Scopes<'a> {
+    /// Outside of gates.
+    pub fn of_constants(constants: &'a HashMap<String, f64>) -> Scopes<'a> {
+        Scopes { names: &[], values: &[], constants: Some(constants) }
+    }
+
+    /// In the body of a gate, whose parameters have these names and values.
+    pub fn of_gate(
+        names: &'a [String],
+        values: &'a [f64],
+        constants: &'a HashMap<String, f64>,
+    ) -> Scopes<'a> {
+        Scopes { names, values, constants: Some(constants) }
+    }
+
+    fn value(&self, name: &str) -> Option<f64> {
+        let own = self.names.iter().position(|own| own == name).and_then(|at| self.values.get(at));
+        own.or_else(|| self.constants?.get(name)).copied()
+    }
+}
 
 /// Whose rules an expression follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +115,7 @@ enum Dialect {
 ///
 /// # Errors
 /// When the tokens are not an expression, or it has no finite value.
-pub fn expression(tokens: &mut Tokens<'_>, names: &Scopes<'_>) -> Result<f64, CircuitError> {
+pub fn expression(tokens: &mut Tokens<'_>, names: Scopes<'_>) -> Result<f64, CircuitError> {
     evaluate(tokens, names, Dialect::Circuit)
 }
 
@@ -105,7 +131,7 @@ pub fn statement_parameters(text: &str) -> Result<Vec<f64>, CircuitError> {
         return Ok(values);
     }
     loop {
-        values.push(evaluate(&mut t, &[], Dialect::Statement)?);
+        values.push(evaluate(&mut t, Scopes::default(), Dialect::Statement)?);
         match t.next() {
             Token::End => return Ok(values),
             Token::Mark(",") => {}
@@ -114,7 +140,7 @@ pub fn statement_parameters(text: &str) -> Result<Vec<f64>, CircuitError> {
     }
 }
 
-fn evaluate(t: &mut Tokens<'_>, names: &Scopes<'_>, dialect: Dialect) -> Result<f64, CircuitError> {
+fn evaluate(t: &mut Tokens<'_>, names: Scopes<'_>, dialect: Dialect) -> Result<f64, CircuitError> {
     let pos = t.pos();
     let value = Evaluator { names, dialect, depth: 0 }.sum(t)?;
     finite(value, pos)
@@ -133,7 +159,7 @@ fn finite(value: f64, pos: SourcePos) -> Result<f64, CircuitError> {
 /// When the tokens are not an expression, or its value is not a whole number within the bounds.
 pub fn whole_number(
     tokens: &mut Tokens<'_>,
-    names: &Scopes<'_>,
+    names: Scopes<'_>,
     what: &str,
     max: u32,
 ) -> Result<u32, CircuitError> {
@@ -147,7 +173,7 @@ pub fn whole_number(
 }
 
 struct Evaluator<'n> {
-    names: &'n Scopes<'n>,
+    names: Scopes<'n>,
     dialect: Dialect,
     depth: u32,
 }
@@ -234,7 +260,7 @@ impl Evaluator<'_> {
                 function(name, value).ok_or_else(|| pos.error(format!("the function '{name}' is not known")))
             }
             Token::Word(name) => {
-                let named = self.names.iter().find_map(|n| n.get(name).copied());
+                let named = self.names.value(name);
                 named.or_else(|| constant(name, self.dialect)).ok_or_else(|| {
                     pos.error(format!("the name '{}' has no value here", crate::model::cut(name, 40)))
                 })
@@ -285,7 +311,7 @@ mod tests {
     fn circuit(text: &str) -> Result<f64, CircuitError> {
         let tokens = tokens(text)?;
         let mut t = Tokens::new(&tokens);
-        let value = expression(&mut t, &[])?;
+        let value = expression(&mut t, Scopes::default())?;
         match t.peek() {
             Token::End => Ok(value),
             other => Err(t.pos().error(format!("found {}", other.shown()))),

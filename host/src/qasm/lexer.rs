@@ -2,6 +2,9 @@
 
 use super::{CircuitError, MAX_SOURCE};
 
+/// Longest name, in bytes.
+const MAX_WORD: usize = 256;
+
 /// Where something stands, counted from 1, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourcePos {
@@ -112,6 +115,9 @@ impl<'a> Lexer<'a> {
         if first.is_ascii_alphabetic() || matches!(first, '_' | 'π' | 'τ') {
             let word = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | 'π' | 'τ'));
             let end = self.rest.find(word).unwrap_or(self.rest.len());
+            if end > MAX_WORD {
+                return Err(pos.error(format!("a name of more than {MAX_WORD} bytes")));
+            }
             return Ok(Token::Word(self.advance(end).into()));
         }
         if first.is_ascii_digit() || first == '.' && self.rest[1..].starts_with(|c: char| c.is_ascii_digit())

@@ -1,9 +1,10 @@
 //! Pure: the statements of a source, expanded to primitive gates.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::expand::{Call, Definition, Expander, Modifier, modifiers, params};
-use super::expression::{Tokens, expression, whole_number};
+use super::expression::{Scopes, Tokens, expression, whole_number};
 use super::gates::DEFINITIONS;
 use super::lexer::{SourcePos, Token, tokens};
 use super::{Circuit, CircuitError, CircuitOperation, MAX_OPERATIONS, MAX_QUBITS};
@@ -152,7 +153,7 @@ impl Parser<'_> {
     fn size(&mut self, t: &mut Tokens<'_>, quantum: bool) -> Result<u32, CircuitError> {
         let pos = t.pos();
         let max = if quantum { MAX_QUBITS } else { MAX_BITS };
-        match whole_number(t, &[&self.expander.constants], "the size", max)? {
+        match whole_number(t, Scopes::of_constants(&self.expander.constants), "the size", max)? {
             0 => Err(pos.error("a register has at least one element")),
             n => Ok(n),
         }
@@ -207,13 +208,13 @@ impl Parser<'_> {
             return Err(pos.error(format!("constants of type '{kind}' are not taken here")));
         }
         if t.eat("[") {
-            whole_number(t, &[&self.expander.constants], "the width", 64)?;
+            whole_number(t, Scopes::of_constants(&self.expander.constants), "the width", 64)?;
             t.expect("]")?;
         }
         let pos = t.pos();
         let name = t.word("a name")?;
         t.expect("=")?;
-        let is = expression(t, &[&self.expander.constants])?;
+        let is = expression(t, Scopes::of_constants(&self.expander.constants))?;
         t.expect(";")?;
         if self.qubits.contains_key(name)
             || self.bits.contains_key(name)
@@ -252,7 +253,7 @@ impl Parser<'_> {
                 _ => {}
             }
         }
-        let definition = Definition { params, qubits, source, body };
+        let definition = Rc::new(Definition { params, qubits, source, body });
         let twice = self.expander.gates.insert(name.into(), definition).is_some_and(|d| d.source == 0);
         match twice {
             true => Err(pos.error(format!("the gate '{name}' is defined twice"))),
@@ -291,7 +292,8 @@ impl Parser<'_> {
         let mut count = size as usize;
         if t.eat("[") {
             let at = t.pos();
-            let index = whole_number(t, &[&self.expander.constants], "the index", MAX_BITS)?;
+            let index =
+                whole_number(t, Scopes::of_constants(&self.expander.constants), "the index", MAX_BITS)?;
             t.expect("]")?;
             if index >= size {
                 return Err(at.error(format!("'{name}' has {size} bits, there is no {index}")));
@@ -341,7 +343,7 @@ impl Parser<'_> {
             return Ok((first..first + size).collect());
         }
         let at = t.pos();
-        let index = whole_number(t, &[&self.expander.constants], "the index", MAX_BITS)?;
+        let index = whole_number(t, Scopes::of_constants(&self.expander.constants), "the index", MAX_BITS)?;
         if t.eat(":") || t.eat(",") {
             return Err(at.error("ranges of qubits are not taken here: name them one by one"));
         }
@@ -365,7 +367,8 @@ impl Parser<'_> {
         let modifiers = modifiers(t, &self.expander.constants)?;
         let pos = t.pos();
         let name = t.word("a gate")?;
-        let params = if t.eat("(") { params(t, &[&self.expander.constants])? } else { Vec::new() };
+        let params =
+            if t.eat("(") { params(t, Scopes::of_constants(&self.expander.constants))? } else { Vec::new() };
         if name == "gphase" {
             // A phase of the whole state; it shows only under a control, which would make it a gate.
             let free = !modifiers.iter().any(|m| matches!(m, Modifier::Control | Modifier::NegativeControl));

@@ -75,6 +75,9 @@ impl Explain for FileError {
                     quoted(path)
                 )
             }
+            FileError::Owner { owner, user: 0, .. } => {
+                format!("run this as the user that it belongs to: sudo -u '#{owner}' coda-host ...")
+            }
             FileError::Owner { path, user, .. } => {
                 format!("chown {user} {} if the file is yours; else move it away", quoted(path))
             }

@@ -2,7 +2,9 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::parent_id;
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::unistd::{Gid, Uid, User, getgrouplist, setgid, setgroups, setresgid, setresuid, setuid};
@@ -42,6 +44,35 @@ pub fn account(name: &str) -> io::Result<Option<Account>> {
         groups: groups.into_iter().map(Gid::as_raw).collect(),
         home: user.dir.to_string_lossy().into_owned(),
     }))
+}
+
+/// Takes on the account that a directory belongs to, for good, when this process is root and the directory is not root's.
+/// Returns that user's id when it did. Call it while this is the only thread.
+///
+/// # Errors
+/// The owner can't be looked up, or the kernel refuses a step.
+pub fn act_as_owner(dir: &Path) -> io::Result<Option<u32>> {
+    let facts = match std::fs::metadata(dir) {
+        Ok(facts) => facts,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    if effective_user() != 0 || facts.uid() == 0 {
+        return Ok(None);
+    }
+    let known = match User::from_uid(Uid::from_raw(facts.uid()))? {
+        Some(user) => account(&user.name)?,
+        None => None,
+    };
+    let unnamed = || Account {
+        name: facts.uid().to_string(),
+        uid: facts.uid(),
+        gid: facts.gid(),
+        groups: Vec::new(),
+        home: "/".into(),
+    };
+    take_on(&known.unwrap_or_else(unnamed))?;
+    Ok(Some(facts.uid()))
 }
 
 /// The user that this process acts as.

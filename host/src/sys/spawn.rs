@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, Sender, SyncSender};
 
+use nix::sys::signal::SigSet;
 use parking_lot::Mutex;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::set_no_new_privs;
@@ -19,11 +20,30 @@ type SpawnRequest = (Command, SyncSender<io::Result<Child>>);
 /// parent, so it must be one that lives as long as the process.
 static SPAWNER: Mutex<Option<Sender<SpawnRequest>>> = Mutex::new(None);
 
+/// Starts a process with no signal blocked. This program blocks the signals that stop it, and a child that inherited that
+/// could be ended by SIGKILL alone.
+///
+/// # Errors
+/// When it can't be started.
+pub fn spawn(command: &mut Command) -> io::Result<Child> {
+    unblock_signals(command);
+    command.spawn()
+}
+
+/// Has the child begin with no signal blocked.
+fn unblock_signals(command: &mut Command) {
+    // SAFETY: between fork and exec the closure makes one async-signal-safe system call and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(SigSet::empty().thread_set_mask()?));
+    }
+}
+
 /// Starts a process that the kernel kills when this one dies, however it dies.
 ///
 /// # Errors
 /// When it can't be started.
 pub fn spawn_dying_with_parent(mut command: Command) -> io::Result<Child> {
+    unblock_signals(&mut command);
     let parent = std::process::id().cast_signed();
     // SAFETY: between fork and exec the closure makes two async-signal-safe system calls and allocates nothing.
     unsafe {
@@ -107,6 +127,7 @@ pub fn inherited(numbers: &[i32]) -> io::Result<Vec<OwnedFd>> {
 /// # Errors
 /// When it can't be started.
 pub fn spawn_detached(mut command: Command) -> io::Result<Child> {
+    unblock_signals(&mut command);
     // SAFETY: between fork and exec the closure makes one async-signal-safe system call.
     unsafe {
         command.pre_exec(|| {
@@ -123,6 +144,23 @@ mod tests {
 
     use super::*;
     use crate::sys::ask_to_stop;
+
+    #[test]
+    fn no_child_begins_with_a_blocked_signal() {
+        // In a thread of its own, whose mask ends with it.
+        let blocked = std::thread::spawn(|| {
+            crate::sys::block_stop_signals().unwrap();
+            let mask = "/^SigBlk/{print $2}";
+            let mut command = Command::new("awk");
+            command.args([mask, "/proc/self/status"]).stdout(std::process::Stdio::piped());
+            let output = spawn(&mut command).unwrap().wait_with_output().unwrap();
+            let mut detached = Command::new("awk");
+            detached.args([mask, "/proc/self/status"]).stdout(std::process::Stdio::piped());
+            let second = spawn_detached(detached).unwrap().wait_with_output().unwrap();
+            [output.stdout, second.stdout].map(|text| String::from_utf8(text).unwrap().trim().to_string())
+        });
+        assert_eq!(blocked.join().unwrap(), ["0000000000000000", "0000000000000000"]);
+    }
 
     #[test]
     fn children_outlive_the_thread_that_asked_for_them_and_stop_when_asked() {

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::Explain;
+use crate::sys;
 
 /// How many bytes of an output are kept.
 const KEPT: u64 = 64 << 10;
@@ -102,12 +103,9 @@ impl Programs {
 fn run(path: &Path, arguments: &[&OsStr], limit: Duration) -> io::Result<Option<CommandOutput>> {
     let until = Instant::now() + limit;
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
-    let mut child = Command::new(path)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(stdout.try_clone()?)
-        .stderr(stderr.try_clone()?)
-        .spawn()?;
+    let mut command = Command::new(path);
+    command.args(arguments).stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
+    let mut child = sys::spawn(&mut command)?;
     let mut pause = Duration::from_millis(1);
     let status = loop {
         match child.try_wait()? {

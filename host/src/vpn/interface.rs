@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use super::command::{CommandError, Programs};
 
-/// The tunnel's interface: the one that is hinted at, else the first tun interface; `None` when it isn't up.
+/// The kinds of a tunnel's interface: made by OpenVPN itself, or by the kernel that moves its packets (data channel
+/// offload: built in since Linux 6.16, a module before).
+const KINDS: [&str; 3] = ["tun", "ovpn", "ovpn-dco"];
+
+/// The tunnel's interface: the one that is hinted at, else the first of a tunnel's kind; `None` when it isn't up.
 ///
 /// # Errors
 /// The program `ip` can't be run.
@@ -14,9 +18,15 @@ pub fn detect(
     limit: Duration,
 ) -> Result<Option<String>, CommandError> {
     let Some(hint) = hint else {
-        let arguments = ["-o", "link", "show", "type", "tun"].map(AsRef::as_ref);
-        let output = programs.run("ip", &arguments, limit)?;
-        return Ok(first_up(&output.stdout));
+        for kind in KINDS {
+            // A kind that this `ip` does not know is an error of it, without output.
+            let arguments = ["-o", "link", "show", "type", kind].map(AsRef::as_ref);
+            let output = programs.run("ip", &arguments, limit)?;
+            if let Some(interface) = first_up(&output.stdout) {
+                return Ok(Some(interface));
+            }
+        }
+        return Ok(None);
     };
     // It comes from the cloud, and `ip` would take other texts for options.
     if !is_name(hint) {
@@ -89,6 +99,22 @@ mod tests {
         assert!(takes_over(&halves, "tun0") && !takes_over(&halves, "tun1"));
         assert!(takes_over("default dev tun0 scope link\n", "tun0"));
         assert!(!takes_over("", "tun0"));
+    }
+
+    #[test]
+    fn an_interface_of_the_kernels_own_kind_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = r#"#!/bin/sh
+case "$*" in
+  *"type ovpn") echo "9: tun3: <POINTOPOINT,NOARP,UP,LOWER_UP> mtu 1420 qdisc noqueue state UP mode DEFAULT" ;;
+  *"type tun") ;;
+  *) echo "Garbage instead of arguments" >&2; exit 1 ;;
+esac
+"#;
+        crate::vpn::standin::executable(&dir.path().join("ip"), script);
+        let programs = Programs::within(vec![dir.path().into()]);
+        let found = detect(&programs, None, Duration::from_secs(20)).unwrap();
+        assert_eq!(found.as_deref(), Some("tun3"));
     }
 
     #[test]

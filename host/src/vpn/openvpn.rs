@@ -380,11 +380,7 @@ impl Managed {
                 Ok(interface)
             }
             Err(error) => {
-                // It forks before it writes its pid file: one that was launched a moment ago would get away.
-                let until = Instant::now() + self.stop_timeout;
-                while read_pid(&self.pid_file).is_none() && Instant::now() < until {
-                    std::thread::sleep(POLL / 10);
-                }
+                // Found without its pid file too: it forks before it writes that.
                 if let Err(left) = self.down() {
                     tracing::warn!(error = %left, "OpenVPN could not be stopped after its failed start");
                 }
@@ -475,11 +471,28 @@ impl Managed {
         Ok(found.is_some())
     }
 
-    /// Our daemon. The descriptor is taken before the look at the process, so both mean the same one.
+    /// Our daemon: by its pid file, or by its arguments as long as it has not written that file, or somebody removed it.
     fn find(&self) -> Result<Option<(u32, ProcessHandle)>, OpenvpnError> {
-        let Some(pid) = read_pid(&self.pid_file) else { return Ok(None) };
+        if let Some(pid) = read_pid(&self.pid_file)
+            && let Some(process) = self.own(pid)?
+        {
+            return Ok(Some((pid, process)));
+        }
+        for pid in processes() {
+            if is_openvpn_with(pid, &self.profile)
+                && let Some(process) = self.own(pid)?
+            {
+                return Ok(Some((pid, process)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// This process, if it is our daemon. The descriptor is taken before the look at the process, so both mean the
+    /// same one.
+    fn own(&self, pid: u32) -> Result<Option<ProcessHandle>, OpenvpnError> {
         let process = ProcessHandle::open(pid).map_err(watched)?;
-        Ok(process.filter(|_| is_openvpn_with(pid, &self.profile)).map(|process| (pid, process)))
+        Ok(process.filter(|_| is_openvpn_with(pid, &self.profile)))
     }
 
     fn detect(&self, hint: Option<&str>) -> Result<Option<String>, OpenvpnError> {
@@ -497,6 +510,12 @@ impl Managed {
 
 fn watched(source: io::Error) -> OpenvpnError {
     OpenvpnError::Process { action: "watched", source }
+}
+
+/// The numbers of all processes.
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|pid| *pid > 1)
 }
 
 /// Text for a terminal: control characters, which a server may have sent, become blanks.

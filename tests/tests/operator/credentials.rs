@@ -74,7 +74,12 @@ const CASES: [Case; 5] = [
         "move it away",
     ),
     // Only root can give a file away.
-    ("owner", |p| drop(chown(p, Some(65_534), None)), "belongs to user id 65534", "chown"),
+    (
+        "owner",
+        |p| drop(chown(p, Some(65_534), None)),
+        "belongs to user id 65534",
+        "run this as the user that it belongs to",
+    ),
 ];
 
 fn remove_anything(path: &Path) {

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use coda_host_tests::{Exit, Plan, TestHost, eventually, example, net};
+use coda_host_tests::{Exit, Plan, TestHost, eventually, example, net, process};
 
 const SECRET: &str = "one-time-q1";
 
@@ -162,4 +162,83 @@ async fn a_host_without_a_cloud_reloads_and_tells_of_itself() {
     .unwrap();
     let doctor = peer.cli(&["doctor"]).await;
     assert!(doctor.out.contains("it can't evolve a quantum state"), "{}", doctor.text());
+}
+
+/// Below the process with this number: those that have ended and that nobody has waited for.
+fn zombies(pid: i32) -> Vec<i32> {
+    let children = process::children(pid);
+    let state = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let is_zombie =
+        |pid: &i32| state(pid).rsplit(')').next().is_some_and(|rest| rest.trim().starts_with('Z'));
+    let below = children.iter().flat_map(|child| zombies(*child)).collect::<Vec<_>>();
+    children.into_iter().filter(is_zombie).chain(below).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_the_first_process_of_a_container_it_reaps_orphans_and_is_stopped_by_a_signal() {
+    if !process::is_root() {
+        println!("skipped: a process namespace needs root");
+        return;
+    }
+    let within = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c"];
+    // The orphan's parent is gone at once; its end is the first process's to notice.
+    let mut host = Plan::simulator("")
+        .within(&[&within[..], &["(sleep 0.5 & sleep 0.6 &); exec \"$@\"", "bash"]].concat())
+        .start()
+        .await;
+    let pid = host.process().pid();
+    let init = process::children(pid)[0];
+    let ends = |name: &str| {
+        let comm = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        process::children(init).iter().all(|child| comm(child).trim() != name) && zombies(pid).is_empty()
+    };
+    eventually("the orphans are gone, and nothing is left of them", async || ends("sleep")).await;
+    host.good_job_goes_through("J1").await;
+    coda_host::sys::signal(init as u32, libc::SIGTERM).unwrap();
+    assert_eq!(host.wait_exit().await, Exit::Code(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn root_looks_after_a_host_with_an_account_of_its_own() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+    const USER: u32 = 65_534;
+    if !process::is_root() {
+        println!("skipped: another account needs root");
+        return;
+    }
+    let id = USER.to_string();
+    let within = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"];
+    let mut host = Plan::simulator("").within(&within).prepare().await;
+    std::fs::set_permissions(host.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir(host.state_dir()).unwrap();
+    chown(host.state_dir(), Some(USER), Some(USER)).unwrap();
+    host.choose_port();
+    host.start().await;
+    host.good_job_goes_through("J1").await;
+    for (arguments, expected) in [
+        (&["status"][..], 0),
+        (&["doctor", "--no-plugin"], 0),
+        (&["results", "list"], 0),
+        (&["jobs", "consumers"], 0),
+        (&["config"], 0),
+        (&["logs"], 1),
+        (&["stop"], 0),
+        (&["results", "list"], 0),
+        (&["doctor", "--no-plugin"], 0),
+        (&["status"], 1),
+    ] {
+        let said = host.cli(arguments).await;
+        assert_eq!(said.code, expected, "{arguments:?}: {}", said.text());
+        assert!(!said.text().contains("chown"), "{arguments:?}: {}", said.text());
+    }
+    assert_eq!(host.wait_exit().await, Exit::Code(0));
+    for entry in std::fs::read_dir(host.state_dir()).unwrap().flatten() {
+        assert_eq!(entry.metadata().unwrap().uid(), USER, "{} is not the host's", entry.path().display());
+    }
+    // A host of root's would act on what another user may write.
+    let mut env = host.env.clone();
+    env.remove("CODA_NODE_TOKEN");
+    let said = coda_host_tests::said(&["start"], &env, host.dir()).await;
+    assert_eq!(said.code, 2, "{}", said.text());
+    assert!(said.err.contains("run this as the user that it belongs to"), "{}", said.text());
 }

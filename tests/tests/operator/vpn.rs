@@ -26,11 +26,11 @@ cp "$config" "$here/profile"
 echo "Initialization Sequence Completed" >"$log"
 # A copy of this shell, whose name and arguments are OpenVPN's.
 (
-  trap 'rm -f "$here/tunnel"; exit 0' TERM
+  trap '[ ! -e "$here/slow-end" ] || sleep 1; rm -f "$here/tunnel"; exit 0' TERM
   [ -e "$here/no-tunnel" ] || : >"$here/tunnel"
   while [ -d "$here" ]; do sleep 0.05; done
 ) >/dev/null 2>&1 &
-echo $! >"$pidfile"
+[ -e "$here/no-pid" ] || echo $! >"$pidfile"
 "#;
 
 const IP: &str = r#"#!/bin/sh
@@ -184,4 +184,45 @@ async fn sigterm_while_the_tunnel_comes_up_leaves_nothing() {
     assert!(!lives(pid) && daemon(&host).is_none());
     let stored = host.state_dir().join("coda.config").exists();
     assert!(!stored, "the tunnel never came up, so nothing is stored");
+}
+
+/// Processes that run this host's profile.
+fn daemons(host: &TestHost) -> usize {
+    let profile = host.state_dir().join("coda-node.ovpn").display().to_string();
+    let lines = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .map(|e| fs::read(e.path().join("cmdline")).unwrap_or_default());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(&format!("--config\0{profile}\0"))).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_before_openvpn_has_written_its_pid_file_ends_it_too() {
+    let standin = Standin::new();
+    for flag in ["no-tunnel", "no-pid"] {
+        fs::write(standin.path(flag), "").unwrap();
+    }
+    let mut host = standin.host().await;
+    host.launch();
+    eventually("OpenVPN runs", async || standin.path("profile").exists() && daemons(&host) > 0).await;
+    assert_eq!(host.stop().await, Exit::Code(0));
+    assert_eq!(daemons(&host), 0, "{}", host.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_is_stopped_has_ended_its_vpn_so_that_the_next_one_keeps_its_own() {
+    let standin = Standin::new();
+    let mut host = standin.host().await;
+    host.choose_port();
+    host.start().await;
+    let pid = daemon(&host).expect("the daemon's pid");
+    fs::write(standin.path("slow-end"), "").unwrap();
+    let stopped = host.cli(&["stop"]).await;
+    assert_eq!(stopped.code, 0, "{}", stopped.text());
+    assert!(!lives(pid), "the next start would take over a tunnel that is being taken down");
+    assert_eq!(host.wait_exit().await, Exit::Code(0));
+    host.start().await;
+    assert!(standin.tunnel_is_up() && standin.starts() == 2);
+    host.good_job_goes_through("J1").await;
+    assert_eq!(host.stop().await, Exit::Code(0));
 }

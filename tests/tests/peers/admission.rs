@@ -442,3 +442,14 @@ async fn a_document_costs_no_more_memory_than_its_bytes() {
     assert!(grown < 200, "16 MiB of a document cost {grown} MiB");
     host.good_job_goes_through("J1").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_is_reached_by_its_name() {
+    let (_host, address, peer) = lent(Plan::simulator("")).await;
+    let named = address.replace("/ip4/127.0.0.1/", "/dns4/localhost/");
+    assert_ne!(named, address);
+    let client = client(&named).await;
+    reserved(&client, &peer, "reservation-1").await;
+    let answer = call(&client, &peer, PeerStep::Dispatch, dispatch("reservation-1")).await;
+    assert_eq!(answer["transition"], "completed", "{answer}");
+}

@@ -11,6 +11,7 @@ use rand::Rng as _;
 
 use crate::app;
 use crate::check::{self, CASES, Case, CheckOptions, report, runner};
+use crate::cli::kit;
 use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
@@ -172,7 +173,7 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
     let library = file.canonicalize().map_err(|source| PluginCheckError::Library { path: file, source })?;
     let mut flags = HashMap::new();
     if let Some(device) = &args.device {
-        flags.insert("CODA_DEVICE_CONFIG", device.display().to_string());
+        flags.extend([kit::device_flag(device)?]);
     }
     let prepared = app::prepare(env, flags)?;
     let named = prepared
