@@ -1,7 +1,6 @@
 //! How an executor comes to be: the library is checked and opened, in this process or in one of its own, and creates
 //! its executor; what can go wrong on the way, and what to do about it.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -22,6 +21,7 @@ use super::slot::Slot;
 use super::worker::{CallLimits, MakeError, Remote, Restart, WorkerSpec};
 use super::{schema, signals};
 use crate::error::{Explain, Failure, exit};
+use crate::output;
 use crate::sys::{self, Account, Dispositions};
 
 const START_LIMIT_STACK_BYTES: usize = 256 << 10;
@@ -256,12 +256,12 @@ fn create_in_process(
 /// shown. Armed until the sender is dropped.
 pub(super) fn end_process_after(limit: Duration, error: StartError) -> Result<Sender<()>, StartError> {
     let (armed, waiting) = channel::<()>();
-    let text = format!("{}\n", Failure::from(error).render());
+    let text = Failure::from(error).render();
     let body = move || {
         // What this thread allocates for itself when it first waits must be there before the library is opened.
         waiting.recv_timeout(Duration::ZERO).ok();
         if waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            std::io::stderr().write_all(text.as_bytes()).ok();
+            output::notice(&text);
             sys::exit_at_once(exit::PLUGIN);
         }
     };
