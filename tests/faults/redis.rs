@@ -76,7 +76,7 @@ pub async fn answers_with_errors(scale: Scale) -> Row {
     for command in ["XREADGROUP", "XPENDING", "XRANGE", "XACK", "HGET", "HSET", "GET"] {
         for answer in ["-BUSY a script\r\n", "-OOM no memory\r\n", "-READONLY a replica\r\n", "#t\r\n"] {
             server.refuse(command, answer);
-            load.send_for(&host, 20.0, scale.seconds(FULL)).await;
+            load.send_for(&host, 20.0, scale.seconds(2.0)).await;
         }
     }
     server.allow_all();
