@@ -52,7 +52,7 @@ fuzz: ## Feed mutated inputs to every parser (INPUTS=12000000)
 	ulimit -v 524288; CODA_FUZZ_INPUTS=1000000 \
 	  $$(ls -t $(RELEASE)/deps/hostile_plugins-* | grep -v '\.d$$' | head -n 1) --nocapture
 
-faults: deps fault-deps build plugins ## Print what is lost or run twice under each fault (about four minutes)
+faults: deps fault-deps build plugins ## Print what is lost or run twice under each fault (about six minutes)
 	CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults
 
 soak: deps build plugins ## Run 20 jobs/s with random faults; check that nothing is lost and memory and open files stay flat (SECONDS=3600)
