@@ -48,6 +48,7 @@ mod output_budget;
 mod plugin;
 mod pool;
 mod queue;
+mod refresh;
 mod reload;
 pub mod schema;
 mod shared;

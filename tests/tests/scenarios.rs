@@ -20,6 +20,8 @@ mod jobs {
 
 /// Vendor plugins: finding, loading, running, replacing and checking them.
 mod plugins {
+    /// A device that changes while it is in use.
+    mod calibration;
     /// `coda-host plugin check` finds the plugin that is wrong in each case.
     mod check;
     /// The device configs of this repository, and `coda-host run`.

@@ -116,6 +116,7 @@ pub(super) fn executor_request(
         native_gate_set: settings.identity.native_gate_set.clone(),
         num_qubits: settings.identity.num_qubits,
         control_timeout: settings.executor.control_timeout,
+        device_refresh: settings.executor.device_refresh,
         start_timeout: settings.executor.start_timeout,
         log_bytes_per_second: settings.executor.log_bytes_per_second,
         batch_max: settings.jobs.batch_max,

@@ -56,6 +56,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             device_config: None,
             plugin_path: Vec::new(),
             control_timeout: second,
+            device_refresh: second,
             start_timeout: second,
             log_bytes_per_second: 1 << 20,
             isolated: false,

@@ -255,6 +255,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         device_config,
         plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| env.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
+        device_refresh: s.seconds("CODA_DEVICE_REFRESH_SEC", None, 60.0)?,
         start_timeout: s.seconds("CODA_EXECUTOR_START_TIMEOUT_SEC", None, 600.0)?,
         log_bytes_per_second: s.integer("CODA_PLUGIN_LOG_KIB_PER_SEC", None, 128, 1..=1 << 20)? << 10,
         isolated: isolated(s)?,

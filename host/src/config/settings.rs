@@ -132,6 +132,8 @@ pub struct ExecutorSettings {
     pub plugin_path: Vec<PathBuf>,
     /// A control call that takes longer marks the executor stuck.
     pub control_timeout: Duration,
+    /// How often the plugin is asked for its device.
+    pub device_refresh: Duration,
     /// How long a plugin may take to load and to create its executor.
     pub start_timeout: Duration,
     /// Whether the plugin runs in a separate process.

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::ffi::Common;
 use super::plugin::Plugin;
+use super::refresh::DeviceRefresh;
 use super::shared::Shared;
 use super::signals;
 use super::status::ExecutorStatus;
@@ -22,6 +23,8 @@ pub(super) enum ControlRequest {
     Cancel {
         ticket: u64,
     },
+    /// Asks the plugin for its device again.
+    Refresh(Arc<DeviceRefresh>),
     /// Shuts the plugin down, and ends the thread after the answer.
     Shutdown(oneshot::Sender<Option<Error>>),
 }
@@ -87,6 +90,12 @@ impl ControlThread {
         while let Ok(request) = requests.recv() {
             match request {
                 ControlRequest::Cancel { ticket } => self.cancel(ticket),
+                ControlRequest::Refresh(refresh) => {
+                    self.watched("device".into(), || {
+                        refresh.perform();
+                        None
+                    });
+                }
                 ControlRequest::Shutdown(answer) => {
                     let error = self.watched("shutdown".into(), || self.plugin.shutdown());
                     if answer.send(error).is_err() {

@@ -66,6 +66,14 @@ impl Plugin {
         }
     }
 
+    /// What the plugin says of its device now; `None` while its process is away.
+    pub fn describe_again(&self) -> Option<Result<DeviceReply, Error>> {
+        match self {
+            Plugin::Direct(instance) => Some(instance.device()),
+            Plugin::Remote(remote) => remote.describe(),
+        }
+    }
+
     pub fn cancel(&self, job_id: &str) -> Option<Error> {
         match self {
             Plugin::Direct(instance) => instance.cancel(job_id),

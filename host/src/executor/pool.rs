@@ -9,6 +9,7 @@
 //! Starts and answers come on one channel, in order. The cancel hook is called at most once per job and only
 //! between entry and return of its run: `in_flight` decides that under a lock.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -27,11 +28,13 @@ use super::in_flight::InFlightCalls;
 use super::job::{Generation, RunJob, SlotReport};
 use super::lender::SlotLender;
 use super::plugin::Plugin;
+use super::refresh::DeviceRefresh;
 use super::reload::ExecutorReloader;
 use super::shared::{RunObserver, Shared};
 use super::slot::Slot;
 use super::start::{LoadedPlugin, StartError, StartRequest, end_process_after, first_slot, spawn};
 use super::status::ExecutorStatus;
+use super::watchdog::Refreshes;
 use super::worker::Kill;
 use super::{signals, watchdog};
 use crate::model::JobId;
@@ -61,6 +64,7 @@ impl Executor {
     ) -> Result<Executor, StartError> {
         let path = request.located.path.clone();
         let (batch_max, start_timeout) = (request.batch_max, request.start_timeout);
+        let refresh_interval = request.device_refresh;
         let shared = Arc::new(Shared {
             queue: Arc::default(),
             in_flight: InFlightCalls::default(),
@@ -69,6 +73,7 @@ impl Executor {
             dispositions: request.dispositions.clone(),
             control_timeout: request.control_timeout,
             control_calls: ControlCalls::default(),
+            swap_lock: Arc::default(),
             stuck_run: Mutex::default(),
             limits: request.limits,
         });
@@ -118,8 +123,18 @@ impl Executor {
             let (device, hooks) =
                 check_device(reply).map_err(|what| StartError::BadDevice { path: path.clone(), what })?;
             threads.start_slots(usize::from(device.slots))?;
-            threads.start_watchdog()?;
-            Ok(ActivePlugin { device, hooks, info: PluginInfo::from_library(&prepared) })
+            let active = ActivePlugin { device, hooks, info: PluginInfo::from_library(&prepared) };
+            let active = Arc::new(RwLock::new(Arc::new(active)));
+            let refresh = DeviceRefresh {
+                shared: Arc::downgrade(&shared),
+                plugin: plugin.clone(),
+                active: active.clone(),
+                batch_max,
+                refusal: Mutex::default(),
+                is_due: AtomicBool::default(),
+            };
+            threads.start_watchdog(Refreshes { interval: refresh_interval, refresh: Arc::new(refresh) })?;
+            Ok(active)
         };
         let active = match opened.await {
             Ok(active) => active,
@@ -131,9 +146,11 @@ impl Executor {
             }
         };
 
-        let (slots, batch_run) = (usize::from(active.device.slots), active.hooks.batch_run);
+        let (slots, batch_run) = {
+            let active = active.read();
+            (usize::from(active.device.slots), active.hooks.batch_run)
+        };
         shared.queue.open(slots, if batch_run { batch_max } else { 1 });
-        let active = Arc::new(RwLock::new(Arc::new(active)));
         let status = ExecutorStatus::new(shared.clone(), plugin.clone(), common.clone(), active.clone());
         let canceller =
             Canceller { shared: shared.clone(), plugin: plugin.clone(), status: status.clone(), requests };
@@ -144,6 +161,7 @@ impl Executor {
             active,
             batch_max,
             reports: shared.reports.clone(),
+            swap_lock: shared.swap_lock.clone(),
         };
         Ok(Executor { threads, common, status, canceller, reloader })
     }
@@ -268,12 +286,12 @@ impl ExecutorThreads {
     }
 
     /// Starts the watchdog, which ends by itself when nothing but it knows the executor.
-    fn start_watchdog(&self) -> Result<(), StartError> {
+    fn start_watchdog(&self, refreshes: Refreshes) -> Result<(), StartError> {
         let (shared, plugin, requests) =
             (Arc::downgrade(&self.shared), self.plugin.clone(), self.requests.clone());
         let limits = self.shared.limits;
         spawn("watchdog", WATCHDOG_STACK_BYTES, move || {
-            watchdog::watch(&shared, &plugin, &requests, limits);
+            watchdog::watch(&shared, &plugin, &requests, limits, &refreshes);
         })
         .map(drop)
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::active::{ActivePlugin, PluginInfo, check_device};
@@ -84,6 +84,8 @@ pub struct ExecutorReloader {
     pub(super) active: Arc<RwLock<Arc<ActivePlugin>>>,
     pub(super) batch_max: usize,
     pub(super) reports: UnboundedSender<SlotReport>,
+    /// Held while the device in use is replaced.
+    pub(super) swap_lock: Arc<Mutex<()>>,
 }
 
 impl ExecutorReloader {
@@ -109,6 +111,7 @@ impl ExecutorReloader {
             return Err(ReloadError::Busy(limit));
         }
         let begun = Instant::now();
+        let _swap = self.swap_lock.lock();
         tracing::debug!("no run is in the plugin, and none begins");
         let swapped = self.swap_while_paused(remote, standby, &prepared, request);
         self.queue.resume();

@@ -59,6 +59,8 @@ pub(super) struct Shared {
     pub dispositions: Arc<Dispositions>,
     pub control_timeout: Duration,
     pub control_calls: ControlCalls,
+    /// Held while the device in use is replaced.
+    pub swap_lock: Arc<Mutex<()>>,
     pub stuck_run: Mutex<Option<StuckRun>>,
     pub limits: RunLimits,
 }

@@ -37,6 +37,8 @@ pub struct StartRequest {
     pub native_gate_set: String,
     pub num_qubits: u16,
     pub control_timeout: Duration,
+    /// How often the plugin is asked for its device.
+    pub device_refresh: Duration,
     /// How long loading and creation may take.
     pub start_timeout: Duration,
     /// Bytes per second that the plugin may write into the log.

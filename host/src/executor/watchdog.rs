@@ -7,12 +7,13 @@
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::control::ControlCall;
 use super::control::ControlRequest;
 use super::in_flight::InFlightCall;
 use super::plugin::Plugin;
+use super::refresh::DeviceRefresh;
 use super::shared::{RunLimits, Shared, StuckRun, WhenStuck};
 use super::worker::Kill;
 use crate::error::exit;
@@ -24,17 +25,38 @@ pub(super) fn watch(
     plugin: &Plugin,
     control: &Sender<ControlRequest>,
     limits: RunLimits,
+    refresh: &Refreshes,
 ) {
     let mut told = None;
+    let mut next_refresh = Instant::now() + refresh.interval;
     while let Some(shared) = shared.upgrade() {
         let pause = pause_between_looks(limits, shared.control_timeout);
         let stuck_call = shared.control_calls.stuck(shared.control_timeout);
         tell_stuck_call(&mut told, stuck_call);
+        if Instant::now() >= next_refresh {
+            next_refresh = Instant::now() + refresh.interval;
+            refresh.ask(control);
+        }
         let stuck = look_at_runs(&shared, plugin, control, limits);
         report_stuck_run(&shared, stuck, limits.when_stuck);
         // Nothing is kept of the executor while sleeping, so that it can go.
         drop(shared);
         std::thread::sleep(pause);
+    }
+}
+
+/// The device is asked for so often.
+pub(super) struct Refreshes {
+    pub interval: Duration,
+    pub refresh: Arc<DeviceRefresh>,
+}
+
+impl Refreshes {
+    /// Beside a call that does not return no further one is asked for.
+    fn ask(&self, control: &Sender<ControlRequest>) {
+        if self.refresh.request() && control.send(ControlRequest::Refresh(self.refresh.clone())).is_err() {
+            tracing::debug!("the device was to be described after the plugin's shutdown");
+        }
     }
 }
 

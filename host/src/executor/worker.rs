@@ -454,6 +454,15 @@ impl Remote {
         })
     }
 
+    /// The device as the plugin describes it now; `None` while no process takes calls.
+    pub fn describe(&self) -> Option<Result<DeviceReply, Error>> {
+        let process = match &self.state.lock().phase {
+            Phase::Up(process) => process.clone(),
+            _ => return None,
+        };
+        Some(process.describe(self.limits.control))
+    }
+
     /// Tells the plugin that a job was cancelled: its flag, and the hook.
     pub fn cancel(&self, job_id: &str) -> Option<Error> {
         let process = match &self.state.lock().phase {

@@ -57,6 +57,8 @@ pub struct Snapshot {
     pub slots: usize,
     pub slots_busy: usize,
     pub waiting: usize,
+    /// Which device is in use, so that a change is seen as one.
+    pub generation: Generation,
     /// Why results can't be stored now; nothing is claimed then.
     pub store_error: Option<String>,
     /// Why claimed messages can't be checked now; they stay pending.
@@ -308,6 +310,7 @@ impl Driver {
             slots,
             slots_busy,
             waiting,
+            generation: self.generation,
             store_error,
             // Messages that can't be checked come again with each look through the pending list. An error that did not
             // is over: its messages are gone.

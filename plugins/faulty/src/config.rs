@@ -30,6 +30,8 @@ pub struct Config {
     /// A file to which every run adds `start <job id>` and `end <job id>`, so that a test can tell what ran
     /// how often, and where a kill fell.
     pub record: Option<PathBuf>,
+    /// A file with the number of qubits that the device has now, read at each description.
+    pub qubits_file: Option<PathBuf>,
     /// Adds `create`, `shutdown` and `drop` with the process's number to the record, and `cancel` with a job's id.
     pub life: bool,
     /// A file that the factory tries to read; the log tells whether it may.

@@ -104,7 +104,10 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
 impl Executor for Faulty {
     fn device(&self) -> Device {
         self.commit_at(When::Device);
-        let mut device = Device::new("faulty", self.num_qubits, [self.target]);
+        // A calibration takes qubits away while the executor is in use.
+        let calibrated = self.config.qubits_file.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        let num_qubits = calibrated.and_then(|text| text.trim().parse().ok()).unwrap_or(self.num_qubits);
+        let mut device = Device::new("faulty", num_qubits, [self.target]);
         device.slots = self.config.slots.max(1);
         match self.config.fault {
             Fault::PanicDevice if self.due() => explode(self.config.payload),

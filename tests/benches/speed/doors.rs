@@ -55,6 +55,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         native_gate_set: "cz".into(),
         num_qubits: 50,
         control_timeout: LIMIT,
+        device_refresh: LIMIT,
         log_bytes_per_second: 1 << 20,
         start_timeout: LIMIT,
         batch_max: 1,

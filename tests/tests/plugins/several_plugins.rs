@@ -40,6 +40,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         native_gate_set: "cz".into(),
         num_qubits: qubits,
         control_timeout: LIMIT,
+        device_refresh: LIMIT,
         log_bytes_per_second: 1 << 20,
         start_timeout: LIMIT,
         batch_max: 1,

@@ -206,16 +206,17 @@ fn receive(socket: &mut UnixStream) -> io::Result<ReceivedRequest> {
 fn controller(worker: &Worker, mut socket: UnixStream) {
     while let Ok(frame) = Frame::read(&mut socket, MAX_FRAME) {
         let Ok(order) = ControlOrder::decode(&frame) else { return };
-        let error: Option<Error> = match order {
+        let answer = match order {
             ControlOrder::Cancel(job_id) => {
                 if let Some(context) = worker.running.lock().get(&job_id) {
                     context.set_cancelled();
                 }
-                worker.instance.cancel(&job_id)
+                ControlAnswer::Done(worker.instance.cancel(&job_id))
             }
-            ControlOrder::Shutdown => worker.instance.shutdown(),
+            ControlOrder::Describe => ControlAnswer::Device(Box::new(worker.instance.device())),
+            ControlOrder::Shutdown => ControlAnswer::Done(worker.instance.shutdown()),
         };
-        if write(&mut socket, ControlAnswer(error).encode()).is_err() {
+        if write(&mut socket, answer.encode()).is_err() {
             return;
         }
     }

@@ -16,7 +16,7 @@ use coda_plugin_abi::{Amplitude, Error, Operation, Program};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::super::ffi::{BatchAnswers, CallEvolve, CallJob};
+use super::super::ffi::{BatchAnswers, CallEvolve, CallJob, DeviceReply};
 use super::super::wire::{self, FrameReader, FrameWriter, Garbled, MAX_FRAME};
 use super::spec::{StepOutcome, WorkerSpec};
 
@@ -334,6 +334,7 @@ fn batch(r: &mut FrameReader<'_>, jobs: usize) -> Result<BatchAnswers, Garbled> 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum ControlOrder {
     Cancel(String),
+    Describe,
     Shutdown,
 }
 
@@ -351,22 +352,27 @@ impl ControlOrder {
     }
 }
 
-/// The plugin's error in a control call, if any.
-#[derive(Debug)]
-pub struct ControlAnswer(pub Option<Error>);
+/// What came of a control call.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ControlAnswer {
+    /// The plugin's error, if any.
+    Done(Option<Error>),
+    /// The device as the plugin describes it now.
+    Device(Box<Result<DeviceReply, Error>>),
+}
 
 impl ControlAnswer {
     /// # Errors
     /// When the message is too long.
     pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
-        encode_json(Kind::OrderDone, &self.0)
+        encode_json(Kind::OrderDone, self)
     }
 
     /// # Errors
     /// When the frame holds no answer that can be read.
     pub fn decode(frame: &Frame) -> Result<ControlAnswer, Garbled> {
         match frame.kind {
-            Kind::OrderDone => decode_json(&frame.body).map(ControlAnswer),
+            Kind::OrderDone => decode_json(&frame.body),
             _ => Err(Garbled),
         }
     }
@@ -490,8 +496,8 @@ mod tests {
         assert!(
             matches!(SlotAnswer::decode(&frame(evolved), 0), Ok(SlotAnswer::Evolved(Err(e))) if e == error)
         );
-        let ordered = frame(ControlAnswer(Some(error.clone())).encode());
-        assert_eq!(ControlAnswer::decode(&ordered).unwrap().0, Some(error));
+        let ordered = frame(ControlAnswer::Done(Some(error.clone())).encode());
+        assert!(matches!(ControlAnswer::decode(&ordered), Ok(ControlAnswer::Done(Some(e))) if e == error));
     }
 
     #[test]

@@ -342,12 +342,36 @@ impl Process {
     /// # Errors
     /// When the process ends meanwhile, with how it ended; when its answer can't be read.
     pub fn control(self: &Arc<Self>, order: &ControlOrder, limit: Duration) -> Result<Option<Error>, Error> {
+        match self.exchange_control(order, limit, SMALL_FRAME)? {
+            ControlAnswer::Done(error) => Ok(error),
+            ControlAnswer::Device(_) => Err(unreadable("an answer to another request")),
+        }
+    }
+
+    /// The device as the plugin describes it now. A process that takes longer than the limit is killed.
+    ///
+    /// # Errors
+    /// When the plugin fails, its process ends meanwhile, or its answer can't be read.
+    pub fn describe(self: &Arc<Self>, limit: Duration) -> Result<DeviceReply, Error> {
+        match self.exchange_control(&ControlOrder::Describe, limit, STEP_FRAME)? {
+            ControlAnswer::Device(reply) => *reply,
+            ControlAnswer::Done(_) => Err(unreadable("an answer to another request")),
+        }
+    }
+
+    fn exchange_control(
+        self: &Arc<Self>,
+        order: &ControlOrder,
+        limit: Duration,
+        max_bytes: usize,
+    ) -> Result<ControlAnswer, Error> {
         let message = order.encode().map_err(|e| Error::new(ErrorCode::Resources, e.to_string()))?;
         let (call, stage) = match order {
             ControlOrder::Cancel(_) => ("cancel", Stage::Cancel),
+            ControlOrder::Describe => ("device", Stage::Describe),
             ControlOrder::Shutdown => ("shutdown", Stage::Shutdown),
         };
-        let frame = self.within(limit, call, || self.control.exchange(&message, SMALL_FRAME));
+        let frame = self.within(limit, call, || self.control.exchange(&message, max_bytes));
         let frame = frame.map_err(|error| match error.kind() {
             // The process lives, but does not keep to the form: what comes next would be taken for another answer.
             io::ErrorKind::InvalidData => {
@@ -356,9 +380,7 @@ impl Process {
             }
             _ => self.death(stage),
         })?;
-        ControlAnswer::decode(&frame)
-            .map(|answer| answer.0)
-            .map_err(|garbled| unreadable(&garbled.to_string()))
+        ControlAnswer::decode(&frame).map_err(|garbled| unreadable(&garbled.to_string()))
     }
 
     /// Destroys the executor; the process ends by itself, or is ended.
