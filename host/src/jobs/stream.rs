@@ -193,11 +193,14 @@ impl Reader {
                     continue;
                 }
             }
-            tokio::select! {
-                () = self.gate.wait_not_full() => {}
-                () = self.stop.cancelled() => return End::Stopped,
-                why = self.redis.link.wait_failed() => return End::Lost(why),
-                () = sleep_until(progress.next_sweep) => continue,
+            // Asked first: each wait that is prepared costs something, and this is the path of every message.
+            if self.gate.is_full() {
+                tokio::select! {
+                    () = self.gate.wait_not_full() => {}
+                    () = self.stop.cancelled() => return End::Stopped,
+                    why = self.redis.link.wait_failed() => return End::Lost(why),
+                    () = sleep_until(progress.next_sweep) => continue,
+                }
             }
             let permits = tokio::select! {
                 permits = self.take_permits(self.read_max) => match permits {

@@ -8,7 +8,7 @@ async fn a_device_that_shrinks_while_it_is_in_use_refuses_what_no_longer_fits() 
     for isolation in ["none", "process"] {
         let qubits = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(qubits.path(), "5").unwrap();
-        let keys = format!("run_ms: 600\nqubits_file: {}", qubits.path().display());
+        let keys = format!("run_ms: 2500\nqubits_file: {}", qubits.path().display());
         let host = Plan::faulty(&keys)
             .env("CODA_DEVICE_REFRESH_SEC", "0.05")
             .env("CODA_EXECUTOR_ISOLATION", isolation)
