@@ -203,7 +203,7 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         env.cwd = settings.cwd.unwrap_or(env.cwd);
     }
     if cli.command.as_ref().is_some_and(Command::looks_after_a_host) {
-        // For root beside a host with an account of its own: what a command writes must be that account's too.
+        // For root beside a host that has its own account: what a command writes must be that account's too.
         let dir = load::dirs(&env)?.state;
         sys::act_as_owner(&dir).map_err(|source| CliError::Owner { dir, source })?;
     }

@@ -2,7 +2,7 @@
 //! warn about.
 //!
 //! A newcomer is always let in. The one that goes is the longest unused one of the address that has the most, so that an
-//! address which holds many silent connections shuts out nobody but itself.
+//! address which holds many silent connections shuts out itself alone.
 
 use core::net::IpAddr;
 use std::collections::HashMap;

@@ -19,10 +19,11 @@
 //! shared    what the threads below share
 //! slot      one slot's thread; `evolve`: what may come back as a state
 //! control   the control thread
-//! watchdog  runs that take too long
+//! watchdog  runs that take too long; has the device asked for again
 //!
 //! start     how an executor is created, and why it can't be
 //! status    what others see of the executor, read-only
+//! refresh   asks for the device again, and publishes what has changed
 //! reload    replaces the executor
 //! lender    what the peer network may use of it
 //! pool      Executor, the one handle the rest of the host holds

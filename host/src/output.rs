@@ -29,7 +29,7 @@ static STANDARD_ERROR: Mutex<LineWriter> = Mutex::new(LineWriter { stalled: fals
 static STANDARD_OUTPUT: Mutex<OutputState> = Mutex::new(OutputState { closed: false, error: None });
 
 struct OutputState {
-    /// Nobody reads any more, or an error came before: nothing more is written.
+    /// The reader has gone, or an error came before: nothing more is written.
     closed: bool,
     error: Option<io::Error>,
 }

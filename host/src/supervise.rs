@@ -4,7 +4,7 @@
 //!
 //! Tasks end by themselves when they are stopped; what they serve decides in which order (see `app`). A task that
 //! panics is a failure of the host at any time, whatever its kind. So is a panic of any other thread or task, those of
-//! libraries included: a part of the host is gone then, and nobody else would notice ([`PanicWatch`]).
+//! libraries included: a part of the host is gone then, and nothing else would notice ([`PanicWatch`]).
 
 use std::any::Any;
 use std::fmt;
@@ -359,7 +359,7 @@ mod tests {
         let (tasks, _stop) = supervisor();
         let mut tasks = tasks.watching(panics.clone());
         tasks.spawn(TaskKind::Heartbeat, std::future::pending());
-        // A task of a library: nobody waits for its end.
+        // A task of a library: its end is not waited for.
         drop(tokio::spawn(async { panic!("a library has a bug") }));
         let failed = tasks.failed().await;
         assert!(

@@ -100,7 +100,7 @@ pub async fn large_results(scale: Scale) -> Row {
     Ok(tally)
 }
 
-/// Whoever reads the host's log has gone: its lines are lost, and nothing else.
+/// The reader of the host's log has gone: its lines are lost, and nothing else.
 pub async fn log_gone(_: Scale) -> Row {
     let mut load = Load::new();
     let dir = tempfile::tempdir().expect("a directory");

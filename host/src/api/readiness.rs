@@ -37,7 +37,7 @@ pub struct StuckControlCall {
     pub call: String,
     pub plugin: String,
     pub seconds: u64,
-    /// After which time the plugin's process is killed, where it has one of its own.
+    /// After which time the plugin's process is killed, where the plugin has one.
     pub killed_after: Option<Duration>,
 }
 

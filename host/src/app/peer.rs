@@ -169,7 +169,7 @@ impl Slots for PeerExecutor {
 impl FragmentExecutor for PeerExecutor {
     fn evolve(&self, work: FragmentWork<SlotLease>) {
         let FragmentWork { key, lease, execution_id, num_qubits, amplitudes, steps, done } = work;
-        // A name of the host's own, which nobody can guess: the plugin knows cloud jobs by the same kind of name, and
+        // A name that the host makes up and that can't be guessed: the plugin knows cloud jobs by the same kind of name, and
         // a peer that chose a job's id would cancel the customer's job with its own execution.
         let name: JobId = format!("peer-execution-{}", uuid::Uuid::new_v4()).into();
         tracing::debug!(execution = execution_id, job_id = &*name, "an execution of a peer starts");

@@ -35,7 +35,7 @@ impl DeviceConfig {
         let Some(path) = path else { return Ok(DeviceConfig::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
-        // The byte order mark of some editors is no part of the YAML that the plugin reads.
+        // The byte order mark of some editors does not belong to the YAML that the plugin reads.
         let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
         let (executor_factory, misspelt) =
             ours(&text).map_err(|what| ConfigError::Device { path: path.to_path_buf(), what })?;

@@ -24,7 +24,7 @@ pub struct ProcessEnv {
 
 impl ProcessEnv {
     /// The variables of an environment. A carriage return at the end of a value of ours is what an environment file with
-    /// Windows line ends leaves there; it is no part of any value.
+    /// Windows line ends leaves there; it belongs to no value.
     pub fn new(variables: impl IntoIterator<Item = (String, String)>, cwd: PathBuf) -> ProcessEnv {
         let mut env = ProcessEnv { environment: HashMap::new(), cwd };
         env.extend(variables);

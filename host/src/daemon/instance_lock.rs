@@ -164,7 +164,7 @@ impl InstanceLock {
     }
 }
 
-/// Whether the lock is held by no host: nobody has the record lock, and the host that described itself has ended. What
+/// Whether the lock is held by no host: the record lock is free, and the host that described itself has ended. What
 /// has the lock then is a process that inherited it.
 fn is_left_behind(file: &File) -> bool {
     let unlocked = matches!(fcntl_getlk(file, &Flock::from(FlockType::WriteLock)), Ok(None));

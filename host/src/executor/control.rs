@@ -1,4 +1,5 @@
-//! The control thread: cancel and shutdown reach the plugin beside the runs, one call at a time.
+//! The control thread: cancel, the question for the device, and shutdown reach the plugin beside the runs, one call at
+//! a time.
 //!
 //! A control call may hang in the plugin. It is noted while it lasts, so that one which takes too long is seen.
 
@@ -36,7 +37,7 @@ pub struct ControlCall {
     pub call: String,
     pub plugin: String,
     pub since: Instant,
-    /// After which time the plugin's process is killed, where it has one of its own.
+    /// After which time the plugin's process is killed, where the plugin has one.
     pub killed_after: Option<Duration>,
 }
 

@@ -128,7 +128,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, ElfError> {
 /// Opens a file that may be a library, without waiting for anyone.
 ///
 /// # Errors
-/// When it can't be opened, or is no file of a size that a library has.
+/// When it can't be opened, or is not a file of a size that a library has.
 pub fn open(path: &Path) -> Result<File, ElfError> {
     let failed = |source| ElfError::Read { path: path.to_path_buf(), source };
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
@@ -136,7 +136,7 @@ pub fn open(path: &Path) -> Result<File, ElfError> {
     Ok(file)
 }
 
-/// Refuses what is no file of a size that a library has; returns its length.
+/// Refuses what is not a file of a size that a library has; returns its length.
 ///
 /// # Errors
 /// See above.

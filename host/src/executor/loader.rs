@@ -370,7 +370,7 @@ pub fn trusted(path: &Path) -> Result<(), LoadError> {
 /// Mode of the private copy. Its directory keeps others out; a plugin's process is handed the open file.
 const COPY_MODE: u32 = 0o555;
 
-/// Copies the library where nobody else writes; returns the copy's path, the copy, and its hash.
+/// Copies the library where no other user writes; returns the copy's path, the copy, and its hash.
 fn private_copy(path: &Path, file: &File, state_dir: &Path) -> Result<(PathBuf, File, String), LoadError> {
     let dir = state_dir.join("plugins");
     let failed = |source| LoadError::Copy { path: dir.clone(), source };

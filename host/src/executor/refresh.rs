@@ -15,7 +15,7 @@ use super::shared::Shared;
 
 /// Asks for the device and publishes what has changed. For the control thread.
 pub(super) struct DeviceRefresh {
-    /// Weak, so that whoever asks from time to time keeps nothing of the executor.
+    /// Weak, so that the watchdog, which asks from time to time, keeps nothing of the executor.
     pub shared: Weak<Shared>,
     pub plugin: Plugin,
     pub active: Arc<RwLock<Arc<ActivePlugin>>>,

@@ -240,7 +240,7 @@ impl Slot {
             return;
         }
         let given = batch.answers.iter().flatten().count() + batch.surplus;
-        // With one answer too few or too many nobody knows which answer is whose.
+        // With one answer too few or too many it is not known which answer is whose.
         let complete = batch.surplus == 0 && given == jobs.len();
         let answers: Vec<Answer> = batch
             .answers
@@ -285,7 +285,7 @@ impl Slot {
                     call.back_out(self.shared.control_timeout);
                     continue;
                 }
-                // Not run again: whoever asked for it has other peers.
+                // Not run again: the coordinator that asked for it has other peers.
                 Err(LostCall::Suspect(error)) => Err(error),
                 Err(LostCall::Stopped) => Err(stopped()),
             };

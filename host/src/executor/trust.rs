@@ -1,6 +1,6 @@
 //! Files that only trusted users can have put where they are: what is run with the host's rights is one of these.
 //!
-//! A file is as trustworthy as every folder and link on the way to it: whoever may write in one of them can put another
+//! A file is as trustworthy as every folder and link on the way to it: a user who may write in one of them can put another
 //! file in its place at any moment. So the way is walked from `/`, link by link, and the file that is opened at its end is
 //! the one that is judged, hashed and loaded.
 
@@ -48,7 +48,7 @@ impl Trust {
     /// Why others may change a file or put something into a folder.
     fn objection(self, meta: &Metadata) -> Option<String> {
         let mode = meta.mode() & 0o7777;
-        // In a folder with the sticky bit, such as /tmp, everyone may create files and nobody may exchange those of others.
+        // In a folder with the sticky bit, such as /tmp, everyone may create files and no user may exchange those of others.
         let sticky = meta.is_dir() && mode & 0o1000 != 0;
         let group = mode & 0o020 != 0 && meta.gid() != 0;
         if !self.trusts(meta.uid()) {

@@ -4,6 +4,8 @@
 //! period after its cancel is killed with its process where the plugin has one of its own. In this process nothing can
 //! end it: the host says so, claims nothing more, and ends for its supervisor to start it again if it is told to. In
 //! either case nothing runs on the hardware beside a run that has not come back.
+//!
+//! It also has the device asked for from time to time (`refresh`).
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};

@@ -384,7 +384,7 @@ impl Remote {
                 Ok(Err(unreadable(&why)))
             }
         };
-        // Whoever asks next must find it down.
+        // The next call must find it down.
         self.wait_for_keeper(&process);
         answer
     }

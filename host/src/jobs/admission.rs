@@ -105,7 +105,7 @@ pub struct MessageFacts<'a> {
 /// Decides about a claimed message. At `max_deaths` deaths it is given up.
 ///
 /// A terminal state is written before the result is delivered, and history after it. A message that is still pending
-/// with a terminal state of its own and without history was therefore not acknowledged by anybody who knew of a
+/// with a terminal state of its own and without history was therefore not acknowledged by a host that knew of a
 /// delivery: its result was lost with the state database. A new message that has ended before comes from a consumer
 /// group that was created again, and was acknowledged in the former one.
 pub fn admit(
@@ -211,7 +211,7 @@ mod tests {
             (record("completed", "7-0"), Some(past("K")), Admission::RunAgain),
             // Delivered, and the acknowledgement was lost.
             (record("completed", "7-0"), Some(past("J")), Admission::Duplicate),
-            // Another message ended the job; whoever ran that one delivered it.
+            // Another message ended the job; the host that ran it delivered its result.
             (record("completed", "1-0"), None, Admission::Duplicate),
             // A cancelled job has no result.
             (record("cancelled", "7-0"), None, Admission::Duplicate),

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn no_child_begins_with_a_blocked_signal() {
-        // In a thread of its own, whose mask ends with it.
+        // In a separate thread, whose mask ends with it.
         let blocked = std::thread::spawn(|| {
             crate::sys::block_stop_signals().unwrap();
             let mask = "/^SigBlk/{print $2}";

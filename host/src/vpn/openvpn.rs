@@ -471,7 +471,7 @@ impl Managed {
         Ok(found.is_some())
     }
 
-    /// Our daemon: by its pid file, or by its arguments as long as it has not written that file, or somebody removed it.
+    /// Our daemon: by its pid file, or by its arguments as long as it has not written that file, or the file was removed.
     fn find(&self) -> Result<Option<(u32, ProcessHandle)>, OpenvpnError> {
         if let Some(pid) = read_pid(&self.pid_file)
             && let Some(process) = self.own(pid)?

@@ -210,7 +210,7 @@ async fn a_result_that_the_operator_drops_ends_without_counting_as_accepted() {
     host.good_job_goes_through("J2").await;
 }
 
-/// The status `completed` is written before the delivery: without the database it is no sign of one.
+/// The status `completed` is written before the delivery: without the database it does not show one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn results_that_were_lost_with_the_state_database_are_made_again() {
     for loss in ["removed", "emptied", "without bodies"] {
@@ -239,7 +239,7 @@ async fn results_that_were_lost_with_the_state_database_are_made_again() {
         }
         assert!(host.failure("J4").await.contains("shots is"), "{loss}");
         host.wait_nothing_pending().await;
-        // What the executor answered is in a journal of its own, so that they need not even run again.
+        // What the executor answered is in a separate journal, so that they need not even run again.
         assert!(host.runs().await <= 3, "{loss}");
         assert_eq!(host.attempts("delivered").1, 1, "{loss}");
     }

@@ -164,7 +164,7 @@ async fn a_host_without_a_cloud_reloads_and_tells_of_itself() {
     assert!(doctor.out.contains("it can't evolve a quantum state"), "{}", doctor.text());
 }
 
-/// Below the process with this number: those that have ended and that nobody has waited for.
+/// Below the process with this number: those that have ended and were not waited for.
 fn zombies(pid: i32) -> Vec<i32> {
     let children = process::children(pid);
     let state = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What is run with the host's rights: the file that was checked, in folders that nobody else can change, with every
+//! What is run with the host's rights: the file that was checked, in folders that no other user can change, with every
 //! library that it brings along.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -74,7 +74,7 @@ async fn a_folder_or_link_that_others_can_change_is_refused_for_root() {
         std::fs::copy(library("coda_faulty"), top.join(folder).join("plugin.so")).unwrap();
     }
     mode(&top.join("bad"), 0o777);
-    // Whoever can exchange a link wins every race against a check of where it leads.
+    // A user who can exchange a link wins every race against a check of where it leads.
     for target in ["bad", "bad/link"] {
         symlink("../good", top.join("bad/link")).ok();
         symlink(target, top.join("way")).unwrap();

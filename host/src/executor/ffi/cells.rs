@@ -3,7 +3,7 @@
 //! A plugin that breaks the rules may use what it was lent when the call is long over. If the memory had a new owner by
 //! then, its answer would go to another job. So the structs lie in blocks whose addresses are not used again: a block
 //! whose calls have all ended is replaced by a view of one shared page range in which every struct says that its call is
-//! over. It takes no memory of its own. Only after tens of millions of calls the oldest block is used again; the handles
+//! over. It takes no additional memory. Only after tens of millions of calls the oldest block is used again; the handles
 //! in the structs (`handles`) never are.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -75,7 +75,7 @@ impl<T: Copy + 'static> Cells<T> {
         let (block, first) = self.take(values.len());
         let first = first as *mut T;
         for (i, value) in values.iter().enumerate() {
-            // SAFETY: `take` has found room for so many that nobody else uses.
+            // SAFETY: `take` has found room for so many that no other call uses.
             unsafe { first.add(i).write(*value) };
         }
         Lent { cells: self, block, first, count: values.len() }

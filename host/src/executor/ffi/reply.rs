@@ -19,7 +19,7 @@ use super::cells::{Cells, Lent};
 use super::handles::{ENDED, Handles};
 use super::services::{JobContext, copied, lent, quietly};
 
-/// Collects what a plugin replies during one call, from whatever thread of its own; nothing once the call is over.
+/// Collects what a plugin replies during one call, from any of its threads; nothing once the call is over.
 struct Reply(Mutex<Option<Replies>>);
 
 #[derive(Default)]

@@ -275,7 +275,7 @@ extern "C" fn progress(ctx: *mut c_void, done: u64, total: u64) {
 }
 
 extern "C" fn is_cancelled(ctx: *mut c_void) -> u32 {
-    // Whoever still works for a call that has ended shall stop.
+    // A thread that still works for a call that has ended is to stop.
     HOSTS.get(ctx).is_none_or(|context| context.is_cancelled()).into()
 }
 

@@ -2,12 +2,11 @@
 //! may send, the consumers of the group, and taking over what a dead one left.
 //!
 //! Adopted messages are claimed for this host's own consumer, unchanged; the host that runs under that name takes
-//! them up like any of its own. A dead consumer can't be told from one with a long job: that is the operator's to
+//! them up like its own. A dead consumer can't be told from one with a long job: that is the operator's to
 //! know, and only a consumer that was active just now is refused.
 
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
 
 use super::replies::{ReplyError, number, pending_ids, server_words, text, unexpected};
@@ -131,7 +130,7 @@ impl Redis {
         let n = &self.names;
         let mut info = redis::cmd("XINFO");
         info.arg("CONSUMERS").arg(&n.stream).arg(&n.group);
-        match self.one(&mut conn, &info).await? {
+        match self.link.ask_one_on(&mut conn, info).await? {
             Value::Array(rows) => return Ok(rows.into_iter().filter_map(consumer).collect()),
             // The stream or the group isn't there yet.
             Value::ServerError(e) if e.details().is_some_and(|d| d.contains("no such key")) => {
@@ -143,7 +142,7 @@ impl Redis {
         }
         let mut pending = redis::cmd("XPENDING");
         pending.arg(&n.stream).arg(&n.group);
-        let rows = match self.one(&mut conn, &pending).await? {
+        let rows = match self.link.ask_one_on(&mut conn, pending).await? {
             Value::Array(parts) => parts.into_iter().nth(3),
             other => return Err(unlisted("XPENDING", &other)),
         };
@@ -168,7 +167,7 @@ impl Redis {
         loop {
             let mut pending = redis::cmd("XPENDING");
             pending.arg(&n.stream).arg(&n.group).arg(start.to_string()).arg("+").arg(PAGE).arg(from);
-            let ids = pending_ids(self.one(&mut conn, &pending).await?)?;
+            let ids = pending_ids(self.link.ask_one_on(&mut conn, pending).await?)?;
             let Some(last) = ids.last() else { return Ok(adopted) };
             start = last.next();
             let mut claim = redis::cmd("XCLAIM");
@@ -177,20 +176,12 @@ impl Redis {
                 claim.arg(id.to_string());
             }
             claim.arg("JUSTID");
-            match self.one(&mut conn, &claim).await? {
+            match self.link.ask_one_on(&mut conn, claim).await? {
                 // Entries that were trimmed away are not among them.
                 Value::Array(claimed) => adopted += claimed.len() as u64,
                 other => return Err(unlisted("XCLAIM", &other)),
             }
         }
-    }
-
-    /// One command, whose refusal is a value.
-    async fn one(&self, conn: &mut MultiplexedConnection, cmd: &Cmd) -> Result<Value, RedisFailure> {
-        let mut pipe = redis::pipe();
-        pipe.add_command(cmd.clone());
-        let replies = self.link.ask_on(conn, &pipe).await?;
-        Ok(replies.into_iter().next().unwrap_or(Value::Nil))
     }
 }
 

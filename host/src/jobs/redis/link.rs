@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo as _, Pipeline, RedisError, TlsCertificates, Value,
 };
 use tokio::sync::{Notify, watch};
 
@@ -88,7 +88,7 @@ struct Inner {
     timeout: Duration,
     block: Duration,
     state: watch::Sender<LinkState>,
-    /// The link went down on somebody's command: the reader should connect again.
+    /// The link went down on a command: the reader should connect again.
     failed: Notify,
 }
 
@@ -179,7 +179,7 @@ impl RedisLink {
         });
     }
 
-    /// Waits until the link has gone down on somebody's command, and returns why.
+    /// Waits until the link has gone down on a command, and returns why.
     pub async fn wait_failed(&self) -> String {
         loop {
             if let Some(why) = self.error() {
@@ -222,6 +222,21 @@ impl RedisLink {
     ) -> Result<Vec<Value>, RedisFailure> {
         let sent = connection.send_packed_commands(pipe, 0, pipe.len()).await;
         sent.map_err(|error| RedisFailure::Down(self.masked(&error)))
+    }
+
+    /// Sends one command on a connection of the caller's; its refusal is a value.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub(super) async fn ask_one_on(
+        &self,
+        connection: &mut MultiplexedConnection,
+        command: Cmd,
+    ) -> Result<Value, RedisFailure> {
+        let mut pipe = redis::pipe();
+        pipe.add_command(command);
+        let replies = self.ask_on(connection, &pipe).await?;
+        Ok(replies.into_iter().next().unwrap_or(Value::Nil))
     }
 
     /// An error's text without the URL's secrets.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
 
 use super::replies::{self, ReplyError};
 use super::{Names, RedisFailure, RedisLink};
@@ -49,7 +48,7 @@ impl StreamConnection {
         let n = &self.names;
         let mut cmd = redis::cmd("XGROUP");
         cmd.arg("CREATE").arg(&n.stream).arg(&n.group).arg("0").arg("MKSTREAM");
-        let created = replies::confirmation("XGROUP", self.ask_one(cmd).await?);
+        let created = replies::confirmation("XGROUP", self.link.ask_one_on(&mut self.connection, cmd).await?);
         match created {
             Err(refused) if refused.code() == Some("BUSYGROUP") => Ok(()),
             created => Ok(created?),
@@ -65,7 +64,7 @@ impl StreamConnection {
         let mut cmd = redis::cmd("XREADGROUP");
         cmd.arg("GROUP").arg(&n.group).arg(&n.consumer).arg("COUNT").arg(count);
         cmd.arg("BLOCK").arg(self.link.block().as_millis() as u64).arg("STREAMS").arg(&n.stream).arg(">");
-        Ok(replies::new_messages(self.ask_one(cmd).await?)?)
+        Ok(replies::new_messages(self.link.ask_one_on(&mut self.connection, cmd).await?)?)
     }
 
     /// Ids of this consumer's pending messages from `from` on.
@@ -76,7 +75,7 @@ impl StreamConnection {
         let n = &self.names;
         let mut cmd = redis::cmd("XPENDING");
         cmd.arg(&n.stream).arg(&n.group).arg(from.to_string()).arg("+").arg(count).arg(&n.consumer);
-        Ok(replies::pending_ids(self.ask_one(cmd).await?)?)
+        Ok(replies::pending_ids(self.link.ask_one_on(&mut self.connection, cmd).await?)?)
     }
 
     /// These entries of the stream; `None` for one that was trimmed away.
@@ -92,13 +91,5 @@ impl StreamConnection {
         let replies = self.link.ask_on(&mut self.connection, &pipe).await?;
         let entries = ids.iter().zip(replies).map(|(id, reply)| replies::entry_at(*id, reply));
         Ok(entries.collect::<Result<Vec<_>, ReplyError>>()?)
-    }
-
-    /// One command, whose refusal is a value.
-    async fn ask_one(&mut self, cmd: Cmd) -> Result<Value, RedisFailure> {
-        let mut pipe = redis::pipe();
-        pipe.add_command(cmd);
-        let replies = self.link.ask_on(&mut self.connection, &pipe).await?;
-        Ok(replies.into_iter().next().unwrap_or(Value::Nil))
     }
 }

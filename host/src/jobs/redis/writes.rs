@@ -25,7 +25,7 @@ use crate::model::{JobId, MessageId};
 const GROUP_MAX: usize = 128;
 /// Before a server that refuses is asked again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
-/// The one refusal that stays whatever happens: somebody else's key has the name of this job's state.
+/// The one refusal that stays whatever happens: another key has the name of this job's state.
 const KEY_OF_ANOTHER_TYPE: &str = "WRONGTYPE";
 
 /// One job's change of state, and the acknowledgement that may come with it.

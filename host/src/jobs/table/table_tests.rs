@@ -514,7 +514,7 @@ fn no_more_is_claimed_while_as_much_is_held_as_may_be() {
     assert!(!f.table.status().is_full, "a result is not a message");
 }
 
-/// A crash between a result on disk and its decision: the record that the claim had found is no sign of one.
+/// A crash between a result on disk and its decision: the record that the claim had found does not show one.
 #[test]
 fn a_resubmission_that_was_not_decided_before_a_crash_is_decided_after_it() {
     for (replaces, recorded, is_open) in [(Some(1), 1, true), (None, 1, false), (Some(1), 3, false)] {

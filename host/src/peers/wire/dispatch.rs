@@ -2,7 +2,7 @@
 //!
 //! They are written from one set of types and read into another one. What is read was sent by a stranger: a part whose
 //! decoded form would be larger than its text stays text until it is admitted ([`RawPart`]), lists are bounded, and
-//! what nobody needs is checked and not kept.
+//! what is not needed is checked and not kept.
 
 use std::ops::Range;
 

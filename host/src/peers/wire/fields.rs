@@ -117,7 +117,7 @@ pub fn maybe_list<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Vec<i64>>, D
     Ok(Option::<Numbers>::deserialize(d)?.map(|numbers| numbers.0))
 }
 
-/// A list of texts that is part of a document and that nobody needs: it is checked and not kept, and written empty.
+/// A list of texts that is part of a document and not needed: it is checked and not kept, and written empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnusedTexts;
 

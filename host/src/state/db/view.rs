@@ -147,7 +147,7 @@ impl Database {
             let now = time::OffsetDateTime::now_utc().unix_timestamp();
             sql::apply(&tx, &kept.qpu_id, now, &sql::Op::Delivered(id)).map_err(write_failed)?;
         }
-        // Also what has no message id of its own.
+        // Also an entry whose message id can't be read.
         let table = kept.kind.table();
         let row = params![kept.qpu_id, kept.message_id];
         tx.execute(&format!("DELETE FROM {table} WHERE qpu_id = ?1 AND message_id = ?2"), row)
