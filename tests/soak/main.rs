@@ -80,6 +80,7 @@ async fn main() -> ExitCode {
     soak.until(time.saturating_sub(CALM), &FAULTS[..5]).await;
     soak.calm(CALM).await;
     let tally = soak.load.settle(&soak.host, LIMIT).await;
+    soak.until_idle_connections_are_closed(before.files).await;
     let after = soak.sample("at the end");
     println!("{tally:?}");
     let mut bad = Vec::new();
@@ -113,6 +114,7 @@ impl Soak {
             .env("CODA_MAX_DEATHS", "1000")
             .env("CODA_WEBHOOK_TIMEOUT_SEC", "1")
             .env("CODA_REDIS_TIMEOUT_SEC", "1")
+            .env("CODA_HTTP_IDLE_SEC", "1")
             .prepare()
             .await;
         let link = Proxy::start(host.redis.port(), Duration::ZERO).await.expect("a port");
@@ -158,6 +160,16 @@ impl Soak {
         self.calm(time).await;
         self.host.cloud.on_webhook(|_| None);
         self.link.set(Link::Pass);
+    }
+
+    /// Webhooks that hung were sent side by side, and their connections are kept for CODA_HTTP_IDLE_SEC. Only what is
+    /// still open long after that has leaked.
+    async fn until_idle_connections_are_closed(&mut self, before: usize) {
+        let pid = self.host.process().pid();
+        let end = Instant::now() + LIMIT;
+        while open_files(pid) > before + FILES && Instant::now() < end {
+            sleep(Duration::from_millis(100)).await;
+        }
     }
 
     fn sample(&mut self, when: &str) -> Sample {
