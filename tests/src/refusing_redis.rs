@@ -4,6 +4,7 @@
 //! the protocol are read, not what they mean.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -35,7 +36,7 @@ impl RefusingRedis {
         self.port
     }
 
-    /// Answers a command with these bytes from now on.
+    /// Answers a command with these bytes from now on; `{n}` in them is another number each time.
     pub fn refuse(&self, command: &str, answer: &str) {
         self.set(Some((command.to_uppercase(), answer.into())));
     }
@@ -80,10 +81,16 @@ async fn connection(client: TcpStream, to: u16, refusal: &Refusal) -> io::Result
         let refused =
             refusal.lock().expect("no holder panics").clone().filter(|(refused, _)| *refused == name);
         match refused {
-            Some((_, answer)) => to_client.write_all(&answer).await?,
+            Some((_, answer)) => to_client.write_all(numbered(&answer).as_bytes()).await?,
             None => relay(&command, &mut to_server, &mut from_server, &mut to_client).await?,
         }
     }
+}
+
+fn numbered(answer: &[u8]) -> String {
+    static ANSWERS: AtomicU64 = AtomicU64::new(0);
+    let n = ANSWERS.fetch_add(1, Ordering::Relaxed).to_string();
+    String::from_utf8_lossy(answer).replace("{n}", &n)
 }
 
 async fn relay(

@@ -125,6 +125,7 @@ pub struct Driver {
     parts: DriverParts,
     table: JobTable,
     checker: Checker,
+    store_failure: watch::Receiver<Option<String>>,
     started: Instant,
     /// Which executor the table's device belongs to.
     generation: Generation,
@@ -163,6 +164,7 @@ impl Driver {
         Driver {
             table,
             checker,
+            store_failure: parts.store.failure(),
             started: Instant::now(),
             generation: Generation::default(),
             immediate,
@@ -194,6 +196,10 @@ impl Driver {
                     self.apply(Event::Delivered { message_id, outcome });
                 }
                 Some(events) = self.inbox.recv() => events.into_iter().for_each(|event| self.apply(event)),
+                Ok(()) = self.store_failure.changed() => {
+                    let error = self.store_failure.borrow_and_update().clone();
+                    self.apply(Event::StoreChanged { error });
+                }
                 Some(claim) = self.parts.claims.recv() => self.claim(claim),
                 _ = poll.tick() => self.poll(),
                 () = sleep_until(wake.unwrap_or(self.started)), if wake.is_some() => self.apply(Event::Tick),

@@ -50,6 +50,7 @@ use std::time::Duration;
 use coda_plugin_abi::Device;
 use time::OffsetDateTime;
 
+use super::standing_error::StandingError;
 use crate::model::{JobId, MessageId};
 use crate::state::answer_journal::KeptAnswers;
 
@@ -149,8 +150,9 @@ pub struct JobTable {
     next_ticket: Ticket,
     polling: bool,
     drain: Drain,
-    store_error: Option<String>,
-    check_error: Option<(Duration, String)>,
+    store_error: StandingError,
+    check_error: StandingError,
+    check_failed_at: Duration,
     faults: Vec<Fault>,
     last_success: Option<OffsetDateTime>,
     device: Arc<Device>,
@@ -178,8 +180,9 @@ impl JobTable {
             next_ticket: 0,
             polling: false,
             drain: Drain::NotAsked,
-            store_error: None,
-            check_error: None,
+            store_error: StandingError::default(),
+            check_error: StandingError::default(),
+            check_failed_at: Duration::ZERO,
             faults: Vec::new(),
             last_success: None,
             device: settings.device,
@@ -216,6 +219,8 @@ impl JobTable {
             Event::Buried { ticket, buried } => self.buried(now, ticket, buried),
             Event::Delivered { message_id, outcome } => self.delivered(now, message_id, outcome),
             Event::Acknowledged { ticket } => self.acknowledged(ticket),
+            Event::StoreChanged { error: Some(error) } => self.store_fails(now, error),
+            Event::StoreChanged { error: None } => self.store_works(),
             Event::DeviceChanged { device } => self.device_changed(now, device),
             Event::DrainRequested => self.begin_drain(),
             Event::AllTried => self.drain = Drain::Tried,
@@ -252,8 +257,8 @@ impl JobTable {
             waiting: self.order.queued() + self.waiting,
             parked: self.ids.parked(),
             is_full: self.ids.is_full() || self.held_bytes >= self.max_held_bytes,
-            store_error: self.store_error.clone(),
-            check_error: self.check_error.clone(),
+            store_error: self.store_error.text().map(str::to_string),
+            check_error: self.check_error.text().map(|text| (self.check_failed_at, text.to_string())),
             faults: self.faults.clone(),
             last_success: self.last_success,
         }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::model::MessageId;
 use crate::state::sqlite_actor::{self, OpenError, SqliteActor, SqliteFailure};
@@ -43,6 +43,7 @@ pub struct Store {
     actor: SqliteActor<Request>,
     /// The newest message in history, so that fresh ones need no look-up.
     newest: Arc<NewestInHistory>,
+    failure: watch::Receiver<Option<String>>,
 }
 
 /// The newest message in history; it only grows. Exact, since a backlog has many messages of one millisecond.
@@ -111,8 +112,9 @@ impl Database {
         }
         conn.busy_timeout(WRITE_BUSY_TIMEOUT).map_err(|e| fail(e.into()))?;
         let writer = Writer::new(conn, qpu_id, newest.clone());
+        let failure = writer.failure();
         let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(e.into()))?;
-        Ok((Store { actor, newest }, opened))
+        Ok((Store { actor, newest, failure }, opened))
     }
 }
 
@@ -204,6 +206,12 @@ impl Store {
         let (answer, wait) = oneshot::channel();
         self.send(Request::LoadResult(id, answer))?;
         wait.await.map_err(|_| StoreError::Stopped)?
+    }
+
+    /// Why the last write failed, whoever asked for it; `None` as soon as one succeeds. While it is set, something is
+    /// tried again.
+    pub fn failure(&self) -> watch::Receiver<Option<String>> {
+        self.failure.clone()
     }
 
     /// Writes what waits, closes the file and waits for the thread.

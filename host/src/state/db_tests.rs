@@ -160,6 +160,26 @@ async fn a_full_disk_is_told_by_its_cause_and_passes() {
     store.close();
 }
 
+/// Whoever wrote: here only writes that nobody waits for. They are tried again, so that the end is noticed too.
+#[tokio::test]
+async fn a_failing_database_is_known_until_a_write_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q1").unwrap();
+    store.insert(row(1)).await.unwrap();
+    let mut failure = store.failure();
+    assert_eq!(*failure.borrow(), None);
+    let other = Connection::open(dir.path().join(FILE)).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    store.record_attempt(id(1), 3, "refused".into());
+    let said = failure.wait_for(Option::is_some).await.unwrap().clone();
+    assert!(said.as_ref().is_some_and(|said| said.contains("locked")), "{said:?}");
+    other.execute_batch("ROLLBACK").unwrap();
+    failure.wait_for(Option::is_none).await.unwrap();
+    store.close();
+    let (_, opened) = open(&dir, "q1").unwrap();
+    assert_eq!(opened.rows[0].attempts, 3, "the write was not lost");
+}
+
 #[tokio::test]
 async fn after_its_end_the_store_says_that_it_has_stopped() {
     let dir = tempfile::tempdir().unwrap();

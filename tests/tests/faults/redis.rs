@@ -1,7 +1,7 @@
 //! Redis going away, coming back, forgetting things, and bringing old ones back.
 
 use coda_host_tests::refusing_redis::RefusingRedis;
-use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, eventually, example};
+use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, eventually, eventually_some, example};
 use redis::{Value, cmd};
 use serde_json::json;
 
@@ -297,17 +297,7 @@ const REFUSALS: [(&str, &str); 12] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_command_costs_no_job() {
     for command in ["XREADGROUP", "XPENDING", "XRANGE", "XACK", "HGET", "HSET", "GET"] {
-        let mut host = Plan::simulator("")
-            .env("CODA_RECOVER_INTERVAL_SEC", "0.05")
-            .env("CODA_REDIS_BLOCK_SEC", "0.05")
-            .env("CODA_REDIS_BACKOFF_SEC", "0.05")
-            .env("CODA_REDIS_BACKOFF_MAX_SEC", "0.2")
-            .prepare()
-            .await;
-        let server = RefusingRedis::start(host.redis.port()).await.unwrap();
-        let url = format!("redis://127.0.0.1:{}/0", server.port());
-        host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
-        host.start().await;
+        let (mut host, server) = start_before_refusing_redis().await;
         for (n, (refusal, answer)) in REFUSALS.iter().enumerate() {
             let id = format!("{command}-{n}");
             server.refuse(command, answer);
@@ -345,6 +335,67 @@ async fn a_refused_command_costs_no_job() {
         assert_eq!(host.metric("coda_host_trimmed_messages_total").await, 0);
         let lines = host.log().lines().count();
         assert!(lines < 40 * REFUSALS.len(), "{command}: {lines} lines of log");
+        assert_eq!(host.stop().await, Exit::Code(0));
+    }
+}
+
+/// A host whose Redis can refuse commands.
+async fn start_before_refusing_redis() -> (TestHost, RefusingRedis) {
+    let mut host = Plan::simulator("")
+        .env("CODA_RECOVER_INTERVAL_SEC", "0.05")
+        .env("CODA_REDIS_BLOCK_SEC", "0.05")
+        .env("CODA_REDIS_BACKOFF_SEC", "0.05")
+        .env("CODA_REDIS_BACKOFF_MAX_SEC", "0.2")
+        .prepare()
+        .await;
+    let server = RefusingRedis::start(host.redis.port()).await.unwrap();
+    let url = format!("redis://127.0.0.1:{}/0", server.port());
+    host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+    host.start().await;
+    (host, server)
+}
+
+/// As proxies do it, which number their requests. What else the server accepts meanwhile, such as the states of other
+/// jobs, doesn't end the refusal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_in_ever_new_words_is_logged_once_and_stands_until_the_command_works() {
+    for (command, line) in [
+        ("XACK", "Redis refuses writes"),
+        ("XREADGROUP", "new jobs can't be claimed"),
+        ("XPENDING", "pending messages can't be looked at"),
+        ("HGET", "claimed messages can't be checked"),
+    ] {
+        let (mut host, server) = start_before_refusing_redis().await;
+        server.refuse(command, "-ERR upstream failure, request {n}\r\n");
+        for n in 0..50 {
+            host.submit(&format!("{command}-{n}"), &example(), 10).await;
+        }
+        let reason = async || {
+            let (status, body) = host.ready().await;
+            let reasons = body["reasons"].to_string();
+            (status == 503 && reasons.contains("request ")).then_some(reasons)
+        };
+        let first = eventually_some(&format!("/ready tells of {command}"), reason).await;
+        if command == "XACK" {
+            for n in 0..50 {
+                host.delivered(&format!("{command}-{n}")).await;
+            }
+        }
+        let mut is_told = true;
+        eventually(&format!("{command} was refused again"), async || {
+            let now = reason().await;
+            is_told &= now.is_some();
+            now.is_some_and(|now| now != first)
+        })
+        .await;
+        assert!(is_told, "{command}: it stands");
+        server.allow_all();
+        for n in 0..50 {
+            host.delivered(&format!("{command}-{n}")).await;
+        }
+        host.wait_nothing_pending().await;
+        host.wait_ready().await;
+        assert_eq!(host.log().matches(line).count(), 1, "{command}");
         assert_eq!(host.stop().await, Exit::Code(0));
     }
 }

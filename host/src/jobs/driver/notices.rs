@@ -76,7 +76,7 @@ impl Driver {
             }
             Notice::StoreFails { error } => tracing::error!(
                 error,
-                "a result can't be stored; nothing more is run until the state database can be written"
+                "the state database can't be written; nothing more is run until it can be"
             ),
             Notice::StoreWorks => tracing::info!("the state database can be written again; running jobs"),
             Notice::Draining { running, left_pending } => {

@@ -82,7 +82,7 @@ impl JobTable {
         let JobState::Storing { job_id, retry: None } = state else {
             return self.impossible(ticket, claim, state, "store failed");
         };
-        self.store_fails(error);
+        self.store_fails(now, error);
         let retry = Some(Retry { at: now.elapsed + self.retry, value: result });
         self.put(ticket, claim, JobState::Storing { job_id, retry });
     }
@@ -137,7 +137,7 @@ impl JobTable {
             }
             // Sent without the mark, a cancel after a crash could win over a result that the cloud has.
             (JobState::Marking { result, retry: None }, Err(error)) => {
-                self.store_fails(error);
+                self.store_fails(now, error);
                 let retry = Some(now.elapsed + self.retry);
                 self.put(ticket, claim, JobState::Marking { result, retry });
             }
@@ -237,7 +237,7 @@ impl JobTable {
             }
             // Acknowledged with its row left on disk, a cancelled job's result could be sent after a restart.
             (JobState::Discarding { job_id, retry: None }, Err(error)) => {
-                self.store_fails(error);
+                self.store_fails(now, error);
                 let retry = Some(now.elapsed + self.retry);
                 self.put(ticket, claim, JobState::Discarding { job_id, retry });
             }
@@ -254,7 +254,7 @@ impl JobTable {
                 self.put(ticket, claim, JobState::Acknowledging { job_id: None, completed: false });
             }
             (JobState::Burying { letter, retry: None }, Err(error)) => {
-                self.store_fails(error);
+                self.store_fails(now, error);
                 let retry = Some(now.elapsed + self.retry);
                 self.put(ticket, claim, JobState::Burying { letter, retry });
             }
@@ -311,16 +311,18 @@ impl JobTable {
 
     // --- the state database
 
-    fn store_fails(&mut self, error: String) {
-        if self.store_error.is_none() {
-            self.notify(Notice::StoreFails { error: error.clone() });
+    pub(super) fn store_fails(&mut self, now: Now, error: String) {
+        let worked = self.store_error.text().is_none();
+        if self.store_error.fails(now.elapsed, error.clone()) {
+            self.notify(Notice::StoreFails { error });
+        }
+        if worked {
             self.hold_waiting();
         }
-        self.store_error = Some(error);
     }
 
-    fn store_works(&mut self) {
-        if self.store_error.take().is_some() {
+    pub(super) fn store_works(&mut self) {
+        if self.store_error.works() {
             self.notify(Notice::StoreWorks);
         }
     }

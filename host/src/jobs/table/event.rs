@@ -208,6 +208,10 @@ pub enum Event {
     Acknowledged {
         ticket: Ticket,
     },
+    /// What the last write to the state database came to, whoever asked for it.
+    StoreChanged {
+        error: Option<String>,
+    },
     /// Another device is in use. The executor gave back every job that was in no slot.
     DeviceChanged {
         device: Arc<Device>,

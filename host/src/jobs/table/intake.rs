@@ -73,8 +73,10 @@ impl JobTable {
     }
 
     pub(super) fn check_failed(&mut self, now: Now, tickets: &[Ticket], error: String) {
-        self.notify(Notice::ChecksFail { messages: tickets.len(), error: error.clone() });
-        self.check_error = Some((now.elapsed, error));
+        if self.check_error.fails(now.elapsed, error.clone()) {
+            self.notify(Notice::ChecksFail { messages: tickets.len(), error });
+        }
+        self.check_failed_at = now.elapsed;
         for &ticket in tickets {
             match self.take(ticket, "check failed") {
                 // Still pending: the look through the pending list brings it back.
@@ -90,7 +92,7 @@ impl JobTable {
         if !matches!(state, JobState::Checking) {
             return self.impossible(ticket, claim, state, "checked");
         }
-        self.check_error = None;
+        self.check_error.works();
         self.order.check_ended(ticket);
         if self.drain != Drain::NotAsked {
             return self.forget(ticket, claim, &state);
@@ -169,7 +171,7 @@ impl JobTable {
 
     /// Lets the jobs that are next wait for a slot, if anything may start.
     pub(super) fn hand_over(&mut self, now: Now) {
-        if self.drain != Drain::NotAsked || self.store_error.is_some() {
+        if self.drain != Drain::NotAsked || self.store_error.text().is_some() {
             return;
         }
         let mut submissions = Vec::new();

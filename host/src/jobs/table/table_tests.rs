@@ -362,6 +362,19 @@ fn while_results_can_not_be_stored_nothing_new_runs() {
 }
 
 #[test]
+fn nothing_new_runs_while_writes_of_others_to_the_store_fail() {
+    let mut f = Fixture::new();
+    f.on(Event::StoreChanged { error: Some("database is locked".into()) });
+    f.claim(&[1]);
+    f.checked(0, "J", Verdict::Run(work(2)));
+    assert_eq!(f.table.status().store_error.as_deref(), Some("database is locked"));
+    assert_eq!(f.submitted(), [0; 0]);
+    f.on(Event::StoreChanged { error: None });
+    assert_eq!(f.submitted(), [0]);
+    assert_eq!(f.table.status().store_error, None);
+}
+
+#[test]
 fn what_fails_on_disk_is_tried_again_and_not_acknowledged() {
     let mut f = Fixture::new();
     f.claim(&[1]);

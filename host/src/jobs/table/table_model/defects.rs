@@ -53,7 +53,7 @@ impl World {
                     changed.push(Effect::Deliver(result));
                 }
                 (Defect::RunsWhileTheStoreFails, Effect::Notify(Notice::StoreFails { .. })) => {
-                    self.memory.table.store_error = None;
+                    self.memory.table.store_error = StandingError::default();
                 }
                 (Defect::ForgetsParking, Effect::Notify(Notice::Parked { job_id })) => {
                     let owner = self.memory.table.ids.owner(&job_id);
