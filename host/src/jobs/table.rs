@@ -55,8 +55,8 @@ use crate::model::{JobId, MessageId};
 use crate::state::answer_journal::KeptAnswers;
 
 pub use event::{
-    CheckOutcome, CheckRequest, ClaimOrigin, Effect, Event, Fault, Notice, Now, RecoveredResult, Runnable,
-    StoredResult, Subject, Submission, TerminalStatus, Unstored, Verdict,
+    CheckOutcome, CheckRequest, ClaimOrigin, Effect, Event, Fault, MessageRemoval, Notice, Now,
+    RecoveredResult, Runnable, StoredResult, Subject, Submission, TerminalStatus, Unstored, Verdict,
 };
 use hand_over::HandOver;
 use job_ids::JobIds;

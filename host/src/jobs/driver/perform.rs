@@ -8,7 +8,7 @@ use super::super::redis::Write;
 use super::super::status;
 use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
 use super::Driver;
-use super::group::StoreRequest;
+use super::group::{Acknowledgement, StoreRequest};
 use crate::executor::RunJob;
 use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
@@ -83,7 +83,7 @@ impl Driver {
                 (store.store_dead_letter(letter).await, move |buried| Event::Buried { ticket, buried })
             }),
             Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
-            Effect::Acknowledge { ticket, message_id, status, removes_message } => {
+            Effect::Acknowledge { ticket, message_id, status, removal } => {
                 let write = match status {
                     Some((job_id, end)) => {
                         let fields = status::terminal(message_id, &redis.names.qpu_id, end);
@@ -91,8 +91,7 @@ impl Driver {
                     }
                     None => Write::default(),
                 };
-                let write = if removes_message { write.and_ack(message_id) } else { write };
-                self.group.acknowledgements.push((ticket, write));
+                self.group.acknowledgements.push(Acknowledgement { ticket, message_id, write, removal });
             }
             Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),
             Effect::AwaitFirstAttempts => {

@@ -9,8 +9,10 @@
 //! is sent all the same: the decision is noted on disk instead of in the status hash, and the terminal state goes
 //! with the acknowledgement.
 
-use super::event::{Effect, Notice, Now, RecoveredResult, StoredResult, TerminalStatus, Unstored};
-use super::state::{CancelProgress, Claim, Job, JobState, Retry};
+use super::event::{
+    Effect, MessageRemoval, Notice, Now, RecoveredResult, StoredResult, TerminalStatus, Unstored,
+};
+use super::state::{CancelProgress, Claim, EntryOwner, Job, JobState, Retry};
 use super::{Fault, JobTable, Ticket};
 use crate::jobs::admission::{Decision, JobRecord, PastEnd};
 use crate::model::{JobId, MessageId, iso_time};
@@ -22,7 +24,7 @@ impl JobTable {
     pub(super) fn recovered(&mut self, now: Now, recovered: RecoveredResult) {
         let RecoveredResult { result, announced } = recovered;
         let (message_id, job_id) = (result.row.message_id, result.row.job_id.clone());
-        let claim = Claim::without_entry(message_id, now.elapsed, Some(&job_id));
+        let claim = Claim::recovered(message_id, now.elapsed, &job_id);
         if announced {
             let (status, unwritten) = (result.row.status, Some(result.end()));
             let ticket =
@@ -250,7 +252,7 @@ impl JobTable {
         match (state, buried) {
             (JobState::Burying { retry: None, .. }, Ok(())) => {
                 self.store_works();
-                self.push_acknowledge(ticket, claim, None);
+                self.push_acknowledge(ticket, claim, None, None);
                 self.put(ticket, claim, JobState::Acknowledging { job_id: None, completed: false });
             }
             (JobState::Burying { letter, retry: None }, Err(error)) => {
@@ -283,7 +285,7 @@ impl JobTable {
     ) {
         self.return_permit(&mut claim);
         let status = status.map(|status| (job_id.clone(), status));
-        self.push_acknowledge(ticket, claim, status);
+        self.push_acknowledge(ticket, claim, Some(&job_id), status);
         self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id), completed });
     }
 
@@ -291,10 +293,15 @@ impl JobTable {
         &mut self,
         ticket: Ticket,
         claim: Claim,
+        job_id: Option<&JobId>,
         status: Option<(JobId, TerminalStatus)>,
     ) {
-        let (message_id, removes_message) = (claim.message_id, !claim.id_reused);
-        self.effects.push(Effect::Acknowledge { ticket, message_id, status, removes_message });
+        let removal = match (claim.entry, job_id) {
+            (EntryOwner::Another, _) => MessageRemoval::Leave,
+            (EntryOwner::Unknown, Some(job_id)) => MessageRemoval::RemoveIfOf(job_id.clone()),
+            (EntryOwner::ThisMessage, _) | (EntryOwner::Unknown, None) => MessageRemoval::Remove,
+        };
+        self.effects.push(Effect::Acknowledge { ticket, message_id: claim.message_id, status, removal });
     }
 
     pub(super) fn acknowledged(&mut self, ticket: Ticket) {

@@ -224,6 +224,16 @@ pub enum Event {
     Tick,
 }
 
+/// Whether an acknowledgement takes the message off the pending list. After a FLUSHALL an id may be another message's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MessageRemoval {
+    Remove,
+    /// Its entry was not looked at since the start: only if that is of this job, or is gone.
+    RemoveIfOf(JobId),
+    /// Another message has the id; it stays pending.
+    Leave,
+}
+
 /// What is to be done.
 #[derive(Debug)]
 pub enum Effect {
@@ -258,12 +268,12 @@ pub enum Effect {
     /// Deliver: [`Event::Delivered`].
     Deliver(StoredResult),
     /// Write a terminal state if there is one, and acknowledge, until Redis has confirmed it:
-    /// [`Event::Acknowledged`]. `removes_message` is false when another message has the id now: it stays pending.
+    /// [`Event::Acknowledged`].
     Acknowledge {
         ticket: Ticket,
         message_id: MessageId,
         status: Option<(JobId, TerminalStatus)>,
-        removes_message: bool,
+        removal: MessageRemoval,
     },
     /// A message with deaths has ended. Answered by nothing.
     ForgetDeaths(MessageId),

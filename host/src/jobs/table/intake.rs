@@ -5,7 +5,7 @@ use super::event::{
 };
 use super::event::{TerminalStatus, Unstored, Verdict};
 use super::job_ids::IdClaim;
-use super::state::{Claim, Job, JobState};
+use super::state::{Claim, EntryOwner, Job, JobState};
 use super::{Drain, JobTable, Ticket};
 use crate::jobs::message::{self, Envelope, Message, Work};
 use crate::model::{JobId, MessageId, iso_time};
@@ -46,8 +46,12 @@ impl JobTable {
     /// pending until that one has left, which must not acknowledge it.
     fn note_id_reuse(&mut self, held: Ticket, message: &Message) {
         let Some(job) = self.jobs.get_mut(&held) else { return };
-        if job.claim.is_other(message) && !std::mem::replace(&mut job.claim.id_reused, true) {
-            self.notify(Notice::IdReused { message_id: message.id });
+        if job.claim.is_other(message) {
+            if std::mem::replace(&mut job.claim.entry, EntryOwner::Another) != EntryOwner::Another {
+                self.notify(Notice::IdReused { message_id: message.id });
+            }
+        } else if job.claim.entry == EntryOwner::Unknown {
+            job.claim.entry = EntryOwner::ThisMessage;
         }
     }
 
@@ -63,7 +67,7 @@ impl JobTable {
         }
         for message_id in self.not_held(ids) {
             self.notify(Notice::Trimmed { message_id });
-            let claim = Claim::without_entry(message_id, now.elapsed, None);
+            let claim = Claim::without_entry(message_id, now.elapsed);
             let reason =
                 "its entry is gone from the stream, which was trimmed before the message ended".into();
             let letter = DeadLetter { message_id, reason, fields: "{}".into() };

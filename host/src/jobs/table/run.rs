@@ -153,8 +153,8 @@ impl JobTable {
                 self.effects.push(Effect::CancelRun(ticket));
                 // The state is written and the message acknowledged now: the answer is dropped whenever it comes,
                 // and the slot stays taken until then.
-                let status = Some((job_id, TerminalStatus::Cancelled { at: iso_time(now.at) }));
-                self.push_acknowledge(ticket, claim, status);
+                let status = Some((job_id.clone(), TerminalStatus::Cancelled { at: iso_time(now.at) }));
+                self.push_acknowledge(ticket, claim, Some(&job_id), status);
                 let cancel = CancelProgress::Closing;
                 self.put(ticket, claim, JobState::Running { job, slot, cancel });
             }

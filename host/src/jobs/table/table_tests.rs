@@ -489,7 +489,7 @@ fn message_of(ms: u64, job: &str, size: usize) -> Message {
 /// After a FLUSHALL the server may give an id again that is in flight here.
 #[test]
 fn a_message_with_the_id_of_one_in_flight_is_not_acknowledged_with_it() {
-    for (second, removes_message) in [("J", true), ("K", false)] {
+    for (second, removal) in [("J", MessageRemoval::Remove), ("K", MessageRemoval::Leave)] {
         let mut f = Fixture::new();
         let origin = ClaimOrigin::New;
         f.on(Event::Claimed { messages: vec![message_of(1, "J", 0)], origin });
@@ -502,12 +502,35 @@ fn a_message_with_the_id_of_one_in_flight_is_not_acknowledged_with_it() {
         f.on(Event::StatusWritten { ticket: 0, written: true });
         f.on(Event::Delivered { message_id: id(1), outcome: DeliveryOutcome::Accepted });
         assert!(
-            f.has(|e| matches!(e, Effect::Acknowledge { removes_message: r, .. } if *r == removes_message)),
+            f.has(|e| matches!(e, Effect::Acknowledge { removal: r, .. } if *r == removal)),
             "{second}: {:?}",
             f.effects
         );
         f.on(Event::Acknowledged { ticket: 0 });
         assert_eq!(f.table.not_held(vec![id(1)]), [id(1)], "the next look takes it up");
+    }
+}
+
+/// The same across a restart: what the stream has under the id of a result that was on disk is not known before it was
+/// read.
+#[test]
+fn a_recovered_result_takes_only_its_own_message_off_the_list() {
+    let own = || MessageRemoval::RemoveIfOf("J".into());
+    for (seen, removal) in
+        [(None, own()), (Some("J"), MessageRemoval::Remove), (Some("K"), MessageRemoval::Leave)]
+    {
+        let mut f = Fixture::new();
+        let result = stored(id(1), "J", Status::Completed);
+        f.on(Event::Recovered(RecoveredResult { result, announced: true }));
+        if let Some(job) = seen {
+            f.on(Event::Claimed { messages: vec![message_of(1, job, 0)], origin: ClaimOrigin::New });
+        }
+        f.on(Event::Delivered { message_id: id(1), outcome: DeliveryOutcome::Accepted });
+        assert!(
+            f.has(|e| matches!(e, Effect::Acknowledge { removal: r, .. } if *r == removal)),
+            "{seen:?}: {:?}",
+            f.effects
+        );
     }
 }
 

@@ -16,7 +16,7 @@ impl World {
                         ticket,
                         message_id,
                         status: None,
-                        removes_message: true,
+                        removal: MessageRemoval::Remove,
                     });
                     changed.push(Effect::Store { ticket, message_id, result, at, replaces });
                 }
@@ -48,7 +48,7 @@ impl World {
                         ticket: 0,
                         message_id,
                         status,
-                        removes_message: true,
+                        removal: MessageRemoval::Remove,
                     });
                     changed.push(Effect::Deliver(result));
                 }

@@ -180,9 +180,9 @@ impl World {
                 }
                 Event::Buried { ticket, buried: on_disk }
             }
-            Effect::Acknowledge { ticket, message_id, status, removes_message } => {
+            Effect::Acknowledge { ticket, message_id, status, removal } => {
                 if !redis {
-                    return Ok(Err(Effect::Acknowledge { ticket, message_id, status, removes_message }));
+                    return Ok(Err(Effect::Acknowledge { ticket, message_id, status, removal }));
                 }
                 self.may_acknowledge(message_id, status.as_ref())?;
                 if let Some((job_id, status)) = status {
@@ -197,7 +197,7 @@ impl World {
                     };
                     self.durable.status.insert(job_id, (state.into(), message_id));
                 }
-                if removes_message {
+                if removal != MessageRemoval::Leave {
                     self.durable.pending.remove(&message_id);
                 }
                 self.ended += 1;
