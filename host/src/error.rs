@@ -6,6 +6,8 @@
 
 use std::fmt::Write as _;
 
+use rustix::io::Errno;
+
 /// Exit statuses, stable for scripts. 2 is clap's, for wrong usage.
 pub mod exit {
     /// Something failed while running.
@@ -50,21 +52,31 @@ impl<E: Explain> From<E> for Failure {
     fn from(error: E) -> Failure {
         let mut causes = Vec::new();
         let mut next = error.source();
+        let mut lacks_descriptors = false;
         while let Some(cause) = next {
             let text = cause.to_string();
+            lacks_descriptors |= is_lack_of_descriptors(&text);
             if causes.last() != Some(&text) {
                 causes.push(text);
             }
             next = cause.source();
         }
-        Failure {
-            code: error.code(),
-            message: error.to_string(),
-            causes,
-            hint: error.hint(),
-            exit: error.exit(),
-        }
+        let (hint, exit) = match lacks_descriptors {
+            // Whatever was to be opened is not to blame, and another start may have better luck.
+            true => (Some(DESCRIPTORS_HINT.into()), exit::FAILURE),
+            false => (error.hint(), error.exit()),
+        };
+        Failure { code: error.code(), message: error.to_string(), causes, hint, exit }
     }
+}
+
+const DESCRIPTORS_HINT: &str = "raise the limit on open files (ulimit -n, LimitNOFILE= of the unit), and look for what \
+                                keeps so many open";
+
+/// Whether the process or the system has no descriptor left. By the text: libraries that name the file in their errors
+/// keep no number, and the kind has no name of its own.
+fn is_lack_of_descriptors(cause: &str) -> bool {
+    [Errno::MFILE, Errno::NFILE].iter().any(|e| cause.contains(&format!("(os error {})", e.raw_os_error())))
 }
 
 impl Failure {

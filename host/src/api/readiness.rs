@@ -113,7 +113,7 @@ impl fmt::Display for Reason {
             Reason::RedisUnreachable(error) => {
                 write!(
                     f,
-                    "Redis is not reachable, so no new jobs are taken: {error}; check the network to it"
+                    "Redis is not reachable, so no new jobs are taken: {error}; check the network and the login to it"
                 )
             }
             Reason::StuckCall(StuckControlCall { call, plugin, seconds, killed_after: None }) => write!(
@@ -253,7 +253,7 @@ mod tests {
             (
                 fine(),
                 CloudHealth { redis_error: Some("connection refused".into()), ..healthy() },
-                &["Redis is not reachable", "connection refused", "check the network"],
+                &["Redis is not reachable", "connection refused", "check the network and the login"],
             ),
             (in_call(None), healthy(), &["plugin acme", "its cancel of job J1 for 7 s", "restart coda-host"]),
             (in_call(Some(Duration::from_secs(9))), healthy(), &["plugin acme", "killed after 9s"]),

@@ -77,9 +77,11 @@ impl Explain for JobsError {
                 "stop that host, or wait a minute if it has just died; add --force if you are sure".into()
             }
             JobsError::IdleUnknown { .. } => "make sure that its host is gone, then add --force".into(),
-            JobsError::Redis(_) => "check the network to it; adopting needs XINFO (or --force), XPENDING \
+            JobsError::Redis(_) => {
+                "check the network and the login to it; adopting needs XINFO (or --force), XPENDING \
                  and XCLAIM on the stream"
-                .into(),
+                    .into()
+            }
         })
     }
 }

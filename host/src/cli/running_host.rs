@@ -96,7 +96,7 @@ pub fn stop(state: &Path, limit: Duration) -> Result<ExitCode, Failure> {
 
 /// Waits until the lock is free or has another holder. A lock that can't be read is looked at again: the host removes
 /// its files while it ends.
-fn ends_within(state: &Path, holder: &LockHolder, limit: Duration) -> bool {
+pub fn ends_within(state: &Path, holder: &LockHolder, limit: Duration) -> bool {
     let start = Instant::now();
     while start.elapsed() < limit {
         if instance_lock::holder(state).is_ok_and(|now| now.as_ref() != Some(holder)) {

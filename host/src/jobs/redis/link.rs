@@ -201,7 +201,10 @@ impl RedisLink {
                 let same = state.generation == generation && state.is_up();
                 if same {
                     state.connection = None;
-                    state.down = failure.to_string();
+                    state.down = match failure {
+                        RedisFailure::Down(why) => why.clone(),
+                        RedisFailure::Reply(error) => error.to_string(),
+                    };
                 }
                 same
             });
