@@ -670,6 +670,7 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
         AppError::Http(http_errors().remove(3)),
         AppError::Setup(ended),
         AppError::NothingToDo,
+        AppError::StoppedByPlugin,
     ]);
 }
 

@@ -6,6 +6,7 @@ use coda_plugin_abi::Connectivity;
 use serde::{Deserialize, Serialize};
 
 use crate::executor::Executor;
+use crate::output;
 
 /// A device and the plugin that drives it, in the form of `--json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -73,5 +74,5 @@ impl DeviceView {
 
 /// A name and its value in two columns.
 pub fn line(name: &str, value: &str) -> String {
-    format!("{name:<12}{value}\n")
+    format!("{name:<12}{}\n", output::inline(value))
 }

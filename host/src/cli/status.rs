@@ -11,6 +11,7 @@ use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
+use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -138,7 +139,7 @@ struct Lines(String);
 
 impl Lines {
     fn add(&mut self, name: &str, value: &str) {
-        self.0 += &format!("{name:<14}{value}\n");
+        self.0 += &format!("{name:<14}{}\n", output::inline(value));
     }
 }
 
