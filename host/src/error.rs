@@ -52,31 +52,56 @@ impl<E: Explain> From<E> for Failure {
     fn from(error: E) -> Failure {
         let mut causes = Vec::new();
         let mut next = error.source();
-        let mut lacks_descriptors = false;
+        let mut shortage = None;
         while let Some(cause) = next {
             let text = cause.to_string();
-            lacks_descriptors |= is_lack_of_descriptors(&text);
+            shortage = shortage.or_else(|| Shortage::in_cause(&text));
             if causes.last() != Some(&text) {
                 causes.push(text);
             }
             next = cause.source();
         }
-        let (hint, exit) = match lacks_descriptors {
-            // Whatever was to be opened is not to blame, and another start may have better luck.
-            true => (Some(DESCRIPTORS_HINT.into()), exit::FAILURE),
-            false => (error.hint(), error.exit()),
+        let (hint, exit) = match shortage {
+            // Whatever was to be opened or written is not to blame, and another start may have better luck.
+            Some(shortage) => (Some(shortage.hint().into()), exit::FAILURE),
+            None => (error.hint(), error.exit()),
         };
         Failure { code: error.code(), message: error.to_string(), causes, hint, exit }
     }
 }
 
-const DESCRIPTORS_HINT: &str = "raise the limit on open files (ulimit -n, LimitNOFILE= of the unit), and look for what \
-                                keeps so many open";
+/// What the machine has too little of, or can't do at the moment, whatever was asked of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    Descriptors,
+    Space,
+    Disk,
+}
 
-/// Whether the process or the system has no descriptor left. By the text: libraries that name the file in their errors
-/// keep no number, and the kind has no name of its own.
-fn is_lack_of_descriptors(cause: &str) -> bool {
-    [Errno::MFILE, Errno::NFILE].iter().any(|e| cause.contains(&format!("(os error {})", e.raw_os_error())))
+impl Shortage {
+    /// By the number that the system's texts end with: libraries that name the file in their errors keep no other, and
+    /// some of these kinds have no name of their own.
+    fn in_cause(cause: &str) -> Option<Shortage> {
+        let of = |shortage, numbers: &[Errno]| {
+            let ends = |e: &Errno| cause.contains(&format!("(os error {})", e.raw_os_error()));
+            numbers.iter().any(ends).then_some(shortage)
+        };
+        of(Shortage::Descriptors, &[Errno::MFILE, Errno::NFILE])
+            .or_else(|| of(Shortage::Space, &[Errno::NOSPC, Errno::DQUOT, Errno::FBIG]))
+            .or_else(|| of(Shortage::Disk, &[Errno::IO]))
+    }
+
+    fn hint(self) -> &'static str {
+        match self {
+            Shortage::Descriptors => {
+                "raise the limit on open files (ulimit -n, LimitNOFILE= of the unit), and look for what keeps so many open"
+            }
+            Shortage::Space => {
+                "free space on that disk, or raise the quota or the limit on the size of files (ulimit -f)"
+            }
+            Shortage::Disk => "check the disk (dmesg, smartctl)",
+        }
+    }
 }
 
 impl Failure {

@@ -160,6 +160,27 @@ async fn a_full_disk_is_told_by_its_cause_and_passes() {
     store.close();
 }
 
+/// As a FLUSHALL makes it possible.
+#[tokio::test]
+async fn what_is_kept_outlives_another_message_with_its_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q1").unwrap();
+    for job in ["A", "B", "C"] {
+        store.insert(ResultRow { job_id: job.into(), ..row(5) }).await.unwrap();
+        store.record_refused(id(5), format!("HTTP 400 for {job}")).await.unwrap();
+        let letter = DeadLetter { message_id: id(6), reason: "no job".into(), fields: job.into() };
+        store.store_dead_letter(letter.clone()).await.unwrap();
+        store.store_dead_letter(letter).await.unwrap();
+    }
+    store.close();
+    let kept = Database::open(dir.path()).unwrap().list().unwrap();
+    let of = |kind| kept.iter().filter(move |k| k.kind == kind);
+    let mut refused: Vec<_> = of(KeptKind::Refused).map(|k| (&*k.job_id, &*k.why)).collect();
+    refused.sort_unstable();
+    assert_eq!(refused, [("A", "HTTP 400 for A"), ("B", "HTTP 400 for B"), ("C", "HTTP 400 for C")]);
+    assert_eq!(of(KeptKind::DeadLetter).count(), 3, "the same one twice is one");
+}
+
 /// Whoever wrote: here only writes that nobody waits for. They are tried again, so that the end is noticed too.
 #[tokio::test]
 async fn a_failing_database_is_known_until_a_write_succeeds() {
