@@ -117,8 +117,10 @@ async fn a_lack_of_descriptors_is_named_whatever_it_prevents() {
         host.launch();
         let exit = host.wait_exit().await;
         let log = host.log();
-        assert!(log.contains("LimitNOFILE"), "{limit}: {log}");
-        assert_eq!(exit, Exit::Code(1), "{limit}: {log}");
+        assert!(log.contains("ulimit -n"), "{limit}: {log}");
+        // SQLite does not say why it can't open a file.
+        let expected = if log.contains("LimitNOFILE") { 1 } else { 2 };
+        assert_eq!(exit, Exit::Code(expected), "{limit}: {log}");
     }
 }
 
