@@ -109,8 +109,20 @@ pub async fn run(env: ProcessEnv, flags: HashMap<&'static str, String>) -> Resul
     let openvpn = Openvpn::new(&prepared.settings.vpn, &dirs.credentials, programs);
     let has_cloud = !peer.no_cloud;
 
+    let stop = lifecycle.stop.clone();
     let host = Host { env, lifecycle, lock: lock.clone(), openvpn: openvpn.clone() };
-    let ended = start(host, prepared).await;
+    let ended = {
+        let mut running = std::pin::pin!(start(host, prepared));
+        tokio::select! {
+            ended = &mut running => ended,
+            () = stop.cancelled() => {
+                if let Err(error) = lock.stops() {
+                    tracing::warn!(%error, "a further `coda-host stop` would not wait");
+                }
+                running.await
+            }
+        }
+    };
     if has_cloud {
         // However the host ended; also the tunnel that a killed host left behind.
         registration::leave(&openvpn).await;

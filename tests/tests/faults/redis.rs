@@ -77,6 +77,28 @@ async fn redis_that_hangs_is_noticed_and_used_again() {
     eventually("ready again", async || host.ready().await.0 == 200).await;
 }
 
+/// A server that hangs takes connections all the same: `/ready` and heartbeats don't take that for an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_is_not_up_before_it_has_answered() {
+    let mut host = Plan::simulator("").env("CODA_REDIS_TIMEOUT_SEC", "0.3").start().await;
+    let signal = |host: &TestHost, signal| coda_host::sys::signal(host.redis.pid(), signal).unwrap();
+    signal(&host, libc::SIGSTOP);
+    eventually("not ready", async || host.ready().await.0 == 503).await;
+    let connected = host.log().matches("connected to Redis").count();
+    let attempts = host.log().matches("no connection to Redis").count();
+    let mut is_down = true;
+    eventually("it was tried several times", async || {
+        is_down &= host.ready().await.0 == 503;
+        host.log().matches("no connection to Redis").count() > attempts + 4
+    })
+    .await;
+    assert!(is_down, "a connection that answered nothing was taken for a link");
+    assert_eq!(host.log().matches("connected to Redis").count(), connected);
+    signal(&host, libc::SIGCONT);
+    host.wait_ready().await;
+    host.good_job_goes_through("J1").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_is_survived() {
     let host = Plan::simulator("").start().await;
