@@ -238,6 +238,7 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
         redis_error,
         store_error: snapshot.store_error.clone(),
         write_refusal: s.redis.writes.refusal(),
+        cancel_error: snapshot.cancel_error.clone(),
         check_error: snapshot.check_error.clone(),
         read_error: s.gate.error(ClaimStep::Read),
         pending_error: s.gate.error(ClaimStep::Pending),

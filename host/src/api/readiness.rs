@@ -66,6 +66,8 @@ pub struct CloudHealth {
     pub store_error: Option<String>,
     /// Why the server refuses writes.
     pub write_refusal: Option<String>,
+    /// Why cancels can't be read.
+    pub cancel_error: Option<String>,
     /// Why claimed messages can't be checked.
     pub check_error: Option<String>,
     /// Why new messages can't be claimed.
@@ -97,6 +99,7 @@ pub enum Reason {
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
     StoreFailed(String),
+    CancelsUnread(String),
     ChecksFail(String),
     WritesRefused(String),
     ReadRefused(String),
@@ -150,6 +153,13 @@ impl fmt::Display for Reason {
                 f,
                 "Redis refuses to write states and acknowledgements: {error}; correct what it names, they are kept"
             ),
+            Reason::CancelsUnread(error) => {
+                write!(
+                    f,
+                    "cancels can't be read, so jobs that were cancelled may run on: {error}; allow GET or wait \
+                     for the server"
+                )
+            }
             Reason::ChecksFail(error) => {
                 write!(
                     f,
@@ -192,6 +202,7 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
     if let Some(cloud) = cloud {
         reasons.extend(cloud.store_error.clone().map(Reason::StoreFailed));
         reasons.extend(cloud.write_refusal.clone().map(Reason::WritesRefused));
+        reasons.extend(cloud.cancel_error.clone().map(Reason::CancelsUnread));
         reasons.extend(cloud.check_error.clone().map(Reason::ChecksFail));
         reasons.extend(cloud.read_error.clone().map(Reason::ReadRefused));
         reasons.extend(cloud.pending_error.clone().map(Reason::PendingUnreadable));
@@ -213,6 +224,7 @@ mod tests {
             redis_error: None,
             store_error: None,
             write_refusal: None,
+            cancel_error: None,
             check_error: None,
             read_error: None,
             pending_error: None,
@@ -249,7 +261,7 @@ mod tests {
         };
         let fine = ExecutorHealth::default;
         let no_vpn = |why: Option<&str>| VpnHealth::Unusable(why.map(String::from));
-        let table: [(ExecutorHealth, CloudHealth, &[&str]); 15] = [
+        let table: [(ExecutorHealth, CloudHealth, &[&str]); 16] = [
             (
                 fine(),
                 CloudHealth { redis_error: Some("connection refused".into()), ..healthy() },
@@ -269,6 +281,11 @@ mod tests {
                 fine(),
                 CloudHealth { write_refusal: Some("OOM command not allowed".into()), ..healthy() },
                 &["refuses to write", "OOM", "they are kept"],
+            ),
+            (
+                fine(),
+                CloudHealth { cancel_error: Some("Redis refused GET: NOPERM".into()), ..healthy() },
+                &["cancels can't be read", "NOPERM", "allow GET"],
             ),
             (
                 fine(),
@@ -325,6 +342,7 @@ mod tests {
             redis_error: Some("refused".into()),
             store_error: Some("disk".into()),
             write_refusal: Some("refused".into()),
+            cancel_error: Some("refused".into()),
             check_error: Some("refused".into()),
             read_error: Some("refused".into()),
             pending_error: Some("refused".into()),

@@ -61,6 +61,8 @@ pub struct Snapshot {
     pub generation: Generation,
     /// Why results can't be stored now; nothing is claimed then.
     pub store_error: Option<String>,
+    /// Why cancels can't be read now.
+    pub cancel_error: Option<String>,
     /// Why claimed messages can't be checked now; they stay pending.
     pub check_error: Option<String>,
     /// Events that fitted no job's state.
@@ -300,6 +302,7 @@ impl Driver {
             waiting,
             is_full,
             store_error,
+            cancel_error,
             faults,
             last_success,
             ..
@@ -318,6 +321,7 @@ impl Driver {
             waiting,
             generation: self.generation,
             store_error,
+            cancel_error,
             // Messages that can't be checked come again with each look through the pending list. An error that did not
             // is over: its messages are gone.
             check_error: status

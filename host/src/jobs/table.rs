@@ -107,10 +107,13 @@ pub struct TableStatus {
     pub waiting: usize,
     /// Messages behind another one with their job id.
     pub parked: usize,
-    /// As many messages are parked or as many bytes held as may be: no more are to be claimed.
+    /// As many messages are parked or wait for their acknowledgement, or as many bytes are held, as may be: no more are
+    /// to be claimed.
     pub is_full: bool,
     /// Why results can't be stored now.
     pub store_error: Option<String>,
+    /// Why cancels can't be read now.
+    pub cancel_error: Option<String>,
     /// When messages could not be checked last, and why.
     pub check_error: Option<(Duration, String)>,
     pub faults: Vec<Fault>,
@@ -128,6 +131,9 @@ pub struct Leftover {
     /// Results on disk that were not delivered.
     pub undelivered: usize,
 }
+
+/// Most messages that have ended and that Redis does not acknowledge.
+const MAX_UNACKNOWLEDGED: usize = 10_000;
 
 /// Every claimed message, and the effects that the last event led to.
 #[derive(Debug)]
@@ -151,6 +157,7 @@ pub struct JobTable {
     polling: bool,
     drain: Drain,
     store_error: StandingError,
+    cancel_error: StandingError,
     check_error: StandingError,
     check_failed_at: Duration,
     faults: Vec<Fault>,
@@ -181,6 +188,7 @@ impl JobTable {
             polling: false,
             drain: Drain::NotAsked,
             store_error: StandingError::default(),
+            cancel_error: StandingError::default(),
             check_error: StandingError::default(),
             check_failed_at: Duration::ZERO,
             faults: Vec::new(),
@@ -209,7 +217,7 @@ impl JobTable {
             // A slot was quicker; its start decides what happens.
             Event::Withdrawn { withdrawn: false, .. } => {}
             Event::CancelPoll => self.cancel_poll(),
-            Event::CancelKeysRead(set) => self.cancel_keys_read(now, &set),
+            Event::CancelKeysRead { cancelled, error } => self.cancel_keys_read(now, &cancelled, error),
             Event::Stored { ticket, result } => self.stored(ticket, result),
             Event::StoreFailed { ticket, result, error } => self.store_failed(now, ticket, result, error),
             Event::CancelKeyRead { ticket, cancelled } => self.decide(ticket, cancelled),
@@ -256,8 +264,11 @@ impl JobTable {
             slots_busy: self.in_slot.iter().filter(|jobs| **jobs > 0).count(),
             waiting: self.order.queued() + self.waiting,
             parked: self.ids.parked(),
-            is_full: self.ids.is_full() || self.held_bytes >= self.max_held_bytes,
+            is_full: self.ids.is_full()
+                || self.held_bytes >= self.max_held_bytes
+                || self.acknowledging >= MAX_UNACKNOWLEDGED,
             store_error: self.store_error.text().map(str::to_string),
+            cancel_error: self.cancel_error.text().map(str::to_string),
             check_error: self.check_error.text().map(|text| (self.check_failed_at, text.to_string())),
             faults: self.faults.clone(),
             last_success: self.last_success,

@@ -422,6 +422,46 @@ async fn a_refusal_in_ever_new_words_is_logged_once_and_stands_until_the_command
     }
 }
 
+/// What is refused for one job is no answer about another, and no absence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_refused_concerns_its_own_job_alone() {
+    const MOVED: &str = "-MOVED 3999 127.0.0.1:6381\r\n";
+    let (mut host, server) = start_before_refusing_redis().await;
+    server.refuse_key("HGET", "job:J3:", MOVED);
+    for n in 0..20 {
+        host.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    for n in (0..20).filter(|n| *n != 3) {
+        host.delivered(&format!("J{n}")).await;
+    }
+    server.allow_all();
+    host.delivered("J3").await;
+    host.wait_nothing_pending().await;
+    host.wait_ready().await;
+
+    // One that runs, and one that waits for it.
+    host.write_device("executor_factory: coda_simulator\nexecution_time_ms: 60000");
+    assert_eq!(host.stop().await, Exit::Code(0));
+    host.start().await;
+    host.submit("running", &example(), 10).await;
+    host.wait_state("running", "executing").await;
+    host.submit("waiting", &example(), 10).await;
+    server.refuse_key("GET", "cancelled:running", MOVED);
+    host.request_cancel("running").await;
+    eventually("/ready says that cancels can't be read", async || {
+        let (status, body) = host.ready().await;
+        status == 503 && body["reasons"].to_string().contains("cancels can't be read")
+    })
+    .await;
+    host.request_cancel("waiting").await;
+    host.wait_state("waiting", "cancelled").await;
+    server.allow_all();
+    host.wait_state("running", "cancelled").await;
+    host.wait_nothing_pending().await;
+    host.wait_ready().await;
+    assert_eq!(host.log().matches("cancels can't be read").count(), 1);
+}
+
 async fn set_maxmemory(host: &TestHost, bytes: u64) {
     host.redis::<()>(cmd("CONFIG").arg(&["SET", "maxmemory"]).arg(bytes)).await;
 }

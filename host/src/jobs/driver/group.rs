@@ -108,7 +108,7 @@ async fn store_all(requests: Vec<StoreRequest>, store: Store, max_bytes: usize) 
 async fn read_cancel_keys(jobs: Vec<(Ticket, JobId)>, redis: Redis) -> Vec<Event> {
     let ids: Vec<JobId> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
     let answers: Vec<Result<bool, String>> = match redis.status.cancelled(&ids).await {
-        Ok(set) => set.into_iter().map(Ok).collect(),
+        Ok(answers) => answers.into_iter().map(|answer| answer.map_err(|e| e.to_string())).collect(),
         Err(failure) => vec![Err(failure.to_string()); ids.len()],
     };
     if answers.iter().any(|answer| !matches!(answer, Ok(true))) {

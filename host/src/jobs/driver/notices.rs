@@ -71,6 +71,9 @@ impl Driver {
                 });
                 tracing::debug!(job_id = &*job_id, status = status.name(), ?outcome, "delivery finished");
             }
+            Notice::CancelsUnread { error } => {
+                tracing::error!(error, "cancels can't be read; jobs that were cancelled may run on")
+            }
             Notice::ChecksFail { messages, error } => {
                 tracing::warn!(messages, error, "claimed messages can't be checked now; they stay pending")
             }

@@ -169,7 +169,11 @@ pub enum Event {
     /// It is time to look at the cancel keys.
     CancelPoll,
     /// The keys that were found set.
-    CancelKeysRead(Vec<Ticket>),
+    CancelKeysRead {
+        cancelled: Vec<Ticket>,
+        /// Why some keys could not be read.
+        error: Option<String>,
+    },
     Stored {
         ticket: Ticket,
         result: StoredResult,
@@ -350,6 +354,10 @@ pub enum Notice {
         job_id: JobId,
         status: Status,
         outcome: DeliveryOutcome,
+    },
+    /// Cancel keys can't be read: jobs that were cancelled may run on.
+    CancelsUnread {
+        error: String,
     },
     ChecksFail {
         messages: usize,

@@ -173,14 +173,33 @@ fn a_job_goes_its_way_from_the_claim_to_the_acknowledgement() {
     assert!(f.is_empty() && f.table.status().last_success.is_some());
 }
 
+fn cancelled(cancelled: Vec<Ticket>) -> Event {
+    Event::CancelKeysRead { cancelled, error: None }
+}
+
+#[test]
+fn keys_that_can_not_be_read_are_told_and_hide_no_other_cancel() {
+    let mut f = Fixture::new();
+    f.run(1, 0, "J");
+    for _ in 0..3 {
+        f.on(Event::CancelKeysRead { cancelled: Vec::new(), error: Some("MOVED".into()) });
+    }
+    assert!(!f.has(|e| matches!(e, Effect::CancelRun(0))));
+    assert_eq!(f.table.status().cancel_error.as_deref(), Some("MOVED"));
+    f.on(Event::CancelKeysRead { cancelled: vec![0], error: Some("MOVED".into()) });
+    assert!(f.has(|e| matches!(e, Effect::CancelRun(0))));
+    f.on(Event::CancelPoll);
+    assert_eq!(f.table.status().cancel_error, None, "nothing is left to ask for");
+}
+
 #[test]
 fn a_cancel_wins_before_the_decision_and_is_ignored_after_it() {
-    let poll = Event::CancelKeysRead(vec![0]);
+    let poll = cancelled(vec![0]);
     // Queued behind a message that is still being checked.
     let mut f = Fixture::new();
     f.claim(&[1, 2]);
     f.checked(1, "K", Verdict::Run(work(2)));
-    f.on(Event::CancelKeysRead(vec![1]));
+    f.on(cancelled(vec![1]));
     assert_eq!((f.acknowledged(), f.permits()), (vec!["cancelled"], 1));
 
     // With the executor: it gives the job back, or a slot was quicker.
@@ -188,7 +207,7 @@ fn a_cancel_wins_before_the_decision_and_is_ignored_after_it() {
         let mut f = Fixture::new();
         f.claim(&[1]);
         f.checked(0, "J", Verdict::Run(work(2)));
-        f.on(Event::CancelKeysRead(vec![0]));
+        f.on(cancelled(vec![0]));
         assert!(f.has(|e| matches!(e, Effect::Withdraw(0))));
         f.on(Event::Withdrawn { ticket: 0, withdrawn });
         if !withdrawn {
@@ -201,10 +220,10 @@ fn a_cancel_wins_before_the_decision_and_is_ignored_after_it() {
     // In the plugin: told once, acknowledged at once, the answer is dropped.
     let mut f = Fixture::new();
     f.run(1, 0, "J");
-    f.on(Event::CancelKeysRead(vec![0]));
+    f.on(cancelled(vec![0]));
     assert!(f.has(|e| matches!(e, Effect::CancelRun(0))));
     assert_eq!(f.acknowledged(), ["cancelled"]);
-    f.on(Event::CancelKeysRead(vec![0]));
+    f.on(cancelled(vec![0]));
     assert!(f.effects.is_empty(), "the plugin is told once");
     f.on(Event::Acknowledged { ticket: 0 });
     assert_eq!(f.table.status().slots_busy, 1, "the slot stays taken until the run returns");

@@ -115,7 +115,8 @@ impl World {
             }
             Effect::ReadCancelKeys(jobs) => {
                 let set = |(_, job_id): &&(Ticket, JobId)| redis && self.durable.cancel_keys.contains(job_id);
-                Event::CancelKeysRead(jobs.iter().filter(set).map(|(ticket, _)| *ticket).collect())
+                let cancelled = jobs.iter().filter(set).map(|(ticket, _)| *ticket).collect();
+                Event::CancelKeysRead { cancelled, error: None }
             }
             Effect::ReadRecord { ticket, job_id } => {
                 let record = if redis { Ok(self.record(&job_id)) } else { Err(down()) };
