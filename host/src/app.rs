@@ -15,6 +15,7 @@ pub mod coordinator;
 mod lifecycle;
 pub mod peer;
 mod prepare;
+mod python;
 mod registration;
 mod reload;
 mod running;

@@ -153,6 +153,9 @@ enum Command {
         plugin: String,
         #[arg(long)]
         account: Option<String>,
+        /// The interpreter of a Python executor
+        #[arg(long)]
+        python: Option<std::path::PathBuf>,
         /// Numbers of the descriptors that the host hands over
         #[arg(long, value_delimiter = ',')]
         descriptors: Vec<i32>,
@@ -236,8 +239,9 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Coordinate(args)) => coordinate::run(args, env),
         Some(Command::Reservation(command)) => reservation::run(command, &env),
         Some(Command::Plugin(command)) => plugin::run(command, env),
-        Some(Command::ExecutorWorker { account, descriptors, .. }) => {
-            Ok(worker::child::run(account.as_deref(), &descriptors).map_err(CliError::Worker)?)
+        Some(Command::ExecutorWorker { account, python, descriptors, .. }) => {
+            let ran = worker::child::run(account.as_deref(), python.as_deref(), &descriptors);
+            Ok(ran.map_err(CliError::Worker)?)
         }
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),

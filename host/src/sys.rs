@@ -38,6 +38,6 @@ pub use dispositions::Dispositions;
 pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
 pub use init::{is_init, run_as_init};
-pub use process::{ProcessHandle, ask_to_stop, signal};
+pub use process::{ProcessHandle, ask_to_stop, signal, wait_with_group};
 pub use signals::{STOP_SIGNALS, block_stop_signals, signal_name, wait_stop_signal};
 pub use spawn::{inherited, spawn, spawn_detached, spawn_dying_with_parent, spawn_worker};

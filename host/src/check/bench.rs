@@ -17,7 +17,7 @@ use crate::executor::JobContext;
 use crate::executor::check_device;
 use crate::executor::ffi::{CallJob, Common, CreateRequest, Instance};
 use crate::executor::loader::{self, Loaded};
-use crate::executor::locate::{FactorySource, Located};
+use crate::executor::locate::{FactorySource, LocatedLibrary};
 
 pub struct Bench {
     pub options: CheckOptions,
@@ -40,7 +40,7 @@ impl Bench {
     }
 
     pub fn load(&self) -> Result<Loaded, Stop> {
-        let located = Located {
+        let located = LocatedLibrary {
             path: self.options.library.clone(),
             entry: self.options.entry.clone(),
             source: FactorySource::Environment,

@@ -16,7 +16,7 @@ use super::terminal::Terminal;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
-use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
+use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, LocatedLibrary};
 use crate::executor::{elf, loader};
 use crate::sys::Dispositions;
 
@@ -112,7 +112,7 @@ async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView
     let dispositions = Arc::new(Dispositions::capture());
     let flags = device.map(|d| kit::device_flag(&d)).transpose()?.into_iter().collect();
     let prepared = app::prepare(&env, flags)?;
-    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
     let (executor, _done) = kit::until_signal(starting, "stopped while the plugin was starting").await?;
     let view = DeviceView::new(&executor);
@@ -129,7 +129,7 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
     let usual = |e: &&String| e.as_str() == DEFAULT_ENTRY;
     let entry = found.descriptor.entries.iter().find(usual).or(found.descriptor.entries.first());
     let entry = entry.cloned().unwrap_or_else(|| DEFAULT_ENTRY.into());
-    let located = Located {
+    let located = LocatedLibrary {
         path: path.clone(),
         entry: entry.clone(),
         source: FactorySource::Environment,

@@ -18,7 +18,7 @@ use crate::error::{Explain, Failure, exit};
 use crate::executor::{Executor, Generation, RunJob, SlotReport};
 use crate::jobs::message::fits;
 use crate::output;
-use crate::results::outcome::{Counts, judge};
+use crate::results::outcome::{Counts, ShotRule, judge};
 use crate::sys::Dispositions;
 
 #[derive(Debug, clap::Args)]
@@ -77,7 +77,7 @@ async fn execute(
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     let prepared = app::prepare(&env, flags)?;
-    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
     let (executor, done) = tokio::select! {
         started = starting => started?,
@@ -132,7 +132,9 @@ async fn one_run(
             answer = done.recv() => match answer {
                 Some(SlotReport::Answered { answer, .. }) => {
                     bar.finish_and_clear();
-                    return judge(answer, measured, args.shots);
+                    let is_python = executor.active_plugin().info.may_lose_shots();
+                    let rule = if is_python { ShotRule::AtMost } else { ShotRule::Exact };
+                    return judge(answer, measured, args.shots, rule);
                 }
                 Some(SlotReport::Started { .. } | SlotReport::DeviceChanged { .. }) => {}
                 None => return Err("the executor's thread ended".into()),

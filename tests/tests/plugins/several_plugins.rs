@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use coda_host::error::Explain as _;
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located, LocatedLibrary};
 use coda_host::executor::{
-    EvolveJob, Executor, Generation, JobContext, LeaseRefusal, RunJob, RunLimits, SlotLoad, SlotReport,
-    StartError, StartRequest, WhenStuck,
+    EvolveJob, Executor, Generation, JobContext, LeaseRefusal, PythonRequest, RunJob, RunLimits, SlotLoad,
+    SlotReport, StartError, StartRequest, WhenStuck,
 };
 use coda_host::sys::Dispositions;
 use coda_host_tests::artifacts::library;
@@ -26,12 +26,12 @@ struct Loaded {
 
 async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Result<Loaded, StartError> {
     let (done, answers) = unbounded_channel();
-    let located = Located {
+    let located = Located::Library(LocatedLibrary {
         path: path.to_path_buf(),
         entry: DEFAULT_ENTRY.into(),
         source: FactorySource::Environment,
         pinned: None,
-    };
+    });
     let request = StartRequest {
         located,
         state_dir: state_dir.to_path_buf(),
@@ -48,6 +48,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         isolation: None,
         runs_as: RunsAs::Host,
         limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
+        python: PythonRequest::default(),
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }

@@ -171,7 +171,7 @@ fn runs_as(prepared: &Prepared) -> Option<Finding> {
     if !prepared.settings.executor.isolated {
         return None;
     }
-    Some(match app::runs_as(&prepared.settings) {
+    Some(match app::runs_as(&prepared.settings, true) {
         Ok(RunsAs::Account(account)) => {
             Finding::pass("isolation", format!("the plugin's process runs as {}", account.name))
         }
@@ -189,11 +189,19 @@ fn runs_as(prepared: &Prepared) -> Option<Finding> {
 }
 
 async fn plugin(prepared: &Prepared, env: &ProcessEnv, only_file: bool) -> Finding {
-    let located = match app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd) {
+    let located = match app::locate_plugin(&prepared.settings, &prepared.device, env) {
         Ok(located) => located,
         Err(failure) => return Finding::failure("plugin", &failure),
     };
     if only_file {
+        let located = match located {
+            Located::Library(library) => library,
+            Located::Python(python) => {
+                let factory = python.factory.unwrap_or_else(|| "the only package's factory".into());
+                let path = python.interpreter.path;
+                return Finding::pass("plugin", format!("{factory}, by {}; not created", path.display()));
+            }
+        };
         return match elf::inspect(&located.path) {
             Ok(i) => {
                 let d = i.descriptor;
