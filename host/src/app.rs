@@ -37,8 +37,7 @@ use lifecycle::Lifecycle;
 use startup::{ExecutorStarted, Halt, Host};
 
 pub use lifecycle::watch_signals;
-use prepare::executor_request;
-pub use prepare::{Prepared, locate_plugin, prepare, runs_as, start_executor};
+pub use prepare::{Prepared, executor_request, locate_plugin, prepare, runs_as, start_executor};
 
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {

@@ -29,12 +29,14 @@
 //! lender    what the peer network may use of it
 //! pool      Executor, the one handle the rest of the host holds
 //! output_budget  how much a plugin may log
+//! direct    an executor that one caller drives by itself, for checks and tools
 //! gauges    quantities that the plugin reports of its device
 //! ```
 
 pub mod account;
 mod active;
 mod control;
+mod direct;
 pub mod elf;
 mod evolve;
 #[allow(unsafe_code)]
@@ -67,6 +69,7 @@ pub mod worker;
 pub(crate) use active::check_device;
 pub use active::{ActivePlugin, PluginInfo, PythonInfo};
 pub use control::ControlCall;
+pub use direct::{DirectExecutor, inspect_python};
 pub use ffi::JobContext;
 pub use job::{Answer, EvolveJob, EvolveOutcome, Generation, RunJob, SlotReport};
 pub use lease::{LeaseRefusal, SlotLease, SlotLoad};

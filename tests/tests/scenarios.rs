@@ -58,6 +58,10 @@ mod python {
     mod factories;
     /// Results and errors of every kind, and output.
     mod runs;
+    /// A site that ran the Python node: its files, interpreters and packages.
+    mod site;
+    /// The commands: check, inspect, run, dev, reload, doctor, status.
+    mod tools;
 }
 
 /// The host as a peer that lends its slots.

@@ -139,7 +139,11 @@ pub async fn start_executor(
     Ok((Executor::start(request, done).await?, answers))
 }
 
-pub(super) fn executor_request(
+/// The request that [`start_executor`] makes.
+///
+/// # Errors
+/// When the settings name an account that the plugin's process can't have.
+pub fn executor_request(
     settings: &Settings,
     device: &DeviceConfig,
     located: Located,

@@ -58,7 +58,10 @@ fn swap(
 ) -> Result<String, Failure> {
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let located = locate_plugin(settings, &device, env)?;
-    let request = executor_request(settings, &device, located, dispositions)?;
+    // Only an executor in a process can be replaced, and what takes its place gets one too.
+    let mut in_process = settings.clone();
+    in_process.executor.isolated = true;
+    let request = executor_request(&in_process, &device, located, dispositions)?;
     let Reload { active, pause } = reloader.reload(&request, settings.shutdown.drain)?;
     let (info, d) = (&active.info, &active.device);
     Ok(format!(

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod new;
+mod python;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,12 +23,19 @@ use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
-    /// Print a plugin's descriptor without running the plugin
-    #[command(after_help = "Example:\n  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json")]
+    /// Print a plugin's descriptor without running the plugin, or what an interpreter has of a Python executor
+    #[command(after_help = "\
+Examples:
+  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json
+  coda-host plugin inspect acme_qpu.executor_factory:create_executor --python /opt/acme")]
     Inspect {
-        /// The library
-        #[arg(value_name = "FILE.so", value_hint = clap::ValueHint::FilePath)]
+        /// The library, or the factory of a Python executor, whose module is imported
+        #[arg(value_name = "FILE.so|MODULE:ATTRIBUTE", value_hint = clap::ValueHint::FilePath)]
         file: PathBuf,
+        /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+        #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+        python: Option<String>,
+
         /// JSON for machines
         #[arg(long)]
         json: bool,
@@ -93,7 +101,12 @@ pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure>
         PluginCommand::Check(args) => return check::run(args, &env),
         PluginCommand::CheckCase(args) => return check::run_case(&args),
         PluginCommand::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
-        PluginCommand::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
+        PluginCommand::Inspect { file, python: interpreter, json, .. } => {
+            out.text(&match python::factory(&file) {
+                Some(factory) => python::inspect(factory, interpreter, &env, json)?,
+                None => inspect(file, json)?,
+            })?;
+        }
         PluginCommand::Device { device, json } => {
             let runtime = kit::runtime()?;
             let view = runtime.block_on(describe(device, env));

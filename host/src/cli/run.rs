@@ -34,6 +34,9 @@ pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     device: Option<PathBuf>,
+    /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    python: Option<String>,
     /// How often to run the circuit
     #[arg(short, long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     shots: u32,
@@ -57,7 +60,7 @@ impl Explain for RunError {
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let program = circuit_file::parse(&args.circuit, &circuit_file::read(&args.circuit)?)?;
-    let mut flags = HashMap::new();
+    let mut flags: HashMap<_, _> = args.python.iter().map(|p| ("CODA_EXECUTOR_PYTHON", p.clone())).collect();
     if let Some(device) = &args.device {
         flags.extend([kit::device_flag(device)?]);
     }

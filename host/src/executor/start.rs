@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use coda_plugin_abi::descriptor::Binding;
 use coda_plugin_abi::{Error, ErrorCode, Target};
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::account::RunsAs;
@@ -76,7 +77,7 @@ fn python_subject(python: &LocatedPython) -> PathBuf {
 }
 
 /// What executors in Python code are told besides.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PythonRequest {
     /// Fields of coda-node's `Settings`, without any credential.
     pub settings: BTreeMap<String, serde_json::Value>,

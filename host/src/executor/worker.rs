@@ -569,6 +569,18 @@ impl Remote {
     }
 }
 
+/// Starts a process that checks Python code, and ends it; returns what it tells.
+///
+/// # Errors
+/// When the process can't be started, or the interpreter can't be used.
+pub fn inspect(spec: &WorkerSpec, common: &Arc<Common>, limit: Duration) -> Result<PythonFacts, MakeError> {
+    let (process, _ended) = Process::start(spec, common.clone(), Arc::new(JobsOf(Weak::new())))
+        .map_err(|e| MakeError::Process(e.to_string()))?;
+    let checked = process.check(spec, limit);
+    process.kill(Kill::NotNeeded("it was only asked"));
+    checked?.facts.ok_or_else(|| MakeError::Process("it told nothing of itself".into()))
+}
+
 /// The jobs of a remote, for its processes, which must not keep it.
 struct JobsOf(Weak<Remote>);
 

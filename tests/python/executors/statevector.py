@@ -93,3 +93,14 @@ def create_executor(settings):
     text = Path(settings.device_config).read_text() if settings.device_config else ""
     seed = number(text, "seed", None)
     return Statevector(int(number(text, "num_qubits", 8)), None if seed is None else int(seed), number(text, "delay", 0.0))
+
+
+class Reversed(Statevector):
+    """Keys in the reverse order, as Qiskit has them."""
+
+    def sample(self, ir, shots):
+        return {key[::-1]: count for key, count in super().sample(ir, shots).items()}
+
+
+def backwards(settings):
+    return Reversed(4, 1, 0.0)
