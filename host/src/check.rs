@@ -214,8 +214,9 @@ pub struct PythonCheck {
     pub factory: Option<String>,
     pub interpreter: Interpreter,
     pub request: PythonRequest,
-    /// The account of the executor's process, when one is named.
+    /// The account of the executor's process, when one is named, and the capabilities that it keeps.
     pub user: Option<String>,
+    pub capabilities: Vec<String>,
 }
 
 impl PythonCheck {

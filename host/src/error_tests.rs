@@ -546,6 +546,8 @@ fn of_the_executor(found: &mut Findings) {
         AccountError::Unknown { name: text() },
         AccountError::NotRoot { name: text() },
         AccountError::NotIsolated,
+        AccountError::UnknownCapability { name: text() },
+        AccountError::CapabilitiesWithoutRoot,
         AccountError::LookUp { name: text(), source: io_error() },
     ]);
 }

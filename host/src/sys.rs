@@ -31,7 +31,7 @@ mod signals;
 #[allow(unsafe_code)]
 mod spawn;
 
-pub use account::{Account, account, act_as_owner, effective_user, give_up_rights};
+pub use account::{Account, KeptCapabilities, account, act_as_owner, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
 pub use dispositions::Dispositions;

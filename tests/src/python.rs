@@ -31,6 +31,13 @@ fn named(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.join("bin/python").is_file())
 }
 
+/// The directory of a virtual environment's packages.
+pub fn packages(venv: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(venv.join("lib")).expect("a virtual environment").flatten();
+    let version = entries.map(|e| e.path()).find(|p| p.join("site-packages").is_dir());
+    version.expect("a version of Python").join("site-packages")
+}
+
 /// The directory of the tests' executors.
 pub fn executors() -> PathBuf {
     project_file("tests/python/executors")

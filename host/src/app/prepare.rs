@@ -23,7 +23,7 @@ use crate::executor::worker::Restart;
 use crate::executor::{Executor, RunLimits, SlotReport, StartRequest, WhenStuck};
 use crate::model::Secret;
 use crate::state::credentials::{self, StoredCredentials};
-use crate::sys::Dispositions;
+use crate::sys::{Dispositions, KeptCapabilities};
 
 /// Settings, device config and stored credentials of a start.
 pub struct Prepared {
@@ -151,6 +151,7 @@ pub fn executor_request(
 ) -> Result<StartRequest, Failure> {
     let is_python = matches!(located, Located::Python(_));
     let is_isolated = settings.executor.isolated || is_python;
+    let rights = runs_as(settings, is_isolated)?;
     Ok(StartRequest {
         python: python::request(settings, device, &located),
         located,
@@ -177,6 +178,10 @@ pub fn executor_request(
                 false => WhenStuck::Report,
             },
         },
-        runs_as: runs_as(settings, is_isolated)?,
+        capabilities: match is_isolated {
+            true => account::kept_capabilities(&settings.executor.capabilities, &rights)?,
+            false => KeptCapabilities::default(),
+        },
+        runs_as: rights,
     })
 }

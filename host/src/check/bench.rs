@@ -103,6 +103,8 @@ impl Bench {
             batch_max: 1,
             dispositions: Arc::new(Dispositions::capture()),
             isolation: None,
+            capabilities: account::kept_capabilities(&python.capabilities, &runs_as)
+                .or_else(|e| refused("capabilities that can be kept", e))?,
             runs_as,
             limits: RunLimits { run: None, grace: self.options.time_limit, when_stuck: WhenStuck::Report },
             python: python.request.clone(),

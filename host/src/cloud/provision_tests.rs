@@ -55,6 +55,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
         executor: ExecutorSettings {
             factory: None,
             python: None,
+            capabilities: Vec::new(),
             reverse_bits: false,
             device_config: None,
             plugin_path: Vec::new(),

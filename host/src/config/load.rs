@@ -267,6 +267,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         log_bytes_per_second: s.integer("CODA_PLUGIN_LOG_KIB_PER_SEC", None, 128, 1..=1 << 20)? << 10,
         isolated: isolated(s)?,
         user: s.optional("CODA_EXECUTOR_USER", None),
+        capabilities: s.list("CODA_EXECUTOR_CAPABILITIES", "", CAPABILITY_NAMES, capability)?,
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
         restart_backoff_max: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", None, 30.0)?,
         job_timeout: s.optional_seconds("CODA_JOB_TIMEOUT_SEC")?,
@@ -294,6 +295,14 @@ fn reverse_bits(s: &mut Source) -> Result<bool, ConfigError> {
     };
     let write = |reversed: &bool| if *reversed { "reversed" } else { "measurements" }.to_string();
     s.parsed("CODA_EXECUTOR_BIT_ORDER", None, false, "measurements or reversed", read, write)
+}
+
+const CAPABILITY_NAMES: &str = "names of capabilities such as CAP_SYS_RAWIO, or keep";
+
+/// Whether there is such a capability says the start.
+fn capability(text: &str) -> Option<String> {
+    let is_name = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_name.then(|| text.to_string())
 }
 
 fn sha256(s: &mut Source) -> Result<Option<String>, ConfigError> {

@@ -149,6 +149,8 @@ pub struct ExecutorSettings {
     pub isolated: bool,
     /// The account that such a process runs as, when one is named.
     pub user: Option<String>,
+    /// `CODA_EXECUTOR_CAPABILITIES`: what a process of root keeps of root's capabilities.
+    pub capabilities: Vec<String>,
     /// Longest pause before a plugin's process that died twice in a row is started again. It doubles from there; the
     /// pause itself is random.
     pub restart_backoff: Duration,

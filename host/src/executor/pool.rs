@@ -298,6 +298,7 @@ impl ExecutorThreads {
 
     async fn shutdown(self, name: &str, limit: Duration) {
         let ExecutorThreads { shared, plugin, requests, handles, .. } = self;
+        let limit = limit + plugin.remote().map_or(Duration::ZERO, |remote| remote.end_allowance());
         let orderly = async {
             let (answer, answered) = oneshot::channel();
             let asked = requests.send(ControlRequest::Shutdown(answer)).is_ok();

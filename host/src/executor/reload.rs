@@ -17,6 +17,7 @@ use super::plugin::Plugin;
 use super::queue::Queue;
 use super::start::{
     StartError, StartRequest, explain_library_error, explain_make_error, library_spec, python_spec,
+    trust_interpreter,
 };
 use super::worker::{MakeError, Remote, Standby, WorkerSpec};
 use crate::error::{Explain, exit};
@@ -90,7 +91,10 @@ impl Candidate {
             Located::Library(library) => {
                 Ok(Candidate::Library(Box::new(loader::prepare(library, &request.state_dir, true)?)))
             }
-            Located::Python(python) => Ok(Candidate::Python(python.clone())),
+            Located::Python(python) => {
+                trust_interpreter(&python.interpreter.path, request.runs_as.is_root())?;
+                Ok(Candidate::Python(python.clone()))
+            }
         }
     }
 

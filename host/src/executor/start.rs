@@ -21,14 +21,14 @@ use super::locate::{Located, LocatedLibrary, LocatedPython};
 use super::plugin::Plugin;
 use super::python::device::DeviceBasics;
 use super::python::spec::PythonSpec;
-use super::python::{carried, secrets};
+use super::python::{carried, files, secrets};
 use super::shared::{RunLimits, Shared};
 use super::slot::Slot;
 use super::worker::{CallLimits, LibrarySpec, MakeError, Remote, Restart, WorkerSpec};
 use super::{schema, signals};
 use crate::error::{Explain, Failure, exit};
 use crate::output;
-use crate::sys::{self, Account, Dispositions};
+use crate::sys::{self, Account, Dispositions, KeptCapabilities};
 
 const START_LIMIT_STACK_BYTES: usize = 256 << 10;
 
@@ -57,6 +57,8 @@ pub struct StartRequest {
     pub isolation: Option<Restart>,
     /// The account of that process.
     pub runs_as: RunsAs,
+    /// The capabilities that it keeps.
+    pub capabilities: KeptCapabilities,
     pub limits: RunLimits,
     pub python: PythonRequest,
 }
@@ -145,7 +147,7 @@ impl Explain for StartError {
             ),
             StartError::Python { hint, .. } => Some(hint.clone()),
             StartError::Process { .. } => Some(
-                "try the plugin alone: coda-host plugin check FILE.so --device FILE; then tell the vendor"
+                "try the plugin alone: coda-host plugin check --device FILE; then tell the vendor"
                     .into(),
             ),
             // The units hide both from every process of the host, whatever the modes are.
@@ -269,6 +271,7 @@ fn create_from_python(
     located: &LocatedPython,
     shared: &Arc<Shared>,
 ) -> Result<LoadedPlugin, StartError> {
+    trust_interpreter(&located.interpreter.path, request.runs_as.is_root())?;
     let spec = python_spec(located, request);
     let common = Arc::new(Common::new(spec.plugin().into()));
     common.output.limit(request.log_bytes_per_second);
@@ -387,6 +390,25 @@ pub(super) fn explain_make_error(
     }
 }
 
+/// Refuses, for a process of root, an interpreter or packages that others may change; says so where the process gives up
+/// root's rights.
+///
+/// # Errors
+/// When others may change one of them, and it would run with root's rights.
+pub(super) fn trust_interpreter(interpreter: &Path, is_root: bool) -> Result<(), LoadError> {
+    for path in files::trusted_paths(interpreter) {
+        match loader::trusted(&path) {
+            Err(error) if is_root => return Err(error),
+            Err(error) => {
+                let failure = Failure::from(error);
+                tracing::warn!("{}; its process has not root's rights", failure.line());
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
 /// The account that the request's process runs as, when it is another one than the host's.
 fn account_of(request: &StartRequest) -> Option<Account> {
     match &request.runs_as {
@@ -401,6 +423,7 @@ pub(super) fn python_spec(located: &LocatedPython, request: &StartRequest) -> Py
     PythonSpec {
         interpreter: located.interpreter.clone(),
         account: account_of(request),
+        capabilities: request.capabilities,
         basics: DeviceBasics {
             registered_qubits: registered_qubits.map(u32::from),
             registered_target: Target::from_name(&request.native_gate_set),
@@ -433,6 +456,7 @@ pub(super) fn library_spec(prepared: &PreparedLibrary, request: &StartRequest) -
         in_place,
         reads,
         account,
+        capabilities: request.capabilities,
         c_binding: prepared.descriptor.binding == Binding::C,
         api_minor: prepared.descriptor.api_minor,
         plugin: prepared.descriptor.name.clone(),

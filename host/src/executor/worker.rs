@@ -44,7 +44,7 @@ use process::{CallFailure, Death, Expected, Process, RunningJobs, unreadable};
 
 pub use process::Kill;
 pub use spec::{LibrarySpec, MakeError, WorkerSpec};
-pub use standby::Standby;
+pub use standby::{Standby, inspect};
 
 /// How long the news of a process's end may take to reach its keeper after a call has noticed it.
 const KEEPER_LIMIT: Duration = Duration::from_secs(5);
@@ -323,6 +323,14 @@ impl Remote {
         self.facts.lock().clone()
     }
 
+    /// How much longer than a library's its process may take to end once the executor is destroyed.
+    pub fn end_allowance(&self) -> Duration {
+        match &self.state.lock().phase {
+            Phase::Up(process) => process.end_limit().saturating_sub(process::END_LIMIT),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// The process that takes calls.
     fn up(&self) -> Result<Arc<Process>, LostCall> {
         match &self.state.lock().phase {
@@ -567,18 +575,6 @@ impl Remote {
             }
         }
     }
-}
-
-/// Starts a process that checks Python code, and ends it; returns what it tells.
-///
-/// # Errors
-/// When the process can't be started, or the interpreter can't be used.
-pub fn inspect(spec: &WorkerSpec, common: &Arc<Common>, limit: Duration) -> Result<PythonFacts, MakeError> {
-    let (process, _ended) = Process::start(spec, common.clone(), Arc::new(JobsOf(Weak::new())))
-        .map_err(|e| MakeError::Process(e.to_string()))?;
-    let checked = process.check(spec, limit);
-    process.kill(Kill::NotNeeded("it was only asked"));
-    checked?.facts.ok_or_else(|| MakeError::Process("it told nothing of itself".into()))
 }
 
 /// The jobs of a remote, for its processes, which must not keep it.

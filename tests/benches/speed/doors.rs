@@ -12,7 +12,7 @@ use coda_host::executor::worker::Restart;
 use coda_host::executor::{
     Executor, Generation, JobContext, PythonRequest, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck,
 };
-use coda_host::sys::Dispositions;
+use coda_host::sys::{Dispositions, KeptCapabilities};
 use coda_host_tests::artifacts::library;
 use coda_plugin_abi::{Gate, GateKind, Program, Target};
 use tokio::sync::mpsc::unbounded_channel;
@@ -62,6 +62,7 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         dispositions: Arc::new(Dispositions::capture()),
         isolation: isolated.then_some(restart),
         runs_as: RunsAs::Host,
+        capabilities: KeptCapabilities::default(),
         limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
         python: PythonRequest::default(),
     };

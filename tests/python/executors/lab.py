@@ -306,3 +306,19 @@ def raises(settings):
 
 def exits(settings):
     sys.exit("no licence")
+
+
+def with_exit_handler(settings):
+    import atexit
+
+    async def background():
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            note("a background task was cancelled")
+            raise
+
+    atexit.register(note, "the session is closed")
+    made = Lab()
+    made.background = asyncio.get_running_loop().create_task(background())
+    return made

@@ -10,7 +10,7 @@ use coda_host::executor::{
     EvolveJob, Executor, Generation, JobContext, LeaseRefusal, PythonRequest, RunJob, RunLimits, SlotLoad,
     SlotReport, StartError, StartRequest, WhenStuck,
 };
-use coda_host::sys::Dispositions;
+use coda_host::sys::{Dispositions, KeptCapabilities};
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Circuit, LIMIT, example};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Outcome, Program};
@@ -47,6 +47,7 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         dispositions: Arc::new(Dispositions::capture()),
         isolation: None,
         runs_as: RunsAs::Host,
+        capabilities: KeptCapabilities::default(),
         limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
         python: PythonRequest::default(),
     };

@@ -127,3 +127,44 @@ async fn a_stop_during_a_job_lets_it_finish_and_a_kill_of_the_host_takes_the_pro
     host.start().await;
     assert_eq!(host.delivered("J2").await["status"], "completed");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_orderly_end_runs_what_libraries_have_registered_for_it() {
+    let Some(venv) = venv() else { return };
+    let mut host = Plan::python(&venv, "lab:with_exit_handler", "").start().await;
+    let process = children(host.process().pid())[0];
+    // Of a session of its own: a terminal's Ctrl-C is for the host alone.
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
+    assert_eq!(session, process.to_string(), "{stat}");
+    good_job(&host, "J1").await;
+    assert_eq!(host.stop().await, Exit::Code(0));
+    let noted = notes(&host);
+    assert!(noted.contains(&"the session is closed".to_string()), "{noted:?}");
+    assert!(noted.contains(&"a background task was cancelled".to_string()), "{noted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_job_is_answered_by_an_executor_that_fails_at_random() {
+    const JOBS: usize = 120;
+    let Some(venv) = venv() else { return };
+    let plan = Plan::python(&venv, "lab:create_executor", "").env("CODA_PREFETCH", "20");
+    let mut host = plan.env("CODA_JOB_TIMEOUT_SEC", "0.5").env("CODA_CANCEL_GRACE_SEC", "0.3").start().await;
+    let pid = host.process().pid();
+    let modes =
+        ["segfault", "exit:1", "block:600", "sleep:600", "os_exit:0", "left_thread:600", "hold_gil:600"];
+    let mode = |n: usize| if n % 10 == 3 { modes[n / 10 % modes.len()] } else { "ok" };
+    for n in 0..JOBS {
+        host.send(&lab_job(&host, &format!("J{n}"), mode(n), 10)).await;
+    }
+    for n in 0..JOBS {
+        let id = format!("J{n}");
+        let body = host.delivered(&id).await;
+        let expected = if mode(n) == "ok" { "completed" } else { "failed" };
+        assert_eq!(body["status"], expected, "{id} ({}): {body}", mode(n));
+        assert_eq!(host.attempts(&id), (1, 1), "{id}");
+    }
+    host.wait_nothing_pending().await;
+    assert_eq!(host.process().pid(), pid);
+    assert_eq!(children(pid).len(), 1, "one process, and nothing left behind");
+}

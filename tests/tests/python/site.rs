@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coda_host::config::device::factory_line;
-use coda_host_tests::python::{executors, lab_job, venv};
+use coda_host_tests::python::{executors, lab_job, packages, venv};
 use coda_host_tests::{Plan, TestHost};
 use serde_json::json;
 
@@ -80,10 +80,6 @@ async fn a_device_config_that_only_the_python_node_reads_is_accepted() {
 fn venv_at(dir: &Path, base: &Path) -> PathBuf {
     let venv = dir.join(".venv");
     output(Command::new(base.join("bin/python")).args(["-m", "venv", "--without-pip"]).arg(&venv));
-    let packages = |venv: &Path| {
-        let lib = std::fs::read_dir(venv.join("lib")).unwrap().flatten().next().unwrap().path();
-        lib.join("site-packages")
-    };
     let (ours, theirs) = (packages(&venv), packages(base));
     std::fs::write(ours.join("base.pth"), format!("{}\n", theirs.display())).unwrap();
     for entry in std::fs::read_dir(&theirs).unwrap().flatten() {

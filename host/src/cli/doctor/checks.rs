@@ -176,7 +176,21 @@ fn runs_as(prepared: &Prepared, env: &ProcessEnv) -> Option<Finding> {
     if !prepared.settings.executor.isolated && !is_python {
         return None;
     }
-    Some(match app::runs_as(&prepared.settings, true) {
+    let rights = app::runs_as(&prepared.settings, true);
+    let names = &prepared.settings.executor.capabilities;
+    if let Some(kept) = rights.as_ref().ok().filter(|_| !names.is_empty()) {
+        return Some(match account::kept_capabilities(names, kept) {
+            Ok(kept) => Finding::warn(
+                "isolation",
+                format!(
+                    "the plugin's process runs as root and keeps {kept}: it can do what these allow on this machine"
+                ),
+                "unset CODA_EXECUTOR_CAPABILITIES if the executor does not need them",
+            ),
+            Err(e) => Finding::failure("isolation", &e.into()),
+        });
+    }
+    Some(match rights {
         Ok(RunsAs::Account(account)) => {
             Finding::pass("isolation", format!("the plugin's process runs as {}", account.name))
         }

@@ -241,6 +241,7 @@ fn configured(prepared: &Prepared, env: &ProcessEnv) -> Result<Subject, Failure>
             interpreter: python.interpreter,
             request: request.python,
             user: settings.executor.user.clone(),
+            capabilities: settings.executor.capabilities.clone(),
         }),
     })
 }

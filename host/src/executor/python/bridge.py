@@ -690,6 +690,9 @@ class Bridge:
             self.begin([Job(reader) for _ in range(reader.number("<Q"))], self.run_batch)
         elif kind == DESTROY:
             self.start(self.destroy())
+        else:
+            self.log.say(ERROR, f"a request of kind {kind}, which Python executors don't know", "")
+            os._exit(LOOP_ENDED)
 
     def begin(self, jobs: list[Job], serve: Callable[[], Awaitable[None]]) -> None:
         self.jobs, self.run, self.is_cancelling = jobs, None, False

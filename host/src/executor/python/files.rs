@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::interpreter::FileView;
 
@@ -31,4 +31,18 @@ impl FileView for Disk {
         File::open(path).ok()?.take(START_BYTES).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// What decides which code an interpreter runs: itself, the config of its virtual environment, its packages.
+pub fn trusted_paths(interpreter: &Path) -> Vec<PathBuf> {
+    let mut paths = vec![interpreter.to_path_buf()];
+    let Some(prefix) = interpreter.parent().and_then(Path::parent) else { return paths };
+    let config = prefix.join("pyvenv.cfg");
+    if !config.is_file() {
+        return paths;
+    }
+    paths.push(config);
+    let lib = prefix.join("lib");
+    paths.extend(Disk.names(&lib).iter().map(|name| lib.join(name).join("site-packages")));
+    paths
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::device::DeviceBasics;
 use super::interpreter::Interpreter;
-use crate::sys::Account;
+use crate::sys::{Account, KeptCapabilities};
 
 /// What the process needs to create the executor. What is skipped is the host's own.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,6 +18,9 @@ pub struct PythonSpec {
     /// The account whose rights the process takes on.
     #[serde(skip)]
     pub account: Option<Account>,
+    /// The capabilities that the process keeps.
+    #[serde(skip)]
+    pub capabilities: KeptCapabilities,
     #[serde(skip)]
     pub basics: DeviceBasics,
     #[serde(skip)]

@@ -29,7 +29,7 @@ use super::frames::{
 };
 use super::python_child;
 use super::spec::{LibrarySpec, StepOutcome};
-use crate::sys;
+use crate::sys::{self, KeptCapabilities};
 
 const STACK_BYTES: usize = 8 << 20;
 
@@ -77,10 +77,15 @@ struct Worker {
 ///
 /// # Errors
 /// When the host has not prepared what it must.
-pub fn run(account: Option<&str>, python: Option<&Path>, descriptors: &[i32]) -> io::Result<ExitCode> {
+pub fn run(
+    account: Option<&str>,
+    kept: KeptCapabilities,
+    python: Option<&Path>,
+    descriptors: &[i32],
+) -> io::Result<ExitCode> {
     // The kernel ends this process before the host. Where it may not be raised it stays.
     std::fs::write("/proc/self/oom_score_adj", "800").ok();
-    let rights = give_up_rights(account);
+    let rights = give_up_rights(account, kept);
     if let Some(interpreter) = python {
         return python_child::run(interpreter, descriptors, rights);
     }
@@ -97,7 +102,7 @@ pub fn run(account: Option<&str>, python: Option<&Path>, descriptors: &[i32]) ->
 }
 
 /// In words when it can't be done: nothing of the library is run then.
-fn give_up_rights(account: Option<&str>) -> Result<(), String> {
+fn give_up_rights(account: Option<&str>, kept: KeptCapabilities) -> Result<(), String> {
     let account = match account {
         None => None,
         Some(name) => Some(
@@ -106,7 +111,7 @@ fn give_up_rights(account: Option<&str>) -> Result<(), String> {
                 .ok_or_else(|| format!("the account {name} is gone"))?,
         ),
     };
-    sys::give_up_rights(account.as_ref()).map_err(|e| e.to_string())
+    sys::give_up_rights(account.as_ref(), kept).map_err(|e| e.to_string())
 }
 
 fn first_slot(

@@ -33,6 +33,9 @@ pub fn spawn(spec: &WorkerSpec, mut descriptors: Vec<OwnedFd>) -> io::Result<Chi
         command.args(["--account", account.name.as_str()]);
         command.env("HOME", &account.home).env("USER", &account.name).env("LOGNAME", &account.name);
     }
+    if !spec.capabilities().is_empty() {
+        command.args(["--capabilities", &spec.capabilities().bits().to_string()]);
+    }
     if let WorkerSpec::Python(spec) = spec {
         let interpreter = &spec.interpreter.path;
         command.arg("--python").arg(interpreter);

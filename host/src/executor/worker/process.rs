@@ -30,7 +30,7 @@ use crate::sys;
 /// Longest line of output that is logged in one piece.
 const MAX_LINE: u64 = 8 << 10;
 /// How long a process may take to end once its executor is destroyed.
-const END_LIMIT: Duration = Duration::from_secs(2);
+pub const END_LIMIT: Duration = Duration::from_secs(2);
 /// The same for an interpreter, which first runs what libraries of instruments have registered for its end.
 const PYTHON_END_LIMIT: Duration = Duration::from_secs(10);
 /// How long the news of a death may take after the sockets have told of it.
@@ -282,6 +282,14 @@ impl Process {
         Ok(device)
     }
 
+    /// How long it may take to end once its executor is destroyed.
+    pub fn end_limit(&self) -> Duration {
+        match self.form {
+            CircuitForm::Binary => END_LIMIT,
+            CircuitForm::Json => PYTHON_END_LIMIT,
+        }
+    }
+
     /// How circuits are written for it.
     pub fn form(&self) -> CircuitForm {
         self.form
@@ -424,11 +432,7 @@ impl Process {
             Err(CallFailure::Died(death)) => Some(death.error),
             Err(CallFailure::NotEntered) => Some(self.death(Stage::Shutdown)),
         };
-        let limit = match self.form {
-            CircuitForm::Binary => END_LIMIT,
-            CircuitForm::Json => PYTHON_END_LIMIT,
-        };
-        if !self.wait_ended(limit) {
+        if !self.wait_ended(self.end_limit()) {
             self.kill(Kill::NotNeeded("it did not end after destroy"));
         }
         error

@@ -10,7 +10,7 @@ use super::super::ffi::{DeviceReply, LibraryOpenError};
 use super::super::loader::{HashedFile, OpenLibrary};
 use super::super::python::device::PythonDevice;
 use super::super::python::spec::{PythonFacts, PythonSpec};
-use crate::sys::Account;
+use crate::sys::{Account, KeptCapabilities};
 
 /// What a process needs to create its executor, by binding.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +25,14 @@ impl WorkerSpec {
         match self {
             WorkerSpec::Library(spec) => spec.plugin.clone(),
             WorkerSpec::Python(spec) => spec.plugin(),
+        }
+    }
+
+    /// The capabilities that the process keeps.
+    pub fn capabilities(&self) -> KeptCapabilities {
+        match self {
+            WorkerSpec::Library(spec) => spec.capabilities,
+            WorkerSpec::Python(spec) => spec.capabilities,
         }
     }
 
@@ -52,6 +60,9 @@ pub struct LibrarySpec {
     /// The account whose rights the process takes on.
     #[serde(skip)]
     pub account: Option<Account>,
+    /// The capabilities that the process keeps.
+    #[serde(skip)]
+    pub capabilities: KeptCapabilities,
     /// The library has the C binding, otherwise the Rust binding.
     pub c_binding: bool,
     pub api_minor: u16,

@@ -1,11 +1,13 @@
-//! A process that is ready to create its executor.
+//! A process that is ready to create its executor, or was only asked for what it has.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
+use super::super::ffi::Common;
 use super::super::python::spec::PythonFacts;
-use super::process::{Kill, Process};
-use super::spec::WorkerSpec;
+use super::process::{Kill, Process, RunningJobs};
+use super::spec::{MakeError, WorkerSpec};
 
 /// A process with the library open and the config checked, and no executor. Dropped, it ends.
 pub struct Standby {
@@ -36,5 +38,28 @@ impl Standby {
 impl Drop for Standby {
     fn drop(&mut self) {
         self.drop_for("it is not needed");
+    }
+}
+
+/// Starts a process that checks Python code, and ends it; returns what it tells.
+///
+/// # Errors
+/// When the process can't be started, or the interpreter can't be used.
+pub fn inspect(spec: &WorkerSpec, common: &Arc<Common>, limit: Duration) -> Result<PythonFacts, MakeError> {
+    let (process, _ended) = Process::start(spec, common.clone(), Arc::new(NoJobs))
+        .map_err(|e| MakeError::Process(e.to_string()))?;
+    let checked = process.check(spec, limit);
+    process.kill(Kill::NotNeeded("it was only asked"));
+    checked?.facts.ok_or_else(|| MakeError::Process("it told nothing of itself".into()))
+}
+
+/// A process without an executor runs nothing.
+struct NoJobs;
+
+impl RunningJobs for NoJobs {
+    fn progress(&self, _: &str, _: u64, _: u64) {}
+
+    fn only_job(&self) -> Option<String> {
+        None
     }
 }
