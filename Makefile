@@ -22,8 +22,12 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DEB := $(or $(CARGO_TARGET_DIR),target)/debian
 VENV := $(or $(CARGO_TARGET_DIR),target)/bench-venv
 PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
+# For executors in Python code: coda-node 0.1.1 and 0.1.0, and the newest Python that is there.
+NODE_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/node-venv)
+NEW_PYTHON := $(firstword $(foreach n,14 13 12,$(if $(shell python3.$(n) --version 2> /dev/null),python3.$(n))))
 # Empty if the venv could not be created: its tests are then skipped, with a message.
-PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)'
+PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
+  CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
 .PHONY: cxx sdk help run test test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
@@ -139,7 +143,7 @@ fault-deps: ## Install libfaketime for the tests with a wrong clock
 	  || echo 'libfaketime could not be installed; tests with a wrong clock are skipped'
 
 # The public peers run on py-libp2p 0.8.1; docs/peers.md lists other versions.
-python-deps: ## Create a venv with py-libp2p and schemathesis for the tests against them, which are skipped without it
+python-deps: ## Create venvs with py-libp2p, schemathesis and coda-node for the tests with them, which are skipped without
 	@[ -x '$(PEERS_VENV)/bin/schemathesis' ] && [ -x '$(PEERS_VENV)/bin/python' ] || { \
 	  $(PYTHON) -m venv '$(PEERS_VENV)' 2> /dev/null || { \
 	    [ "$$(id -u)" = 0 ] && apt-get update -q \
@@ -148,6 +152,18 @@ python-deps: ## Create a venv with py-libp2p and schemathesis for the tests agai
 	  && '$(PEERS_VENV)/bin/pip' install --quiet --disable-pip-version-check 'libp2p==0.8.1' 'schemathesis==4.32.5'; } \
 	|| { rm -rf '$(PEERS_VENV)'; \
 	     echo 'no venv with py-libp2p could be created (install python3-venv); the tests against it are skipped'; }
+
+	@$(call node_venv,$(PYTHON),$(NODE_VENV),coda-node==0.1.1 numpy)
+	@$(call node_venv,$(PYTHON),$(NODE_VENV)-0.1.0,coda-node==0.1.0 numpy)
+	@$(if $(NEW_PYTHON),$(call node_venv,$(NEW_PYTHON),$(NODE_VENV)-newest,coda-node==0.1.1 numpy),\
+	  echo 'no Python newer than 3.11 is here; executors are tested with $(PYTHON) alone')
+
+# A venv with these packages, unless it is there: interpreter, directory, packages. Without one its tests are skipped.
+define node_venv
+[ -e '$(2)/complete' ] || { \
+  $(1) -m venv '$(2)' && '$(2)/bin/pip' install --quiet --disable-pip-version-check $(3) && touch '$(2)/complete'; } \
+|| { rm -rf '$(2)'; echo 'no venv with $(3) could be created; tests of executors in Python code are skipped'; }
+endef
 
 # Installed only as root, like openvpn.
 postgres-deps: ## Install PostgreSQL for the tests of a shared event log, which are skipped without it

@@ -30,13 +30,14 @@ use self::readiness::{
     CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckControlCall, StuckJob, VpnHealth, WorkerDeaths,
 };
 use self::ready_body::{
-    CloudBody, ExecutorBody, HeartbeatBody, PeerBody, PluginBody, ProgressBody, ReadyBody, ReloadsBody,
+    CloudBody, ExecutorBody, HeartbeatBody, PeerBody, PluginBody, ProgressBody, PythonBody, ReadyBody,
+    ReloadsBody,
 };
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
 use crate::executor::worker::Trouble;
-use crate::executor::{ControlCall, ExecutorStatus, PluginInfo, ReloadReport, StuckRun};
+use crate::executor::{ControlCall, ExecutorStatus, PluginInfo, PythonInfo, ReloadReport, StuckRun};
 use crate::jobs::claim_gate::{ClaimGate, ClaimStep};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
@@ -299,6 +300,14 @@ fn plugin_body(p: &PluginInfo) -> PluginBody {
         kind: p.kind.name(),
         path: p.path.display().to_string(),
         sha256: p.sha256.clone(),
+        python: p.python.as_ref().map(|PythonInfo { facts, interpreter }| PythonBody {
+            factory: facts.factory.clone(),
+            package: facts.name(),
+            coda_node: facts.coda_node.clone(),
+            python: facts.python.clone(),
+            interpreter: interpreter.path.display().to_string(),
+            chosen_by: interpreter.chosen_by.to_string(),
+        }),
     }
 }
 

@@ -17,6 +17,7 @@ pub mod coordinator;
 mod lifecycle;
 pub mod peer;
 mod prepare;
+mod python;
 mod registration;
 mod reload;
 mod running;
@@ -39,8 +40,7 @@ use lifecycle::Lifecycle;
 use startup::{ExecutorStarted, Halt, Host};
 
 pub use lifecycle::watch_signals;
-use prepare::executor_request;
-pub use prepare::{Prepared, locate_plugin, prepare, runs_as, start_executor};
+pub use prepare::{Prepared, executor_request, locate_plugin, prepare, runs_as, start_executor};
 
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {

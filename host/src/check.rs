@@ -24,6 +24,9 @@ use std::time::Duration;
 use coda_plugin_abi::conformance::Failure;
 use serde::{Deserialize, Serialize};
 
+use crate::executor::PythonRequest;
+use crate::executor::locate::{FactorySource, LocatedPython};
+use crate::executor::python::interpreter::Interpreter;
 pub use bench::Bench;
 
 /// What a case says of the plugin.
@@ -204,10 +207,32 @@ pub const CASES: &[Case] = &[
     Case { name: "memory", about: "memory does not grow over 1,000 runs (simulators)", run: life::memory },
 ];
 
+/// Python code under check, in the place of a library.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PythonCheck {
+    /// `module:attribute`; `None` has the interpreter's packages looked through.
+    pub factory: Option<String>,
+    pub interpreter: Interpreter,
+    pub request: PythonRequest,
+    /// The account of the executor's process, when one is named, and the capabilities that it keeps.
+    pub user: Option<String>,
+    pub capabilities: Vec<String>,
+}
+
+impl PythonCheck {
+    /// As the host would have found it.
+    pub fn located(&self) -> LocatedPython {
+        let source = FactorySource::Environment;
+        LocatedPython { factory: self.factory.clone(), source, interpreter: self.interpreter.clone() }
+    }
+}
+
 /// How to check.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CheckOptions {
+    /// The library, or the factory of Python code.
     pub library: PathBuf,
+    pub python: Option<PythonCheck>,
     pub entry: String,
     /// Absolute; empty without a device config.
     pub config_path: PathBuf,

@@ -37,7 +37,7 @@ use crate::config::load::{self, ProcessEnv};
 use crate::daemon::unit;
 use crate::error::Failure;
 use crate::executor::worker;
-use crate::sys;
+use crate::sys::{self, KeptCapabilities};
 use crate::telemetry::{self, LogFormat};
 
 use kit::CliError;
@@ -153,6 +153,12 @@ enum Command {
         plugin: String,
         #[arg(long)]
         account: Option<String>,
+        /// The capabilities that are kept, as a number
+        #[arg(long, default_value_t = 0)]
+        capabilities: u64,
+        /// The interpreter of a Python executor
+        #[arg(long)]
+        python: Option<std::path::PathBuf>,
         /// Numbers of the descriptors that the host hands over
         #[arg(long, value_delimiter = ',')]
         descriptors: Vec<i32>,
@@ -236,8 +242,10 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Coordinate(args)) => coordinate::run(args, env),
         Some(Command::Reservation(command)) => reservation::run(command, &env),
         Some(Command::Plugin(command)) => plugin::run(command, env),
-        Some(Command::ExecutorWorker { account, descriptors, .. }) => {
-            Ok(worker::child::run(account.as_deref(), &descriptors).map_err(CliError::Worker)?)
+        Some(Command::ExecutorWorker { account, capabilities, python, descriptors, .. }) => {
+            let kept = KeptCapabilities::from_bits(capabilities);
+            let ran = worker::child::run(account.as_deref(), kept, python.as_deref(), &descriptors);
+            Ok(ran.map_err(CliError::Worker)?)
         }
         Some(Command::Completions(args)) => completions::run(args, Cli::command()),
         Some(Command::Man(args)) => completions::man(args, Cli::command()),

@@ -509,7 +509,8 @@ fn of_the_executor(found: &mut Findings) {
     let origin = || FactorySource::Environment;
     let device = || FactorySource::DeviceConfig(path());
     found.of_enum(vec![
-        LocateError::PythonStyle { value: text(), origin: origin() },
+        LocateError::NoInterpreter { value: text(), origin: origin(), looked: vec![text()] },
+        LocateError::BadInterpreter { value: text() },
         LocateError::BadValue { value: text(), origin: origin(), why: "it is empty" },
         LocateError::NoFile { value: text(), origin: origin(), path: path() },
         LocateError::NoFile { value: text(), origin: device(), path: path() },
@@ -525,6 +526,7 @@ fn of_the_executor(found: &mut Findings) {
         StartError::Create { path: path(), error: error(ErrorCode::Config) },
         StartError::Create { path: path(), error: error(ErrorCode::Hardware) },
         StartError::Config { config: path(), what: text() },
+        StartError::Python { what: text(), hint: "install it".into() },
         StartError::Process { path: path(), what: text() },
         StartError::Unreadable { account: Box::new(account), file: path(), why: text() },
         StartError::Rights { path: path(), what: text() },
@@ -544,6 +546,8 @@ fn of_the_executor(found: &mut Findings) {
         AccountError::Unknown { name: text() },
         AccountError::NotRoot { name: text() },
         AccountError::NotIsolated,
+        AccountError::UnknownCapability { name: text() },
+        AccountError::CapabilitiesWithoutRoot,
         AccountError::LookUp { name: text(), source: io_error() },
     ]);
 }

@@ -2,7 +2,8 @@
 //! of its own.
 //!
 //! ```text
-//! locate    what `executor_factory` names      -> a file
+//! locate    what `executor_factory` names      -> a file, or Python code and its interpreter
+//! python    executors in Python code: interpreter, bridge, what the host knows of them
 //! elf       what the file says of itself       -> Descriptor, before any of its code runs
 //! trust     files that no other user can exchange
 //! loader    checks, private copy, dlopen       -> Library
@@ -28,12 +29,14 @@
 //! lender    what the peer network may use of it
 //! pool      Executor, the one handle the rest of the host holds
 //! output_budget  how much a plugin may log
+//! direct    an executor that one caller drives by itself, for checks and tools
 //! gauges    quantities that the plugin reports of its device
 //! ```
 
 pub mod account;
 mod active;
 mod control;
+mod direct;
 pub mod elf;
 mod evolve;
 #[allow(unsafe_code)]
@@ -48,6 +51,7 @@ pub mod locate;
 mod output_budget;
 mod plugin;
 mod pool;
+pub mod python;
 mod queue;
 mod refresh;
 mod reload;
@@ -63,8 +67,9 @@ mod wire;
 pub mod worker;
 
 pub(crate) use active::check_device;
-pub use active::{ActivePlugin, PluginInfo};
+pub use active::{ActivePlugin, PluginInfo, PythonInfo};
 pub use control::ControlCall;
+pub use direct::{DirectExecutor, inspect_python};
 pub use ffi::JobContext;
 pub use job::{Answer, EvolveJob, EvolveOutcome, Generation, RunJob, SlotReport};
 pub use lease::{LeaseRefusal, SlotLease, SlotLoad};
@@ -72,5 +77,5 @@ pub use lender::SlotLender;
 pub use pool::Executor;
 pub use reload::{ExecutorReloader, Reload, ReloadError, ReloadReport};
 pub use shared::{RunLimits, RunObserver, StuckRun, WhenStuck};
-pub use start::{StartError, StartRequest};
+pub use start::{PythonRequest, StartError, StartRequest};
 pub use status::ExecutorStatus;

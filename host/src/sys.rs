@@ -32,13 +32,13 @@ mod signals;
 #[allow(unsafe_code)]
 mod spawn;
 
-pub use account::{Account, account, act_as_owner, effective_user, give_up_rights};
+pub use account::{Account, KeptCapabilities, account, act_as_owner, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
 pub use dispositions::{Dispositions, outlive_file_size_limit};
 pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
 pub use init::{is_init, run_as_init};
-pub use process::{ProcessHandle, ask_to_stop, signal};
+pub use process::{ProcessHandle, ask_to_stop, signal, wait_with_group};
 pub use signals::{STOP_SIGNALS, StopSignal, block_stop_signals, signal_name, wait_stop_signal};
 pub use spawn::{inherited, spawn, spawn_detached, spawn_dying_with_parent, spawn_worker};

@@ -15,6 +15,7 @@ pub mod net;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod python;
 pub mod random;
 pub mod raw;
 pub mod refusing_redis;

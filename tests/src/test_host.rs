@@ -87,6 +87,14 @@ impl Plan {
         self
     }
 
+    /// The plugin's process runs as the tests' own user, whatever accounts this machine has.
+    pub fn as_own_user(mut self) -> Plan {
+        if coda_host::sys::effective_user() == 0 {
+            self.env.entry("CODA_EXECUTOR_USER".into()).or_insert_with(|| "root".into());
+        }
+        self
+    }
+
     /// What Redis holds survives its restart.
     pub fn durable_redis(mut self) -> Plan {
         self.redis_arguments.extend(["--appendonly", "yes", "--appendfsync", "always"]);
@@ -114,6 +122,7 @@ impl Plan {
         env.insert("CODA_STATE_DIR".into(), dir.path().join("state").display().to_string());
         env.insert("CODA_DEVICE_CONFIG".into(), device.display().to_string());
         env.insert("CODA_WEBAPP_URL".into(), cloud.url().into());
+        env.insert("LAB_NOTES".into(), dir.path().join("notes").display().to_string());
         // Whatever accounts this machine has: a site's files are for the tests' own user.
         if env.get("CODA_EXECUTOR_ISOLATION").is_some_and(|i| i == "process")
             && coda_host::sys::effective_user() == 0

@@ -19,7 +19,11 @@ use coda_host::config::device::DeviceConfig;
 use coda_host::config::load::{self, ProcessEnv};
 use coda_host::config::settings::Dirs;
 use coda_host::config::source::Source;
-use coda_host::executor::locate::{self, LocateRequest};
+use coda_host::executor::locate::{self, DeviceFactory, LocateRequest};
+use coda_host::executor::python::device::DeviceBasics;
+use coda_host::executor::python::files::Disk;
+use coda_host::executor::python::interpreter::InterpreterRequest;
+use coda_host::executor::python::secrets;
 use coda_host::jobs::message::{Message, envelope, fits, work};
 use coda_host::jobs::redis::{Names, Redis};
 use coda_host::model::{MessageId, Secret, cut, masked_url};
@@ -324,14 +328,34 @@ fn device(input: &[u8]) {
     let file = tempfile_with(input);
     let config = DeviceConfig::load(Some(file.path()));
     let text = String::from_utf8_lossy(input);
-    let value = config.as_ref().ok().and_then(|c| c.executor_factory.as_deref()).unwrap_or(&text);
-    let request = LocateRequest {
-        environment: Some(value),
-        device_config: None,
+    let value = config.as_ref().ok().and_then(|c| c.executor_factory.clone()).unwrap_or(text.to_string());
+    let config = config.as_ref().ok().map(|c| DeviceFactory {
+        path: file.path(),
+        line: c.factory_line.as_deref(),
+        yaml: c.executor_factory.as_deref(),
+    });
+    let nowhere = Path::new("/nowhere");
+    let request = |environment| LocateRequest {
+        environment,
+        device_config: config,
         dirs: &[],
-        cwd: Path::new("/nowhere"),
+        cwd: nowhere,
+        interpreter: InterpreterRequest {
+            setting: None,
+            virtual_env: None,
+            conda_prefix: None,
+            device_config: None,
+            search_path: "",
+            cwd: nowhere,
+        },
+        files: &Disk,
     };
-    assert!(locate::locate(&request).is_err(), "nothing can be found there");
+    for environment in [Some(value.as_str()), None] {
+        assert!(locate::locate(&request(environment)).is_err(), "nothing can be found there");
+    }
+    drop(secrets::secrets(&text));
+    let basics = DeviceBasics::read(&text);
+    assert!(basics.registered_qubits.is_none());
     drop(Descriptor::parse(input));
 }
 

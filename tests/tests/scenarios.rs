@@ -48,6 +48,24 @@ mod plugins {
     mod tutorial;
 }
 
+/// Executors in Python code, as they were written for the Python node.
+mod python {
+    /// Cancels: awaiting, swallowing, blocking and threaded runs.
+    mod cancels;
+    /// Processes that end: by the executor, by a fault, by the host.
+    mod ends;
+    /// Factories of every form, and what they are given.
+    mod factories;
+    /// Whose rights an interpreter's process has, and what root trusts.
+    mod rights;
+    /// Results and errors of every kind, and output.
+    mod runs;
+    /// A site that ran the Python node: its files, interpreters and packages.
+    mod site;
+    /// The commands: check, inspect, run, dev, reload, doctor, status.
+    mod tools;
+}
+
 /// The host as a peer that lends its slots.
 mod peers {
     /// Cloud jobs and reservations share the slots, without over-admission.

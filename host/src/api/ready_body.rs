@@ -45,8 +45,29 @@ pub struct PluginBody {
     pub name: String,
     pub version: String,
     pub kind: &'static str,
+    /// The library, or the interpreter of Python code.
     pub path: String,
+    /// Of the library; empty for Python code.
     pub sha256: String,
+    /// Of an executor in Python code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub python: Option<PythonBody>,
+}
+
+/// An executor in Python code.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct PythonBody {
+    /// `module:attribute`.
+    pub factory: String,
+    /// The package that holds it, with its version.
+    pub package: String,
+    /// Version of the installed coda-node.
+    pub coda_node: String,
+    /// Version of Python.
+    pub python: String,
+    pub interpreter: String,
+    /// Why this interpreter was chosen.
+    pub chosen_by: String,
 }
 
 /// The reloads since the start.
@@ -120,6 +141,7 @@ mod tests {
             kind: "hardware",
             path: "/a.so".into(),
             sha256: "0".into(),
+            python: None,
         };
         let reloads = ReloadsBody { count: 0, ok: true, message: String::new() };
         ReadyBody {

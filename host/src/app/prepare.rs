@@ -2,12 +2,13 @@
 //! executor.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::python;
 use crate::cloud::provision::reconnects;
+use crate::config::ConfigError;
 use crate::config::device::DeviceConfig;
 use crate::config::load::{self, ProcessEnv};
 use crate::config::settings::Settings;
@@ -15,12 +16,14 @@ use crate::config::source::EffectiveSetting;
 use crate::config::suggest;
 use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
-use crate::executor::locate::{self, Located};
+use crate::executor::locate::{self, DeviceFactory, Located, LocatedLibrary};
+use crate::executor::python::files::Disk;
+use crate::executor::python::interpreter::InterpreterRequest;
 use crate::executor::worker::Restart;
 use crate::executor::{Executor, RunLimits, SlotReport, StartRequest, WhenStuck};
 use crate::model::Secret;
 use crate::state::credentials::{self, StoredCredentials};
-use crate::sys::Dispositions;
+use crate::sys::{Dispositions, KeptCapabilities};
 
 /// Settings, device config and stored credentials of a start.
 pub struct Prepared {
@@ -49,7 +52,9 @@ pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result
     let token = flag.or_else(|| env.ours("CODA_NODE_TOKEN")).map(Secret::new);
     let known = stored.as_ref().filter(|s| reconnects(token.as_ref(), Some(s)));
     let (settings, shown) = load::settings(env, flags, dirs, known)?;
-    runs_as(&settings)?;
+    if settings.executor.isolated {
+        runs_as(&settings, true)?;
+    }
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
     let names: Vec<&'static str> = shown.iter().map(|s| s.name).collect();
     for (name, meant) in suggest::misspelt_variables(env.environment.keys().map(String::as_str), &names) {
@@ -62,29 +67,61 @@ pub fn prepare(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result
     Ok(Prepared { settings, device, stored, shown })
 }
 
-/// Whose rights the plugin's process has.
+/// Whose rights the plugin's process has; `is_isolated` tells whether it has one.
 ///
 /// # Errors
 /// When the settings name an account that it can't have.
-pub fn runs_as(settings: &Settings) -> Result<RunsAs, Failure> {
-    Ok(account::resolve(settings.executor.isolated, settings.executor.user.as_deref())?)
+pub fn runs_as(settings: &Settings, is_isolated: bool) -> Result<RunsAs, Failure> {
+    Ok(account::resolve(is_isolated, settings.executor.user.as_deref())?)
 }
 
 /// Finds the plugin that the settings name.
 ///
 /// # Errors
 /// When there is none, or several.
-pub fn locate_plugin(settings: &Settings, device: &DeviceConfig, cwd: &Path) -> Result<Located, Failure> {
+pub fn locate_plugin(
+    settings: &Settings,
+    device: &DeviceConfig,
+    env: &ProcessEnv,
+) -> Result<Located, Failure> {
     let binary = std::env::current_exe().ok();
     let dirs = locate::plugin_dirs(&settings.executor.plugin_path, binary.as_deref());
-    let config = device.path.as_deref().map(|path| (path, device.executor_factory.as_deref()));
+    let config = device.path.as_deref().map(|path| DeviceFactory {
+        path,
+        line: device.factory_line.as_deref(),
+        yaml: device.executor_factory.as_deref(),
+    });
     let request = locate::LocateRequest {
         environment: settings.executor.factory.as_deref(),
         device_config: config,
         dirs: &dirs,
-        cwd,
+        cwd: &env.cwd,
+        interpreter: InterpreterRequest {
+            setting: settings.executor.python.as_deref(),
+            virtual_env: env.plain("VIRTUAL_ENV"),
+            conda_prefix: env.plain("CONDA_PREFIX"),
+            device_config: device.path.as_deref(),
+            search_path: env.plain("PATH").unwrap_or_default(),
+            cwd: &env.cwd,
+        },
+        files: &Disk,
     };
-    Ok(Located { pinned: settings.executor.sha256.clone(), ..locate::locate(&request)? })
+    match (locate::locate(&request)?, &device.yaml_error, &device.path) {
+        (Located::Library(_), Some(what), Some(path)) => {
+            Err(ConfigError::Device { path: path.clone(), what: what.clone() }.into())
+        }
+        (Located::Library(library), ..) => {
+            Ok(Located::Library(LocatedLibrary { pinned: settings.executor.sha256.clone(), ..library }))
+        }
+        (python, Some(what), Some(path)) => {
+            let path = path.display();
+            tracing::warn!(
+                "the device config {path} is not YAML, which may be right for this executor: {what}"
+            );
+            Ok(python)
+        }
+        (python, ..) => Ok(python),
+    }
 }
 
 /// Loads the plugin and makes its executor.
@@ -102,13 +139,21 @@ pub async fn start_executor(
     Ok((Executor::start(request, done).await?, answers))
 }
 
-pub(super) fn executor_request(
+/// The request that [`start_executor`] makes.
+///
+/// # Errors
+/// When the settings name an account that the plugin's process can't have.
+pub fn executor_request(
     settings: &Settings,
     device: &DeviceConfig,
     located: Located,
     dispositions: Arc<Dispositions>,
 ) -> Result<StartRequest, Failure> {
+    let is_python = matches!(located, Located::Python(_));
+    let is_isolated = settings.executor.isolated || is_python;
+    let rights = runs_as(settings, is_isolated)?;
     Ok(StartRequest {
+        python: python::request(settings, device, &located),
         located,
         state_dir: settings.dirs.state.clone(),
         config_path: device.path.clone(),
@@ -121,7 +166,7 @@ pub(super) fn executor_request(
         log_bytes_per_second: settings.executor.log_bytes_per_second,
         batch_max: settings.jobs.batch_max,
         dispositions,
-        isolation: settings.executor.isolated.then_some(Restart {
+        isolation: is_isolated.then_some(Restart {
             backoff: settings.executor.restart_backoff,
             backoff_max: settings.executor.restart_backoff_max,
         }),
@@ -133,6 +178,10 @@ pub(super) fn executor_request(
                 false => WhenStuck::Report,
             },
         },
-        runs_as: runs_as(settings)?,
+        capabilities: match is_isolated {
+            true => account::kept_capabilities(&settings.executor.capabilities, &rights)?,
+            false => KeptCapabilities::default(),
+        },
+        runs_as: rights,
     })
 }

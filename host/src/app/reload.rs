@@ -3,13 +3,13 @@
 //! Device config and plugin are looked up as at the start, and the executor is swapped between two runs. Redis, cloud
 //! and the service go on; what came of it is logged and shown in `/ready`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
 use super::{executor_request, locate_plugin};
 use crate::config::device::DeviceConfig;
+use crate::config::load::ProcessEnv;
 use crate::config::settings::Settings;
 use crate::error::Failure;
 use crate::executor::{ExecutorReloader, Reload, ReloadReport};
@@ -18,7 +18,7 @@ use crate::sys::Dispositions;
 /// Serves requests to reload.
 pub struct Reloads {
     pub settings: Arc<Settings>,
-    pub cwd: PathBuf,
+    pub env: ProcessEnv,
     pub reloader: ExecutorReloader,
     pub dispositions: Arc<Dispositions>,
     pub requests: mpsc::UnboundedReceiver<()>,
@@ -32,10 +32,10 @@ impl Reloads {
             // Requests that came meanwhile are served by the same reload.
             while self.requests.try_recv().is_ok() {}
             tracing::info!("reloading the device config and the plugin");
-            let (settings, cwd) = (self.settings.clone(), self.cwd.clone());
+            let (settings, env) = (self.settings.clone(), self.env.clone());
             let (reloader, dispositions) = (self.reloader.clone(), self.dispositions.clone());
             let swapping =
-                tokio::task::spawn_blocking(move || swap(&settings, &cwd, &reloader, dispositions));
+                tokio::task::spawn_blocking(move || swap(&settings, &env, &reloader, dispositions));
             let (ok, message) = match swapping.await {
                 Ok(Ok(message)) => (true, message),
                 Ok(Err(failure)) => (false, failure.line()),
@@ -52,13 +52,16 @@ impl Reloads {
 
 fn swap(
     settings: &Settings,
-    cwd: &std::path::Path,
+    env: &ProcessEnv,
     reloader: &ExecutorReloader,
     dispositions: Arc<Dispositions>,
 ) -> Result<String, Failure> {
     let device = DeviceConfig::load(settings.executor.device_config.as_deref())?;
-    let located = locate_plugin(settings, &device, cwd)?;
-    let request = executor_request(settings, &device, located, dispositions)?;
+    let located = locate_plugin(settings, &device, env)?;
+    // Only an executor in a process can be replaced, and what takes its place gets one too.
+    let mut in_process = settings.clone();
+    in_process.executor.isolated = true;
+    let request = executor_request(&in_process, &device, located, dispositions)?;
     let Reload { active, pause } = reloader.reload(&request, settings.shutdown.drain)?;
     let (info, d) = (&active.info, &active.device);
     Ok(format!(

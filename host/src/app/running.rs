@@ -132,7 +132,7 @@ impl Registered {
         let (report, reloads) = watch::channel(ReloadReport::default());
         let serving = Reloads {
             settings: settings.clone(),
-            cwd: host.env.cwd.clone(),
+            env: host.env.clone(),
             reloader: executor.reloader(),
             dispositions: host.lifecycle.dispositions.clone(),
             requests: host.lifecycle.reload_requests,

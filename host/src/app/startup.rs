@@ -31,7 +31,7 @@ use crate::daemon::instance_lock::InstanceLock;
 use crate::error::{Explain, Failure};
 use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::Located;
-use crate::executor::{Executor, SlotReport};
+use crate::executor::{Executor, PythonInfo, SlotReport};
 use crate::model::MessageId;
 use crate::state::answer_journal::{AnswerJournal, KeptAnswers};
 use crate::state::credentials::StoredCredentials;
@@ -87,7 +87,7 @@ impl ExecutorStarted {
     /// When no plugin is found, it can't be used, or the host is asked to stop.
     pub async fn start(host: Host, prepared: Prepared) -> Result<ExecutorStarted, Halt> {
         let Prepared { settings, device, stored, .. } = prepared;
-        let located = locate_plugin(&settings, &device, &host.env.cwd)?;
+        let located = locate_plugin(&settings, &device, &host.env)?;
         // Reading the system's CA certificates takes as long as loading a plugin: both at once.
         let client = {
             let cloud = settings.cloud.clone();
@@ -128,7 +128,12 @@ impl ExecutorStarted {
     /// become wrong, as on a first start, it is created again. No job has been claimed yet.
     async fn adopt(self, identity: &Identity) -> Result<ExecutorStarted, Halt> {
         let told = &self.settings.identity;
-        let same = told.num_qubits == identity.num_qubits && told.native_gate_set == identity.native_gate_set;
+        let is_python = self.executor.active_plugin().info.python.is_some();
+        // Only Python code is told the names of the QPU.
+        let same_names = told.qpu_id == identity.qpu_id && told.qpu_display_name == identity.qpu_display_name;
+        let same = told.num_qubits == identity.num_qubits
+            && told.native_gate_set == identity.native_gate_set
+            && (same_names || !is_python);
         let settings = Settings { identity: identity.clone(), ..(*self.settings).clone() };
         if same {
             return Ok(ExecutorStarted { settings: Arc::new(settings), ..self });
@@ -336,8 +341,9 @@ pub struct Registered {
 fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
     let active = executor.active_plugin();
     let (info, device) = (&active.info, &active.device);
-    let runs_in = match runs_as(settings)? {
-        _ if !settings.executor.isolated => "the host's process".into(),
+    let is_isolated = settings.executor.isolated || info.python.is_some();
+    let runs_in = match runs_as(settings, is_isolated)? {
+        _ if !is_isolated => "the host's process".into(),
         RunsAs::Host => "a process of its own".into(),
         RunsAs::Account(account) => format!("a process of account {}", account.name),
         RunsAs::Root => {
@@ -366,6 +372,17 @@ fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
         runs_in,
         "the plugin is ready"
     );
+    if let Some(PythonInfo { facts, interpreter }) = &info.python {
+        tracing::info!(
+            factory = facts.factory,
+            package = facts.name(),
+            coda_node = facts.coda_node,
+            python = facts.python,
+            interpreter = %interpreter.path.display(),
+            chosen_by = %interpreter.chosen_by,
+            "the executor is Python code"
+        );
+    }
     Ok(())
 }
 

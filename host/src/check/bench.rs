@@ -11,13 +11,15 @@ use coda_plugin_abi::{Device, Error, ErrorCode, Gate, Hooks, Outcome, Program, T
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use super::{CheckOptions, Stop, failed};
-use crate::error::Failure as Shown;
-use crate::executor::JobContext;
-use crate::executor::check_device;
-use crate::executor::ffi::{CallJob, Common, CreateRequest, Instance};
+use super::{CheckOptions, PythonCheck, Stop, failed, skipped};
+use crate::error::{Explain, Failure as Shown};
+use crate::executor::account;
+use crate::executor::ffi::{CallJob, Common, CreateRequest};
 use crate::executor::loader::{self, Loaded};
-use crate::executor::locate::{FactorySource, Located};
+use crate::executor::locate::{FactorySource, Located, LocatedLibrary};
+use crate::executor::{DirectExecutor, JobContext, check_device, inspect_python};
+use crate::executor::{RunLimits, StartRequest, WhenStuck};
+use crate::sys::Dispositions;
 
 pub struct Bench {
     pub options: CheckOptions,
@@ -25,11 +27,14 @@ pub struct Bench {
 
 /// A created executor.
 pub struct Live {
-    pub instance: Instance,
+    pub instance: DirectExecutor,
     pub device: Device,
     pub hooks: Hooks,
     next: AtomicU64,
 }
+
+/// What the executor of Python code may write; it is shown when a case fails.
+const LOG_BYTES_PER_SECOND: u64 = 1 << 20;
 
 /// Expected of a factory with the device config of the check.
 pub const AN_EXECUTOR: &str = "an executor";
@@ -39,8 +44,12 @@ impl Bench {
         Bench { options }
     }
 
+    /// Loads the library under check; a case that needs one does not apply to Python code.
     pub fn load(&self) -> Result<Loaded, Stop> {
-        let located = Located {
+        if self.options.python.is_some() {
+            return skipped("Python code has a process of its own, and is no library");
+        }
+        let located = LocatedLibrary {
             path: self.options.library.clone(),
             entry: self.options.entry.clone(),
             source: FactorySource::Environment,
@@ -54,8 +63,52 @@ impl Bench {
 
     /// Creates an executor with the device config of the check.
     pub fn start(&self) -> Result<Live, Stop> {
-        let loaded = self.load()?;
-        self.start_from(&loaded)
+        match &self.options.python {
+            Some(python) => self.start_python(python),
+            None => self.start_from(&self.load()?),
+        }
+    }
+
+    /// Starts the interpreter of the Python code under check, and has it look for what it needs.
+    pub fn inspect(&self, python: &PythonCheck) -> Result<String, Stop> {
+        let located = python.located();
+        let inspected = inspect_python(&located, &self.python_request(python)?, true);
+        let facts = inspected.or_else(|e| refused("an interpreter with the executor's package", e))?;
+        let hooks = facts.hooks.clone().unwrap_or_default();
+        let (package, node, python) = (facts.name(), facts.coda_node, facts.python);
+        Ok(format!("{package}, coda-node {node}, Python {python}, optional methods: {hooks}"))
+    }
+
+    fn start_python(&self, python: &PythonCheck) -> Result<Live, Stop> {
+        let started = DirectExecutor::start_python(&python.located(), &self.python_request(python)?);
+        let (instance, _) = started.or_else(|e| refused(AN_EXECUTOR, e))?;
+        describe(instance)
+    }
+
+    fn python_request(&self, python: &PythonCheck) -> Result<StartRequest, Stop> {
+        let runs_as = account::resolve(true, python.user.as_deref())
+            .or_else(|e| refused("an account for the executor's process", e))?;
+        let is_config = !self.options.config_path.as_os_str().is_empty();
+        Ok(StartRequest {
+            located: Located::Python(python.located()),
+            state_dir: self.options.state_dir.clone(),
+            config_path: is_config.then(|| self.options.config_path.clone()),
+            config_text: self.options.config_text.clone(),
+            native_gate_set: self.options.native_gate_set.clone(),
+            num_qubits: self.options.num_qubits,
+            control_timeout: self.options.time_limit,
+            device_refresh: self.options.time_limit,
+            start_timeout: self.options.time_limit,
+            log_bytes_per_second: LOG_BYTES_PER_SECOND,
+            batch_max: 1,
+            dispositions: Arc::new(Dispositions::capture()),
+            isolation: None,
+            capabilities: account::kept_capabilities(&python.capabilities, &runs_as)
+                .or_else(|e| refused("capabilities that can be kept", e))?,
+            runs_as,
+            limits: RunLimits { run: None, grace: self.options.time_limit, when_stuck: WhenStuck::Report },
+            python: python.request.clone(),
+        })
     }
 
     pub fn start_from(&self, loaded: &Loaded) -> Result<Live, Stop> {
@@ -66,16 +119,11 @@ impl Bench {
                 "create it from this device config",
             )
         })?;
-        let described = instance.device().or_else(|e| {
-            failed("a description of the device", format!("the error '{}'", e.text), "answer `device`")
-        })?;
-        let (device, hooks) = check_device(described)
-            .or_else(|what| failed("a device that can be", what, "correct what `device` replies"))?;
-        Ok(Live { instance, device, hooks, next: AtomicU64::new(0) })
+        describe(instance)
     }
 
-    pub fn create(&self, loaded: &Loaded, config: &str) -> Result<Instance, Error> {
-        loaded.library.create(&CreateRequest {
+    pub fn create(&self, loaded: &Loaded, config: &str) -> Result<DirectExecutor, Error> {
+        let created = loaded.library.create(&CreateRequest {
             common: Arc::new(Common::new(loaded.descriptor.name.as_str().into())),
             entry: self.options.entry.clone(),
             config_path: match self.options.config_path.as_os_str().is_empty() {
@@ -85,7 +133,8 @@ impl Bench {
             config_text: config.into(),
             native_gate_set: self.options.native_gate_set.clone(),
             num_qubits: self.options.num_qubits,
-        })
+        });
+        created.map(DirectExecutor::from)
     }
 
     /// Random numbers of this check, other ones for each case.
@@ -123,6 +172,21 @@ impl Bench {
             first.change.clone(),
         )
     }
+}
+
+/// An executor that is ready for runs.
+fn describe(instance: DirectExecutor) -> Result<Live, Stop> {
+    let described = instance.device().or_else(|e| {
+        failed("a description of the device", format!("the error '{}'", e.text), "answer `device`")
+    })?;
+    let (device, hooks) = check_device(described)
+        .or_else(|what| failed("a device that can be", what, "correct what `device` replies"))?;
+    Ok(Live { instance, device, hooks, next: AtomicU64::new(0) })
+}
+
+fn refused<T>(expected: &str, error: impl Explain) -> Result<T, Stop> {
+    let shown = Shown::from(error);
+    failed(expected, shown.line(), shown.hint.unwrap_or_default())
 }
 
 impl Live {

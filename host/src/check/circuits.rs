@@ -3,13 +3,13 @@
 use std::f64::consts::PI;
 use std::sync::Arc;
 
-use coda_plugin_abi::conformance::{Case, Suite};
+use coda_plugin_abi::conformance::{Case, Failure, Suite};
 use coda_plugin_abi::{Amplitude, ErrorCode, Gate, GateKind, Operation, Program, Target};
 use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::bench::{Bench, Live, turn};
-use super::{Done, failed, skipped};
+use super::{Done, Stop, failed, skipped};
 use crate::executor::JobContext;
 use crate::executor::ffi::CallEvolve;
 
@@ -43,7 +43,16 @@ fn group(bench: &Bench, name: &str) -> Done {
 }
 
 pub fn bit_order(bench: &Bench) -> Done {
-    group(bench, "bit order")
+    group(bench, "bit order").map_err(|stop| match stop {
+        Stop::Failed(failure) if bench.options.python.is_some() => Stop::Failed(Failure {
+            change: format!(
+                "{}; if all keys are reversed, set CODA_EXECUTOR_BIT_ORDER=reversed",
+                failure.change
+            ),
+            ..failure
+        }),
+        other => other,
+    })
 }
 
 pub fn format(bench: &Bench) -> Done {

@@ -21,6 +21,9 @@ const SETTLE: Duration = Duration::from_secs(3);
 const GROWTH: u64 = 8 << 20;
 
 pub fn descriptor(bench: &Bench) -> Done {
+    if bench.options.python.is_some() {
+        return skipped("Python code has no descriptor");
+    }
     let found = match elf::inspect(&bench.options.library) {
         Ok(found) => found,
         Err(e) => {
@@ -59,6 +62,9 @@ pub fn descriptor(bench: &Bench) -> Done {
 }
 
 pub fn load(bench: &Bench) -> Done {
+    if let Some(python) = &bench.options.python {
+        return bench.inspect(python).map(Some);
+    }
     bench.load().map(|_| None)
 }
 
@@ -101,9 +107,13 @@ pub fn create(bench: &Bench) -> Done {
 }
 
 pub fn create_twice(bench: &Bench) -> Done {
-    let loaded = bench.load()?;
+    // A library is loaded once; Python code gets a process each time.
+    let loaded = match bench.options.python {
+        Some(_) => None,
+        None => Some(bench.load()?),
+    };
     for when in ["of the first executor", "of the second executor"] {
-        let live = bench.start_from(&loaded)?;
+        let live = loaded.as_ref().map_or_else(|| bench.start(), |loaded| bench.start_from(loaded))?;
         live.good_job(bench, when)?;
         live.end()?;
     }

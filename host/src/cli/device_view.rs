@@ -6,6 +6,8 @@ use coda_plugin_abi::Connectivity;
 use serde::{Deserialize, Serialize};
 
 use crate::executor::Executor;
+use crate::executor::python::interpreter::Interpreter;
+use crate::executor::python::spec::PythonFacts;
 use crate::output;
 
 /// A device and the plugin that drives it, in the form of `--json`.
@@ -25,6 +27,42 @@ pub struct DeviceView {
     /// `hardware`, `simulator` or `test`.
     pub kind: String,
     pub path: PathBuf,
+    /// Factory, versions, and why the interpreter was chosen, for an executor in Python code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub python: Option<PythonView>,
+}
+
+/// An executor in Python code.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PythonView {
+    pub factory: String,
+    pub package: String,
+    pub coda_node: String,
+    pub python: String,
+    pub chosen_by: String,
+}
+
+impl PythonView {
+    pub fn new(facts: &PythonFacts, interpreter: &Interpreter) -> PythonView {
+        PythonView {
+            factory: facts.factory.clone(),
+            package: facts.name(),
+            coda_node: facts.coda_node.clone(),
+            python: facts.python.clone(),
+            chosen_by: interpreter.chosen_by.to_string(),
+        }
+    }
+
+    /// The lines for a terminal.
+    pub fn lines(&self) -> String {
+        [
+            line("factory", &self.factory),
+            line("package", &self.package),
+            line("python", &format!("{}, coda-node {}", self.python, self.coda_node)),
+            line("chosen by", &self.chosen_by),
+        ]
+        .concat()
+    }
 }
 
 impl DeviceView {
@@ -46,9 +84,13 @@ impl DeviceView {
             edges: device.connectivity.edges().map(<[_]>::to_vec),
             batch_run: hooks.batch_run,
             cancel: hooks.cancel,
-            plugin: format!("{} {} by {}", info.name, info.version, info.vendor),
+            plugin: match &info.python {
+                Some(python) => python.facts.name(),
+                None => format!("{} {} by {}", info.name, info.version, info.vendor),
+            },
             kind: info.kind.name().into(),
             path: info.path.clone(),
+            python: info.python.as_ref().map(|python| PythonView::new(&python.facts, &python.interpreter)),
         }
     }
 
@@ -66,7 +108,11 @@ impl DeviceView {
             line("batches", yes(self.batch_run)),
             line("cancels", yes(self.cancel)),
             line("plugin", &format!("{} ({})", self.plugin, self.kind)),
-            line("library", &self.path.display().to_string()),
+            line(
+                if self.python.is_some() { "interpreter" } else { "library" },
+                &self.path.display().to_string(),
+            ),
+            self.python.as_ref().map(PythonView::lines).unwrap_or_default(),
         ]
         .concat()
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod new;
+mod python;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,18 +17,25 @@ use super::terminal::Terminal;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
-use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
+use crate::executor::locate::{DEFAULT_ENTRY, FactorySource, LocatedLibrary};
 use crate::executor::{elf, loader};
 use crate::sys::Dispositions;
 
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
-    /// Print a plugin's descriptor without running the plugin
-    #[command(after_help = "Example:\n  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json")]
+    /// Print a plugin's descriptor without running the plugin, or what an interpreter has of a Python executor
+    #[command(after_help = "\
+Examples:
+  coda-host plugin inspect /usr/lib/coda-host/libacme.so --json
+  coda-host plugin inspect acme_qpu.executor_factory:create_executor --python /opt/acme")]
     Inspect {
-        /// The library
-        #[arg(value_name = "FILE.so", value_hint = clap::ValueHint::FilePath)]
+        /// The library, or the factory of a Python executor, whose module is imported
+        #[arg(value_name = "FILE.so|MODULE:ATTRIBUTE", value_hint = clap::ValueHint::FilePath)]
         file: PathBuf,
+        /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+        #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+        python: Option<String>,
+
         /// JSON for machines
         #[arg(long)]
         json: bool,
@@ -93,7 +101,12 @@ pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure>
         PluginCommand::Check(args) => return check::run(args, &env),
         PluginCommand::CheckCase(args) => return check::run_case(&args),
         PluginCommand::Inspect { file, schema: true, .. } => out.text(&schema(&file)?)?,
-        PluginCommand::Inspect { file, json, .. } => out.text(&inspect(file, json)?)?,
+        PluginCommand::Inspect { file, python: interpreter, json, .. } => {
+            out.text(&match python::factory(&file) {
+                Some(factory) => python::inspect(factory, interpreter, &env, json)?,
+                None => inspect(file, json)?,
+            })?;
+        }
         PluginCommand::Device { device, json } => {
             let runtime = kit::runtime()?;
             let view = runtime.block_on(describe(device, env));
@@ -112,7 +125,7 @@ async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView
     let dispositions = Arc::new(Dispositions::capture());
     let flags = device.map(|d| kit::device_flag(&d)).transpose()?.into_iter().collect();
     let prepared = app::prepare(&env, flags)?;
-    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
     let (executor, _done) = kit::until_signal(starting, "stopped while the plugin was starting").await?;
     let view = DeviceView::new(&executor);
@@ -129,7 +142,7 @@ fn schema(file: &std::path::Path) -> Result<String, Failure> {
     let usual = |e: &&String| e.as_str() == DEFAULT_ENTRY;
     let entry = found.descriptor.entries.iter().find(usual).or(found.descriptor.entries.first());
     let entry = entry.cloned().unwrap_or_else(|| DEFAULT_ENTRY.into());
-    let located = Located {
+    let located = LocatedLibrary {
         path: path.clone(),
         entry: entry.clone(),
         source: FactorySource::Environment,

@@ -18,7 +18,7 @@ use crate::error::{Explain, Failure, exit};
 use crate::executor::{Executor, Generation, RunJob, SlotReport};
 use crate::jobs::message::fits;
 use crate::output;
-use crate::results::outcome::{Counts, judge};
+use crate::results::outcome::{Counts, ShotRule, judge};
 use crate::sys::Dispositions;
 
 #[derive(Debug, clap::Args)]
@@ -34,6 +34,9 @@ pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     device: Option<PathBuf>,
+    /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    python: Option<String>,
     /// How often to run the circuit
     #[arg(short, long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     shots: u32,
@@ -57,7 +60,7 @@ impl Explain for RunError {
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let program = circuit_file::parse(&args.circuit, &circuit_file::read(&args.circuit)?)?;
-    let mut flags = HashMap::new();
+    let mut flags: HashMap<_, _> = args.python.iter().map(|p| ("CODA_EXECUTOR_PYTHON", p.clone())).collect();
     if let Some(device) = &args.device {
         flags.extend([kit::device_flag(device)?]);
     }
@@ -77,7 +80,7 @@ async fn execute(
     let stop = CancellationToken::new();
     app::watch_signals(stop.clone());
     let prepared = app::prepare(&env, flags)?;
-    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd)?;
+    let located = app::locate_plugin(&prepared.settings, &prepared.device, &env)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);
     let (executor, done) = tokio::select! {
         started = starting => started?,
@@ -132,7 +135,9 @@ async fn one_run(
             answer = done.recv() => match answer {
                 Some(SlotReport::Answered { answer, .. }) => {
                     bar.finish_and_clear();
-                    return judge(answer, measured, args.shots);
+                    let is_python = executor.active_plugin().info.may_lose_shots();
+                    let rule = if is_python { ShotRule::AtMost } else { ShotRule::Exact };
+                    return judge(answer, measured, args.shots, rule);
                 }
                 Some(SlotReport::Started { .. } | SlotReport::DeviceChanged { .. }) => {}
                 None => return Err("the executor's thread ended".into()),

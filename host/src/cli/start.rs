@@ -20,6 +20,9 @@ pub struct Args {
     /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     device: Option<PathBuf>,
+    /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    python: Option<String>,
     /// One-time node token of the first start (CODA_NODE_TOKEN)
     #[arg(short, long, value_name = "TOKEN")]
     token: Option<String>,
@@ -46,6 +49,7 @@ impl Args {
         let device = self.device.map(|path| kit::device_flag(&path)).transpose()?;
         let given = [
             ("CODA_NODE_TOKEN", self.token),
+            ("CODA_EXECUTOR_PYTHON", self.python),
             ("CODA_HOST", self.host),
             ("CODA_PORT", self.port.map(|p| p.to_string())),
             ("CODA_PEER", self.peer.then(|| "true".into())),

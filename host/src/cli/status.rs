@@ -89,6 +89,14 @@ fn add_plugin(lines: &mut Lines, ready: &Value) {
     let (vendor, path) = (text(&plugin["vendor"]), text(&plugin["path"]));
     lines.add("plugin", &format!("{name} {version} by {vendor}, {path}"));
 
+    let python = &plugin["python"];
+    if python.is_object() {
+        let of = |key: &str| text(&python[key]);
+        lines.add("python", &format!("{} of {}", of("factory"), of("package")));
+        let (version, node) = (of("python"), of("coda_node"));
+        lines.add("", &format!("Python {version}, coda-node {node}, chosen by {}", of("chosen_by")));
+    }
+
     let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
     let read_ahead = match &ready["waiting"] {
         Value::Null => String::new(),

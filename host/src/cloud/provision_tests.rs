@@ -20,6 +20,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
     Settings {
         peer: crate::config::load::peers::peer(&mut defaults).unwrap(),
         coordinator: crate::config::load::peers::coordinator(&mut defaults).unwrap(),
+        advertised_provider: "coda".into(),
         identity: Identity {
             qpu_id: String::new(),
             qpu_display_name: String::new(),
@@ -53,6 +54,9 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
         },
         executor: ExecutorSettings {
             factory: None,
+            python: None,
+            capabilities: Vec::new(),
+            reverse_bits: false,
             device_config: None,
             plugin_path: Vec::new(),
             control_timeout: second,

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::ConfigError;
 use super::settings::{
-    ApiSettings, CallbackPolicy, CloudSettings, Credentials, DaemonSettings, Dirs, ExecutorSettings,
-    Identity, JobSettings, Settings, ShutdownSettings, VpnSettings, WebhookSettings,
+    ApiSettings, CallbackPolicy, CloudSettings, Credentials, DEFAULT_QUBITS, DaemonSettings, Dirs,
+    ExecutorSettings, Identity, JobSettings, Settings, ShutdownSettings, VpnSettings, WebhookSettings,
 };
 use super::source::{EffectiveSetting, Source};
 use crate::model::Secret;
@@ -114,8 +114,7 @@ pub fn settings(
         request_timeout: s.seconds("CODA_REQUEST_TIMEOUT_SEC", None, 5.0)?,
     };
     let vpn = vpn(&mut s, env, config, &dirs)?;
-    // Accepted and unused, as in the Python node.
-    s.text("CODA_ADVERTISED_PROVIDER", None, "coda");
+    let advertised_provider = s.text("CODA_ADVERTISED_PROVIDER", None, "coda");
     let shutdown = ShutdownSettings {
         drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)?,
         margin: s.seconds("CODA_SHUTDOWN_MARGIN_SEC", None, 25.0)?,
@@ -140,6 +139,7 @@ pub fn settings(
         daemon,
         peer,
         coordinator,
+        advertised_provider,
     };
     Ok((settings, s.shown()))
 }
@@ -150,7 +150,12 @@ fn identity(s: &mut Source, config: &StoredConfig) -> Result<Identity, ConfigErr
         qpu_id: s.text("CODA_QPU_ID", config.qpu_id.clone(), ""),
         qpu_display_name: s.text("CODA_QPU_DISPLAY_NAME", config.qpu_display_name.clone(), ""),
         native_gate_set: s.text("CODA_NATIVE_GATE_SET", config.native_gate_set.clone(), "cz"),
-        num_qubits: s.integer("CODA_NUM_QUBITS", config.num_qubits.map(u64::from), 5, 1..=50)? as u16,
+        num_qubits: s.integer(
+            "CODA_NUM_QUBITS",
+            config.num_qubits.map(u64::from),
+            u64::from(DEFAULT_QUBITS),
+            1..=50,
+        )? as u16,
         redis_url: Secret::new(s.text("CODA_REDIS_URL", redis_url, "")),
     })
 }
@@ -256,6 +261,8 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
     Ok(ExecutorSettings {
         factory: s.optional("CODA_EXECUTOR_FACTORY", None),
         device_config,
+        python: s.optional("CODA_EXECUTOR_PYTHON", None),
+        reverse_bits: reverse_bits(s)?,
         plugin_path: plugin_path.split(':').filter(|p| !p.is_empty()).map(|p| env.cwd.join(p)).collect(),
         control_timeout: s.seconds("CODA_CONTROL_TIMEOUT_SEC", None, 5.0)?,
         device_refresh: s.seconds("CODA_DEVICE_REFRESH_SEC", None, 60.0)?,
@@ -263,6 +270,7 @@ fn executor(s: &mut Source, env: &ProcessEnv) -> Result<ExecutorSettings, Config
         log_bytes_per_second: s.integer("CODA_PLUGIN_LOG_KIB_PER_SEC", None, 128, 1..=1 << 20)? << 10,
         isolated: isolated(s)?,
         user: s.optional("CODA_EXECUTOR_USER", None),
+        capabilities: s.list("CODA_EXECUTOR_CAPABILITIES", "", CAPABILITY_NAMES, capability)?,
         restart_backoff: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_SEC", None, 0.5)?,
         restart_backoff_max: s.seconds("CODA_EXECUTOR_RESTART_BACKOFF_MAX_SEC", None, 30.0)?,
         job_timeout: s.optional_seconds("CODA_JOB_TIMEOUT_SEC")?,
@@ -280,6 +288,24 @@ fn isolated(s: &mut Source) -> Result<bool, ConfigError> {
     };
     let write = |on: &bool| if *on { "process" } else { "none" }.to_string();
     s.parsed("CODA_EXECUTOR_ISOLATION", None, false, "none or process", read, write)
+}
+
+fn reverse_bits(s: &mut Source) -> Result<bool, ConfigError> {
+    let read = |text: &str| match text.to_ascii_lowercase().as_str() {
+        "measurements" => Some(false),
+        "reversed" => Some(true),
+        _ => None,
+    };
+    let write = |reversed: &bool| if *reversed { "reversed" } else { "measurements" }.to_string();
+    s.parsed("CODA_EXECUTOR_BIT_ORDER", None, false, "measurements or reversed", read, write)
+}
+
+const CAPABILITY_NAMES: &str = "names of capabilities such as CAP_SYS_RAWIO, or keep";
+
+/// Whether there is such a capability says the start.
+fn capability(text: &str) -> Option<String> {
+    let is_name = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_name.then(|| text.to_string())
 }
 
 fn sha256(s: &mut Source) -> Result<Option<String>, ConfigError> {

@@ -8,6 +8,9 @@ use libp2p::Multiaddr;
 
 use crate::model::Secret;
 
+/// Qubits of a QPU of which nothing is known, as in the Python node.
+pub const DEFAULT_QUBITS: u16 = 5;
+
 /// Every setting of a host, before the cloud's bundle replaces some of them.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -24,6 +27,8 @@ pub struct Settings {
     pub daemon: DaemonSettings,
     pub peer: PeerSettings,
     pub coordinator: CoordinatorSettings,
+    /// Told to executors in Python code, and unused besides, as in the Python node.
+    pub advertised_provider: String,
 }
 
 /// The identity of the QPU; the cloud's bundle replaces all of it.
@@ -128,6 +133,10 @@ pub struct ExecutorSettings {
     pub factory: Option<String>,
     /// Absolute path of the device config.
     pub device_config: Option<PathBuf>,
+    /// `CODA_EXECUTOR_PYTHON`: the interpreter of an executor in Python code, or its virtual environment.
+    pub python: Option<String>,
+    /// Whether the keys of an executor in Python code are in the reverse order of `measurements`.
+    pub reverse_bits: bool,
     /// Directories of `CODA_PLUGIN_PATH`.
     pub plugin_path: Vec<PathBuf>,
     /// A control call that takes longer marks the executor stuck.
@@ -140,6 +149,8 @@ pub struct ExecutorSettings {
     pub isolated: bool,
     /// The account that such a process runs as, when one is named.
     pub user: Option<String>,
+    /// `CODA_EXECUTOR_CAPABILITIES`: what a process of root keeps of root's capabilities.
+    pub capabilities: Vec<String>,
     /// Longest pause before a plugin's process that died twice in a row is started again. It doubles from there; the
     /// pause itself is random.
     pub restart_backoff: Duration,

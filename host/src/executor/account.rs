@@ -4,7 +4,7 @@
 //! it. Any other host can only share its own.
 
 use crate::error::{Explain, exit};
-use crate::sys::{self, Account};
+use crate::sys::{self, Account, KeptCapabilities};
 
 /// The account that is used when none is named.
 pub const USUAL: &str = "coda-executor";
@@ -22,6 +22,17 @@ pub enum RunsAs {
     Root,
 }
 
+impl RunsAs {
+    /// Whether the process stays one of root.
+    pub fn is_root(&self) -> bool {
+        match self {
+            RunsAs::Host => sys::effective_user() == 0,
+            RunsAs::Account(account) => account.uid == 0,
+            RunsAs::Root => true,
+        }
+    }
+}
+
 /// Why the plugin's process can't have the account.
 #[derive(Debug, thiserror::Error)]
 pub enum AccountError {
@@ -31,6 +42,10 @@ pub enum AccountError {
     NotRoot { name: String },
     #[error("CODA_EXECUTOR_USER has no effect on a plugin in the host's own process")]
     NotIsolated,
+    #[error("CODA_EXECUTOR_CAPABILITIES names '{name}', which is not a capability")]
+    UnknownCapability { name: String },
+    #[error("CODA_EXECUTOR_CAPABILITIES has an effect only on a process of root")]
+    CapabilitiesWithoutRoot,
     #[error("the account '{name}' can't be looked up")]
     LookUp { name: String, source: std::io::Error },
 }
@@ -41,6 +56,9 @@ impl Explain for AccountError {
             AccountError::Unknown { .. } => "executor-user-unknown",
             AccountError::NotRoot { .. } => "executor-user-not-root",
             AccountError::NotIsolated => "executor-user-not-isolated",
+            AccountError::UnknownCapability { .. } | AccountError::CapabilitiesWithoutRoot => {
+                "executor-capabilities"
+            }
             AccountError::LookUp { .. } => "executor-user-look-up",
         }
     }
@@ -52,6 +70,13 @@ impl Explain for AccountError {
                 "unset it: the plugin's process then runs as the host does; or start the host as root".into()
             }
             AccountError::NotIsolated => "set CODA_EXECUTOR_ISOLATION=process too, or unset it".into(),
+            AccountError::UnknownCapability { .. } => {
+                "write names such as CAP_SYS_RAWIO (man 7 capabilities), or keep for all that the host has"
+                    .into()
+            }
+            AccountError::CapabilitiesWithoutRoot => {
+                "set CODA_EXECUTOR_USER=root too if the executor needs them, or unset it".into()
+            }
             AccountError::LookUp { name, .. } => format!("try: getent passwd {name}"),
         })
     }
@@ -83,6 +108,19 @@ pub fn resolve(isolated: bool, named: Option<&str>) -> Result<RunsAs, AccountErr
         Some(account) if own == 0 => Ok(RunsAs::Account(account)),
         Some(account) if account.uid == own => Ok(RunsAs::Host),
         Some(_) => Err(AccountError::NotRoot { name: name.into() }),
+    }
+}
+
+/// The capabilities that the process keeps, by the values of `CODA_EXECUTOR_CAPABILITIES`.
+///
+/// # Errors
+/// When a name is none of a capability, or the process isn't root's.
+pub fn kept_capabilities(names: &[String], runs_as: &RunsAs) -> Result<KeptCapabilities, AccountError> {
+    let kept =
+        KeptCapabilities::from_names(names).map_err(|name| AccountError::UnknownCapability { name })?;
+    match kept.is_empty() || runs_as.is_root() {
+        true => Ok(kept),
+        false => Err(AccountError::CapabilitiesWithoutRoot),
     }
 }
 

@@ -7,7 +7,9 @@ use coda_plugin_abi::{Device, Hooks};
 
 use super::ffi::DeviceReply;
 use super::loader::PreparedLibrary;
-use super::locate::FactorySource;
+use super::locate::{FactorySource, LocatedPython};
+use super::python::interpreter::Interpreter;
+use super::python::spec::PythonFacts;
 
 /// Most slots of a device. Each slot is a thread, and a socket where the plugin has a process of its own; more slots
 /// than this are a mistake of the plugin.
@@ -33,6 +35,15 @@ pub struct PluginInfo {
     pub path: PathBuf,
     pub sha256: String,
     pub source: FactorySource,
+    /// Of an executor in Python code.
+    pub python: Option<PythonInfo>,
+}
+
+/// What is known of an executor in Python code.
+#[derive(Debug, Clone)]
+pub struct PythonInfo {
+    pub facts: PythonFacts,
+    pub interpreter: Interpreter,
 }
 
 impl PluginInfo {
@@ -58,7 +69,29 @@ impl PluginInfo {
             path: prepared.path.clone(),
             sha256: prepared.sha256.clone(),
             source: prepared.source.clone(),
+            python: None,
         }
+    }
+
+    /// Of Python code: the package stands for the plugin, and its interpreter for the file.
+    pub(super) fn from_python(located: &LocatedPython, facts: PythonFacts) -> PluginInfo {
+        let module = facts.factory.split(':').next().unwrap_or_default();
+        PluginInfo {
+            vendor: module.split('.').next().unwrap_or_default().into(),
+            name: facts.package.clone(),
+            version: facts.package_version.clone(),
+            kind: Kind::Hardware,
+            api: (0, 0),
+            path: located.interpreter.path.clone(),
+            sha256: String::new(),
+            source: located.source.clone(),
+            python: Some(PythonInfo { facts, interpreter: located.interpreter.clone() }),
+        }
+    }
+
+    /// Whether fewer counts than shots may come: Python executors leave out lost shots.
+    pub fn may_lose_shots(&self) -> bool {
+        self.python.is_some()
     }
 }
 

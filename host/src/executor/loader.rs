@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::elf::{self, ElfError, Links};
 use super::ffi::{Library, LibraryOpenError};
-use super::locate::{FactorySource, Located};
+use super::locate::{FactorySource, LocatedLibrary};
 use super::trust::{self, OpenRefusal, Trust};
 use crate::error::{Explain, exit};
 use crate::sys;
@@ -175,7 +175,11 @@ pub struct HashedFile {
 /// # Errors
 /// When the file is no plugin, others may write to it or in a folder on its way, it is not the pinned one, it can't be
 /// copied, or it must not be opened in this process while it is not `isolated`.
-pub fn prepare(located: &Located, state_dir: &Path, isolated: bool) -> Result<PreparedLibrary, LoadError> {
+pub fn prepare(
+    located: &LocatedLibrary,
+    state_dir: &Path,
+    isolated: bool,
+) -> Result<PreparedLibrary, LoadError> {
     let path = &located.path;
     let trust = Trust::of_this_process(located.pinned.is_some());
     let file = open(path, trust)?;
@@ -339,7 +343,7 @@ impl PreparedLibrary {
 /// # Errors
 /// See [`LoadError`]; nothing of a refused library's code has run, except where the loader itself or the
 /// layout check refuses it.
-pub fn load(located: &Located, state_dir: &Path) -> Result<Loaded, LoadError> {
+pub fn load(located: &LocatedLibrary, state_dir: &Path) -> Result<Loaded, LoadError> {
     let prepared = prepare(located, state_dir, false)?;
     Ok(Loaded { library: prepared.open()?, descriptor: prepared.descriptor })
 }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::JobContext;
-use super::active::{ActivePlugin, PluginInfo, check_device};
+use super::active::{ActivePlugin, check_device};
 use super::control::{Canceller, ControlCalls, ControlRequest, ControlThread};
 use super::ffi::{Common, DeviceReply};
 use super::in_flight::InFlightCalls;
@@ -62,7 +62,7 @@ impl Executor {
         request: StartRequest,
         reports: UnboundedSender<SlotReport>,
     ) -> Result<Executor, StartError> {
-        let path = request.located.path.clone();
+        let path = request.subject();
         let (batch_max, start_timeout) = (request.batch_max, request.start_timeout);
         let refresh_interval = request.device_refresh;
         let shared = Arc::new(Shared {
@@ -105,7 +105,7 @@ impl Executor {
             }
         };
         drop(last_resort);
-        let LoadedPlugin { prepared, plugin, common } = created.map_err(|_| died())??;
+        let LoadedPlugin { info, plugin, common } = created.map_err(|_| died())??;
         let (requests, inbox) = channel();
         let mut threads = ExecutorThreads {
             shared: shared.clone(),
@@ -123,7 +123,7 @@ impl Executor {
             let (device, hooks) =
                 check_device(reply).map_err(|what| StartError::BadDevice { path: path.clone(), what })?;
             threads.start_slots(usize::from(device.slots))?;
-            let active = ActivePlugin { device, hooks, info: PluginInfo::from_library(&prepared) };
+            let active = ActivePlugin { device, hooks, info: info.clone() };
             let active = Arc::new(RwLock::new(Arc::new(active)));
             let refresh = DeviceRefresh {
                 shared: Arc::downgrade(&shared),
@@ -141,7 +141,7 @@ impl Executor {
             Err(error) => {
                 // The device may be in use by the executor that was created.
                 let limit = shared.control_timeout;
-                threads.shutdown(&prepared.descriptor.name, limit).await;
+                threads.shutdown(&info.name, limit).await;
                 return Err(error);
             }
         };
@@ -298,6 +298,7 @@ impl ExecutorThreads {
 
     async fn shutdown(self, name: &str, limit: Duration) {
         let ExecutorThreads { shared, plugin, requests, handles, .. } = self;
+        let limit = limit + plugin.remote().map_or(Duration::ZERO, |remote| remote.end_allowance());
         let orderly = async {
             let (answer, answered) = oneshot::channel();
             let asked = requests.send(ControlRequest::Shutdown(answer)).is_ok();

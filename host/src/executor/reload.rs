@@ -12,10 +12,14 @@ use super::active::{ActivePlugin, PluginInfo, check_device};
 use super::ffi::{Common, DeviceReply};
 use super::job::SlotReport;
 use super::loader::{self, PreparedLibrary};
+use super::locate::{Located, LocatedPython};
 use super::plugin::Plugin;
 use super::queue::Queue;
-use super::start::{StartError, StartRequest, explain_make_error, worker_spec};
-use super::worker::{MakeError, Remote, Standby};
+use super::start::{
+    StartError, StartRequest, explain_library_error, explain_make_error, library_spec, python_spec,
+    trust_interpreter,
+};
+use super::worker::{MakeError, Remote, Standby, WorkerSpec};
 use crate::error::{Explain, exit};
 
 /// The reloads since the start, and the result of the last one.
@@ -75,6 +79,33 @@ pub struct Reload {
     pub pause: Duration,
 }
 
+/// What is to take the place of the executor in use.
+enum Candidate {
+    Library(Box<PreparedLibrary>),
+    Python(LocatedPython),
+}
+
+impl Candidate {
+    fn prepare(request: &StartRequest) -> Result<Candidate, StartError> {
+        match &request.located {
+            Located::Library(library) => {
+                Ok(Candidate::Library(Box::new(loader::prepare(library, &request.state_dir, true)?)))
+            }
+            Located::Python(python) => {
+                trust_interpreter(&python.interpreter.path, request.runs_as.is_root())?;
+                Ok(Candidate::Python(python.clone()))
+            }
+        }
+    }
+
+    fn spec(&self, request: &StartRequest) -> WorkerSpec {
+        match self {
+            Candidate::Library(prepared) => WorkerSpec::Library(library_spec(prepared, request)),
+            Candidate::Python(python) => WorkerSpec::Python(python_spec(python, request)),
+        }
+    }
+}
+
 /// Replaces the executor in use.
 #[derive(Clone)]
 pub struct ExecutorReloader {
@@ -100,12 +131,11 @@ impl ExecutorReloader {
         if let Some(config) = &request.config_path {
             loader::trusted(config).map_err(StartError::Load)?;
         }
-        let prepared =
-            loader::prepare(&request.located, &request.state_dir, true).map_err(StartError::Load)?;
+        let candidate = Candidate::prepare(request)?;
         // While the former executor works on: only its end and the creation of the next are left for the pause.
-        let standby = Remote::prepare(remote, &worker_spec(&prepared, request))
-            .map_err(|e| self.explain(e, &prepared, request))?;
-        tracing::debug!(sha256 = prepared.sha256, "the new plugin is checked, its process waits");
+        let standby = Remote::prepare(remote, &candidate.spec(request))
+            .map_err(|e| self.explain(e, &candidate, request))?;
+        tracing::debug!("the new plugin is checked, its process waits");
         if !self.queue.pause(limit) {
             self.queue.resume();
             return Err(ReloadError::Busy(limit));
@@ -113,25 +143,34 @@ impl ExecutorReloader {
         let begun = Instant::now();
         let _swap = self.swap_lock.lock();
         tracing::debug!("no run is in the plugin, and none begins");
-        let swapped = self.swap_while_paused(remote, standby, &prepared, request);
+        let swapped = self.swap_while_paused(remote, standby, &candidate, request);
         self.queue.resume();
         let pause = begun.elapsed();
         tracing::debug!(?pause, "runs may begin again");
         swapped.map(|active| Reload { active, pause })
     }
 
-    fn explain(&self, error: MakeError, prepared: &PreparedLibrary, request: &StartRequest) -> ReloadError {
-        ReloadError::New(explain_make_error(error, prepared, request.config_path.as_deref(), &self.common))
+    fn explain(&self, error: MakeError, candidate: &Candidate, request: &StartRequest) -> ReloadError {
+        let config = request.config_path.as_deref();
+        ReloadError::New(match candidate {
+            Candidate::Library(prepared) => explain_library_error(error, prepared, config, &self.common),
+            Candidate::Python(_) => explain_make_error(error, &request.subject(), config, &self.common),
+        })
     }
 
     fn swap_while_paused(
         &self,
         remote: &Arc<Remote>,
         standby: Standby,
-        prepared: &PreparedLibrary,
+        candidate: &Candidate,
         request: &StartRequest,
     ) -> Result<Arc<ActivePlugin>, ReloadError> {
-        let bad_device = |what| StartError::BadDevice { path: prepared.path.clone(), what };
+        let bad_device = |what| StartError::BadDevice { path: request.subject(), what };
+        let info = match (candidate, standby.facts()) {
+            (Candidate::Library(prepared), _) => PluginInfo::from_library(prepared),
+            (Candidate::Python(located), Some(facts)) => PluginInfo::from_python(located, facts.clone()),
+            (Candidate::Python(_), None) => return Err(StartError::Died { path: request.subject() }.into()),
+        };
         let old_slots = self.active.read().device.slots;
         let accept = |reply: &DeviceReply| -> Result<(), ReloadError> {
             let (device, _) = check_device(reply.clone()).map_err(bad_device)?;
@@ -141,11 +180,11 @@ impl ExecutorReloader {
                 false => Err(ReloadError::Slots { old: old_slots, new: device.slots }),
             }
         };
-        let explain = |error| self.explain(error, prepared, request);
+        let explain = |error| self.explain(error, candidate, request);
         let reply = Remote::swap(remote, standby, &accept, &explain)?;
         let (device, hooks) = check_device(reply).map_err(bad_device)?;
         self.queue.open(usize::from(device.slots), if hooks.batch_run { self.batch_max } else { 1 });
-        let next = Arc::new(ActivePlugin { device, hooks, info: PluginInfo::from_library(prepared) });
+        let next = Arc::new(ActivePlugin { device, hooks, info });
         *self.active.write() = next.clone();
         // Reported while no run begins, so that none begins that was judged by the former device.
         let generation = self.queue.begin_generation();

@@ -1,6 +1,7 @@
 //! How an executor comes to be: the library is checked and opened, in this process or in one of its own, and creates
 //! its executor; what can go wrong on the way, and what to do about it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -8,21 +9,26 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use coda_plugin_abi::descriptor::Binding;
-use coda_plugin_abi::{Error, ErrorCode};
+use coda_plugin_abi::{Error, ErrorCode, Target};
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::account::RunsAs;
+use super::active::PluginInfo;
 use super::ffi::{Common, CreateRequest};
 use super::loader::{self, LoadError, PreparedLibrary};
-use super::locate::Located;
+use super::locate::{Located, LocatedLibrary, LocatedPython};
 use super::plugin::Plugin;
+use super::python::device::DeviceBasics;
+use super::python::spec::PythonSpec;
+use super::python::{carried, files, secrets};
 use super::shared::{RunLimits, Shared};
 use super::slot::Slot;
-use super::worker::{CallLimits, MakeError, Remote, Restart, WorkerSpec};
+use super::worker::{CallLimits, LibrarySpec, MakeError, Remote, Restart, WorkerSpec};
 use super::{schema, signals};
 use crate::error::{Explain, Failure, exit};
 use crate::output;
-use crate::sys::{self, Account, Dispositions};
+use crate::sys::{self, Account, Dispositions, KeptCapabilities};
 
 const START_LIMIT_STACK_BYTES: usize = 256 << 10;
 
@@ -47,11 +53,40 @@ pub struct StartRequest {
     pub batch_max: usize,
     /// The signal dispositions that are restored after each call of the plugin.
     pub dispositions: Arc<Dispositions>,
-    /// With a value the plugin runs in a process of its own, which is started again when it dies.
+    /// With a value the plugin runs in a process of its own, which is started again when it dies. Python code always does.
     pub isolation: Option<Restart>,
     /// The account of that process.
     pub runs_as: RunsAs,
+    /// The capabilities that it keeps.
+    pub capabilities: KeptCapabilities,
     pub limits: RunLimits,
+    pub python: PythonRequest,
+}
+
+impl StartRequest {
+    /// What is started, for messages.
+    pub fn subject(&self) -> PathBuf {
+        match &self.located {
+            Located::Library(library) => library.path.clone(),
+            Located::Python(python) => python_subject(python),
+        }
+    }
+}
+
+/// The factory when it is configured, else the interpreter that is asked for one.
+fn python_subject(python: &LocatedPython) -> PathBuf {
+    python.factory.as_ref().map_or_else(|| python.interpreter.path.clone(), PathBuf::from)
+}
+
+/// What executors in Python code are told besides.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct PythonRequest {
+    /// Fields of coda-node's `Settings`, without any credential.
+    pub settings: BTreeMap<String, serde_json::Value>,
+    /// Whether the executor's keys are in the reverse order.
+    pub reverse_bits: bool,
+    /// As the QPU is registered, where that is known.
+    pub registered_qubits: Option<u16>,
 }
 
 /// Why an executor can't be used.
@@ -63,6 +98,8 @@ pub enum StartError {
     Create { path: PathBuf, error: Error },
     #[error("the device config {} does not fit the plugin: {what}", config.display())]
     Config { config: PathBuf, what: String },
+    #[error("the Python executor can't be used: {what}")]
+    Python { what: String, hint: String },
     #[error("the process of plugin {} could not be used: {what}", path.display())]
     Process { path: PathBuf, what: String },
     #[error("the plugin's process runs as '{}', which may not read {}: {why}", account.name, file.display())]
@@ -87,6 +124,7 @@ impl Explain for StartError {
             StartError::Load(e) => e.code(),
             StartError::Create { .. } => "executor-create",
             StartError::Config { .. } => "executor-config",
+            StartError::Python { .. } => "executor-python",
             StartError::Process { .. } => "executor-process",
             StartError::Unreadable { .. } => "executor-unreadable",
             StartError::Rights { .. } => "executor-rights",
@@ -107,10 +145,19 @@ impl Explain for StartError {
                 "correct the device config; 'coda-host plugin inspect FILE.so --schema' prints what fits"
                     .into(),
             ),
+            StartError::Python { hint, .. } => Some(hint.clone()),
             StartError::Process { .. } => Some(
-                "try the plugin alone: coda-host plugin check FILE.so --device FILE; then tell the vendor"
+                "try the plugin alone: coda-host plugin check --device FILE; then tell the vendor"
                     .into(),
             ),
+            // The units hide both from every process of the host, whatever the modes are.
+            StartError::Unreadable { file, .. } if file.starts_with("/home") || file.starts_with("/root") => {
+                Some(
+                    "move it to a place such as /opt (python3 -m venv /opt/acme); or let the account into that \
+                     folder, and under systemd add a drop-in with ProtectHome=read-only"
+                        .into(),
+                )
+            }
             StartError::Unreadable { account, file, .. } => Some(format!(
                 "let it: chgrp {} {1} && chmod g+r {1}; its folders must let it through too: namei -l {1}",
                 account.gid,
@@ -143,7 +190,7 @@ impl Explain for StartError {
 
 /// The plugin in use, with its executor.
 pub(super) struct LoadedPlugin {
-    pub prepared: PreparedLibrary,
+    pub info: PluginInfo,
     pub plugin: Plugin,
     pub common: Arc<Common>,
 }
@@ -192,34 +239,71 @@ fn create(request: StartRequest, shared: &Arc<Shared>) -> Result<LoadedPlugin, S
     if let Some(config) = &request.config_path {
         loader::trusted(config)?;
     }
-    let prepared = loader::prepare(&request.located, &request.state_dir, request.isolation.is_some())?;
-    let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
-    common.output.limit(request.log_bytes_per_second);
-    let plugin = match request.isolation {
-        Some(restart) => create_in_worker(&request, &prepared, &common, restart, shared)?,
-        None => create_in_process(request, &prepared, &common, shared)?,
-    };
-    Ok(LoadedPlugin { prepared, plugin, common })
+    match request.located.clone() {
+        Located::Library(library) => create_from_library(request, &library, shared),
+        Located::Python(python) => create_from_python(&request, &python, shared),
+    }
 }
 
-fn create_in_worker(
+fn create_from_library(
+    request: StartRequest,
+    located: &LocatedLibrary,
+    shared: &Arc<Shared>,
+) -> Result<LoadedPlugin, StartError> {
+    let prepared = loader::prepare(located, &request.state_dir, request.isolation.is_some())?;
+    let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
+    common.output.limit(request.log_bytes_per_second);
+    let info = PluginInfo::from_library(&prepared);
+    let plugin = match request.isolation {
+        Some(restart) => {
+            let spec = WorkerSpec::Library(library_spec(&prepared, &request));
+            let remote = start_worker(spec, &request, &common, restart, shared)
+                .map_err(|e| explain_library_error(e, &prepared, request.config_path.as_deref(), &common))?;
+            Plugin::Remote(remote)
+        }
+        None => create_in_process(request, located, &prepared, &common, shared)?,
+    };
+    Ok(LoadedPlugin { info, plugin, common })
+}
+
+fn create_from_python(
     request: &StartRequest,
-    prepared: &PreparedLibrary,
+    located: &LocatedPython,
+    shared: &Arc<Shared>,
+) -> Result<LoadedPlugin, StartError> {
+    trust_interpreter(&located.interpreter.path, request.runs_as.is_root())?;
+    let spec = python_spec(located, request);
+    let common = Arc::new(Common::new(spec.plugin().into()));
+    common.output.limit(request.log_bytes_per_second);
+    let Some(restart) = request.isolation else {
+        let what = "it needs a process of its own, and the request has none".into();
+        return Err(StartError::Process { path: python_subject(located), what });
+    };
+    let remote = start_worker(WorkerSpec::Python(spec), request, &common, restart, shared).map_err(|e| {
+        explain_make_error(e, &python_subject(located), request.config_path.as_deref(), &common)
+    })?;
+    let Some(facts) = remote.facts() else { return Err(StartError::Died { path: python_subject(located) }) };
+    common.rename(&facts.package);
+    let info = PluginInfo::from_python(located, facts);
+    Ok(LoadedPlugin { info, plugin: Plugin::Remote(remote), common })
+}
+
+fn start_worker(
+    spec: WorkerSpec,
+    request: &StartRequest,
     common: &Arc<Common>,
     restart: Restart,
     shared: &Shared,
-) -> Result<Plugin, StartError> {
+) -> Result<Arc<Remote>, MakeError> {
     let limits = CallLimits { start: request.start_timeout, control: request.control_timeout };
-    let (spec, calls) = (worker_spec(prepared, request), shared.control_calls.clone());
-    let queue = shared.queue.clone();
+    let (calls, queue) = (shared.control_calls.clone(), shared.queue.clone());
     let on_available = Box::new(move |available: bool| queue.set_away(!available));
-    let remote = Remote::start(spec, common.clone(), restart, limits, calls, on_available)
-        .map_err(|e| explain_make_error(e, prepared, request.config_path.as_deref(), common))?;
-    Ok(Plugin::Remote(remote))
+    Remote::start(spec, common.clone(), restart, limits, calls, on_available)
 }
 
 fn create_in_process(
     request: StartRequest,
+    located: &LocatedLibrary,
     prepared: &PreparedLibrary,
     common: &Arc<Common>,
     shared: &Shared,
@@ -228,16 +312,15 @@ fn create_in_process(
     let loading = shared.control_calls.begin("loading".into(), name.clone(), None);
     let library = prepared.open()?;
     signals::restore_after(&request.dispositions, &name, "loading");
-    let secrets =
-        schema::of_plugin(&library, &request.located.entry, &request.config_text).map_err(|what| {
-            StartError::Config { config: request.config_path.clone().unwrap_or_default(), what }
-        })?;
+    let secrets = schema::of_plugin(&library, &located.entry, &request.config_text).map_err(|what| {
+        StartError::Config { config: request.config_path.clone().unwrap_or_default(), what }
+    })?;
     common.hide(&secrets);
     drop(loading);
     let creating = shared.control_calls.begin("create".into(), name.clone(), None);
     let created = library.create(&CreateRequest {
         common: common.clone(),
-        entry: request.located.entry,
+        entry: located.entry.clone(),
         // At the interface an empty path says that there is no device config.
         config_path: request.config_path.unwrap_or_default(),
         config_text: request.config_text,
@@ -247,7 +330,7 @@ fn create_in_process(
     drop(creating);
     signals::restore_after(&request.dispositions, &name, "create");
     let instance = created.map_err(|error| StartError::Create {
-        path: request.located.path,
+        path: located.path.clone(),
         error: common.masked_error(error),
     })?;
     Ok(Plugin::Direct(instance))
@@ -271,46 +354,109 @@ pub(super) fn end_process_after(limit: Duration, error: StartError) -> Result<Se
     Ok(armed)
 }
 
-/// What kept the plugin's process from having an executor, in the terms of a start in this process.
-pub(super) fn explain_make_error(
+/// What kept a library's process from having an executor, in the terms of a start in this process.
+pub(super) fn explain_library_error(
     error: MakeError,
     prepared: &PreparedLibrary,
     config: Option<&Path>,
     common: &Common,
 ) -> StartError {
-    let path = prepared.path.clone();
     match error {
         MakeError::Open(e) => prepared.refused(e).into(),
+        other => explain_make_error(other, &prepared.path, config, common),
+    }
+}
+
+/// What kept a process from having the executor of this path.
+pub(super) fn explain_make_error(
+    error: MakeError,
+    path: &Path,
+    config: Option<&Path>,
+    common: &Common,
+) -> StartError {
+    let path = path.to_path_buf();
+    match error {
         MakeError::Config(what) => {
             StartError::Config { config: config.unwrap_or(Path::new("")).to_path_buf(), what }
         }
         MakeError::Create(error) => StartError::Create { path, error: common.masked_error(error) },
         MakeError::Describe(error) => StartError::Describe { path, error: common.masked_error(error) },
+        MakeError::Python { what, hint } => StartError::Python { what, hint },
         MakeError::Process(what) => StartError::Process { path, what },
+        error @ MakeError::Open(_) => StartError::Process { path, what: error.text() },
         MakeError::NoReturn { call, limit } => StartError::NoReturn { path, call: call.into(), limit },
         MakeError::Rights(what) => StartError::Rights { path, what },
         MakeError::Unreadable { account, path: file, why } => StartError::Unreadable { account, file, why },
     }
 }
 
-/// What the plugin's process needs to create the executor of `request` from a prepared library.
-pub(super) fn worker_spec(prepared: &PreparedLibrary, request: &StartRequest) -> WorkerSpec {
-    let account = match &request.runs_as {
+/// Refuses, for a process of root, an interpreter or packages that others may change; says so where the process gives up
+/// root's rights.
+///
+/// # Errors
+/// When others may change one of them, and it would run with root's rights.
+pub(super) fn trust_interpreter(interpreter: &Path, is_root: bool) -> Result<(), LoadError> {
+    for path in files::trusted_paths(interpreter) {
+        match loader::trusted(&path) {
+            Err(error) if is_root => return Err(error),
+            Err(error) => {
+                let failure = Failure::from(error);
+                tracing::warn!("{}; its process has not root's rights", failure.line());
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The account that the request's process runs as, when it is another one than the host's.
+fn account_of(request: &StartRequest) -> Option<Account> {
+    match &request.runs_as {
         RunsAs::Account(account) => Some(account.clone()),
         RunsAs::Host | RunsAs::Root => None,
-    };
+    }
+}
+
+/// What the process needs to create the executor of Python code.
+pub(super) fn python_spec(located: &LocatedPython, request: &StartRequest) -> PythonSpec {
+    let PythonRequest { settings, reverse_bits, registered_qubits } = request.python.clone();
+    PythonSpec {
+        interpreter: located.interpreter.clone(),
+        account: account_of(request),
+        capabilities: request.capabilities,
+        basics: DeviceBasics {
+            registered_qubits: registered_qubits.map(u32::from),
+            registered_target: Target::from_name(&request.native_gate_set),
+            ..DeviceBasics::read(&request.config_text)
+        },
+        secrets: secrets::secrets(&request.config_text),
+        factory: located.factory.clone(),
+        settings,
+        config_path: request.config_path.clone(),
+        modules: carried::modules(),
+        reverse_bits,
+        thread_wait_sec: request.limits.grace.as_secs_f64(),
+        log_level: most_verbose_level(),
+        inspect: false,
+    }
+}
+
+/// What the plugin's process needs to create the executor of `request` from a prepared library.
+pub(super) fn library_spec(prepared: &PreparedLibrary, request: &StartRequest) -> LibrarySpec {
+    let account = account_of(request);
     let in_place = prepared.in_place_files();
     let mut reads = Vec::new();
     if account.is_some() {
         reads.extend(request.config_path.clone());
         reads.extend(in_place.iter().map(|file| file.path.clone()));
     }
-    WorkerSpec {
+    LibrarySpec {
         opened: prepared.opened.clone(),
         file: Some(prepared.file.clone()),
         in_place,
         reads,
         account,
+        capabilities: request.capabilities,
         c_binding: prepared.descriptor.binding == Binding::C,
         api_minor: prepared.descriptor.api_minor,
         plugin: prepared.descriptor.name.clone(),
@@ -349,6 +495,7 @@ mod tests {
             StartError::Create { path: path(), error: error(ErrorCode::Config) },
             StartError::Create { path: path(), error: error(ErrorCode::Hardware) },
             StartError::Config { config: path(), what: "what".into() },
+            StartError::Python { what: "what".into(), hint: "install it".into() },
             StartError::Process { path: path(), what: "what".into() },
             StartError::Unreadable { account: Box::new(account), file: path(), why: "why".into() },
             StartError::Rights { path: path(), what: "what".into() },
@@ -364,6 +511,7 @@ mod tests {
                 StartError::Load(_)
                 | StartError::Create { .. }
                 | StartError::Config { .. }
+                | StartError::Python { .. }
                 | StartError::Process { .. }
                 | StartError::Unreadable { .. }
                 | StartError::Rights { .. }

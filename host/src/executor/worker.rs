@@ -20,13 +20,15 @@
 
 pub mod child;
 pub mod frames;
+mod launch;
 mod process;
+mod python_child;
 mod spec;
+mod standby;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Amplitude, Error, ErrorCode};
@@ -35,12 +37,14 @@ use parking_lot::{Condvar, Mutex};
 use super::control::{ControlCallGuard, ControlCalls};
 use super::ffi::{BatchAnswers, CallAnswer, CallEvolve, CallJob, Common, DeviceReply, JobContext};
 use super::job::LostCall;
+use super::python::spec::PythonFacts;
 use crate::backoff::BackoffRange;
-use frames::{ControlOrder, SlotAnswer, SlotRequest};
-use process::{CallFailure, Death, Expected, Process, unreadable};
+use frames::{CircuitForm, ControlOrder, SlotAnswer, SlotRequest};
+use process::{CallFailure, Death, Expected, Process, RunningJobs, unreadable};
 
 pub use process::Kill;
-pub use spec::{MakeError, WorkerSpec};
+pub use spec::{LibrarySpec, MakeError, WorkerSpec};
+pub use standby::{Standby, inspect};
 
 /// How long the news of a process's end may take to reach its keeper after a call has noticed it.
 const KEEPER_LIMIT: Duration = Duration::from_secs(5);
@@ -74,27 +78,6 @@ pub struct Trouble {
     pub last: String,
 }
 
-/// A process with the library open and the config checked, and no executor. Dropped, it ends.
-pub struct Standby {
-    process: Option<Arc<Process>>,
-    ended: Option<Receiver<String>>,
-    spec: WorkerSpec,
-}
-
-impl Standby {
-    fn drop_for(&mut self, why: &'static str) {
-        if let Some(process) = self.process.take() {
-            process.kill(Kill::NotNeeded(why));
-        }
-    }
-}
-
-impl Drop for Standby {
-    fn drop(&mut self) {
-        self.drop_for("it is not needed");
-    }
-}
-
 /// The plugin's process, started again whenever it dies.
 pub struct Remote {
     state: Mutex<State>,
@@ -107,6 +90,7 @@ pub struct Remote {
     /// Jobs in a call, for their progress.
     running: Mutex<HashMap<String, Arc<JobContext>>>,
     device_reply: Mutex<DeviceReply>,
+    facts: Mutex<Option<PythonFacts>>,
     /// Whether the present process has answered a call.
     answered: AtomicBool,
 }
@@ -156,6 +140,7 @@ impl Remote {
             on_available,
             running: Mutex::default(),
             device_reply: Mutex::new(DeviceReply::empty()),
+            facts: Mutex::default(),
             answered: AtomicBool::new(false),
         });
         let process = Remote::make(&remote, &spec)?;
@@ -170,23 +155,20 @@ impl Remote {
     /// # Errors
     /// When the process can't be started, or the library or config can't be used; no process is left then.
     pub fn prepare(this: &Arc<Remote>, spec: &WorkerSpec) -> Result<Standby, MakeError> {
-        let weak = Arc::downgrade(this);
-        let progress = move |job_id: &str, done, total| {
-            if let Some(remote) = weak.upgrade()
-                && let Some(context) = remote.running.lock().get(job_id)
-            {
-                context.set_progress(done, total);
-            }
-        };
-        let (process, ended) = Process::start(spec, this.common.clone(), Arc::new(progress))
-            .map_err(|e| MakeError::Process(e.to_string()))?;
-        let mut standby = Standby { process: Some(process.clone()), ended: Some(ended), spec: spec.clone() };
+        let jobs = Arc::new(JobsOf(Arc::downgrade(this)));
+        let (process, ended) =
+            Process::start(spec, this.common.clone(), jobs).map_err(|e| MakeError::Process(e.to_string()))?;
+        let mut standby =
+            Standby { process: Some(process.clone()), ended: Some(ended), spec: spec.clone(), facts: None };
         let checked = {
             let _noted = this.note_call("loading", Some(this.limits.start));
             process.check(spec, this.limits.start)
         };
         match checked {
-            Ok(secrets) => this.common.hide(&secrets),
+            Ok(checked) => {
+                this.common.hide(&checked.secrets);
+                standby.facts = checked.facts;
+            }
             Err(error) => {
                 standby.drop_for("it can't be used");
                 return Err(error);
@@ -203,7 +185,8 @@ impl Remote {
         this.answered.store(false, Ordering::Release);
         let created = {
             let _noted = this.note_call("create", Some(this.limits.start));
-            process.create(&standby.spec, this.limits.start)
+            let name = standby.facts.as_ref().map(PythonFacts::name).unwrap_or_default();
+            process.create(&standby.spec, &name, this.limits.start)
         };
         let device = match created {
             Ok(device) => device,
@@ -224,6 +207,7 @@ impl Remote {
             .spawn(keeper)
             .map_err(|e| MakeError::Process(e.to_string()))?;
         *this.device_reply.lock() = device;
+        *this.facts.lock() = standby.facts.take();
         standby.process = None;
         Ok(process)
     }
@@ -334,6 +318,19 @@ impl Remote {
         self.device_reply.lock().clone()
     }
 
+    /// What a Python executor's process said of itself when it was made.
+    pub fn facts(&self) -> Option<PythonFacts> {
+        self.facts.lock().clone()
+    }
+
+    /// How much longer than a library's its process may take to end once the executor is destroyed.
+    pub fn end_allowance(&self) -> Duration {
+        match &self.state.lock().phase {
+            Phase::Up(process) => process.end_limit().saturating_sub(process::END_LIMIT),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// The process that takes calls.
     fn up(&self) -> Result<Arc<Process>, LostCall> {
         match &self.state.lock().phase {
@@ -360,10 +357,10 @@ impl Remote {
         request: &SlotRequest<'_>,
         expected: Expected,
     ) -> Result<Result<SlotAnswer, Error>, LostCall> {
-        let Ok(message) = request.encode() else {
+        let process = self.up()?;
+        let Ok(message) = request.encode(process.form()) else {
             return Ok(Err(Error::new(ErrorCode::Resources, "the job is larger than 2 GiB")));
         };
-        let process = self.up()?;
         let entered = contexts.iter().map(|(id, context)| ((*id).to_string(), (*context).clone()));
         self.running.lock().extend(entered);
         let answer = process.call(slot, &message, expected);
@@ -372,6 +369,13 @@ impl Remote {
         drop(running);
         let job_id = contexts.first().map_or("", |(id, _)| *id);
         let answer = match answer {
+            // Not counted as an answer: an executor that ends its process in each run is in a crash loop.
+            Ok(SlotAnswer::Final(batch)) => {
+                let why = batch.answers.iter().flatten().find_map(|answer| answer.as_ref().err());
+                let why = why.map_or_else(|| "the executor ended it".into(), |error| error.text.clone());
+                process.kill(Kill::ByExecutor { why });
+                Ok(Ok(SlotAnswer::Jobs(batch)))
+            }
             Ok(answer) => {
                 self.answered.store(true, Ordering::Release);
                 return Ok(Ok(answer));
@@ -460,6 +464,10 @@ impl Remote {
             Phase::Up(process) => process.clone(),
             _ => return None,
         };
+        // A Python executor is asked once, as by the Python node.
+        if process.form() == CircuitForm::Json {
+            return Some(Ok(self.device_reply()));
+        }
         Some(process.describe(self.limits.control))
     }
 
@@ -531,9 +539,10 @@ impl Remote {
                 tracing::warn!(plugin = &*plugin, error = error.text, "the former executor's end failed");
             }
         }
+        let former = plugin.to_string();
         tracing::debug!(plugin = &*plugin, "the former executor has ended");
         let spec = standby.spec.clone();
-        this.common.rename(&spec.plugin);
+        this.common.rename(&standby.plugin());
         let made = Remote::create(this, standby).map_err(failed).and_then(|process| {
             accept(&this.device_reply()).map(|()| process.clone()).inspect_err(|_| {
                 // Why it is ended is told; how it ends adds nothing to that.
@@ -551,7 +560,7 @@ impl Remote {
             }
             Err(error) => {
                 drop(state);
-                this.common.rename(&old.plugin);
+                this.common.rename(&former);
                 let again = Remote::make(this, &old);
                 state = this.state.lock();
                 match again {
@@ -565,6 +574,26 @@ impl Remote {
                 Err(error)
             }
         }
+    }
+}
+
+/// The jobs of a remote, for its processes, which must not keep it.
+struct JobsOf(Weak<Remote>);
+
+impl RunningJobs for JobsOf {
+    fn progress(&self, job_id: &str, done: u64, total: u64) {
+        if let Some(remote) = self.0.upgrade()
+            && let Some(context) = remote.running.lock().get(job_id)
+        {
+            context.set_progress(done, total);
+        }
+    }
+
+    fn only_job(&self) -> Option<String> {
+        let remote = self.0.upgrade()?;
+        let running = remote.running.lock();
+        let mut ids = running.keys();
+        ids.next().filter(|_| running.len() == 1).cloned()
     }
 }
 

@@ -30,6 +30,7 @@ use crate::config::settings::JobSettings;
 use crate::executor::{Executor, Generation, JobContext, SlotReport};
 use crate::model::{JobId, MessageId, iso_time};
 use crate::results::dispatcher::{FinishedDelivery, Outbox};
+use crate::results::outcome::ShotRule;
 use crate::state::answer_journal::KeptAnswers;
 use crate::state::db::Store;
 use crate::sys::Dispositions;
@@ -241,6 +242,12 @@ impl Driver {
         }
         while let Some(event) = self.immediate.pop_front() {
             self.apply(event);
+        }
+        if !self.group.stores.is_empty() {
+            self.group.shot_rule = match self.parts.executor.active_plugin().info.may_lose_shots() {
+                true => ShotRule::AtMost,
+                false => ShotRule::Exact,
+            };
         }
         self.group.flush(&self.parts.redis, &self.parts.store, &self.tasks, &self.reports);
         self.publish();

@@ -35,11 +35,26 @@ pub struct Conclusion {
     pub body: Bytes,
 }
 
+/// What the counts of a result must add up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShotRule {
+    #[default]
+    /// To `shots_completed`, where that is given.
+    Exact,
+    /// To that or less: Python executors leave out the shots that were lost or not selected.
+    AtMost,
+}
+
 /// Judges an executor's answer to a circuit with `measured` entries in its `measurements`, run `shots` times.
 ///
 /// # Errors
 /// The executor's own error text, or the rule that its result breaks.
-pub fn judge(answer: Result<Outcome, Error>, measured: usize, shots: u32) -> Result<Counts, String> {
+pub fn judge(
+    answer: Result<Outcome, Error>,
+    measured: usize,
+    shots: u32,
+    rule: ShotRule,
+) -> Result<Counts, String> {
     let outcome = answer.map_err(|e| match e.text.is_empty() {
         true => format!("the executor failed without a message (code {}, stage {})", e.code, e.stage),
         false => e.text,
@@ -70,8 +85,19 @@ pub fn judge(answer: Result<Outcome, Error>, measured: usize, shots: u32) -> Res
     if sum > i64::from(shots) {
         return Err(format!("the executor returned {sum} counts in all for {shots} shots"));
     }
-    if let Some(completed) = outcome.shots_completed.filter(|c| *c != sum) {
-        return Err(format!("the executor says shots_completed {completed}, but its counts sum to {sum}"));
+    if let Some(completed) = outcome.shots_completed {
+        let fits = match rule {
+            ShotRule::Exact => completed == sum,
+            ShotRule::AtMost => completed >= sum,
+        };
+        if !fits {
+            return Err(format!(
+                "the executor says shots_completed {completed}, but its counts sum to {sum}"
+            ));
+        }
+        if completed > i64::from(shots) {
+            return Err(format!("the executor says shots_completed {completed} for {shots} shots"));
+        }
     }
     if let Some(ms) = outcome.execution_time_ms.filter(|ms| !(ms.is_finite() && *ms >= 0.0)) {
         return Err(format!("the executor returned execution_time_ms {ms}, expected a finite number >= 0"));
@@ -167,7 +193,7 @@ mod tests {
     }
 
     fn text(o: Outcome, measured: usize, shots: u32) -> String {
-        let c = conclude("J1", judge(Ok(o), measured, shots));
+        let c = conclude("J1", judge(Ok(o), measured, shots, ShotRule::Exact));
         String::from_utf8(c.body.to_vec()).unwrap()
     }
 
@@ -209,22 +235,36 @@ mod tests {
             (Outcome { execution_time_ms: Some(-1.0), ..outcome(&[("10", 1)]) }, "execution_time_ms -1"),
         ];
         for (o, expected) in cases {
-            let error = judge(Ok(o.clone()), 2, 100).unwrap_err();
+            let error = judge(Ok(o.clone()), 2, 100, ShotRule::Exact).unwrap_err();
             assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         }
     }
 
     #[test]
+    fn lost_shots_pass_under_the_rule_of_python_executors() {
+        let of = |completed| Outcome { shots_completed: Some(completed), ..outcome(&[("0", 60), ("1", 30)]) };
+        for (completed, exact, at_most) in
+            [(90, true, true), (95, false, true), (100, false, true), (89, false, false), (101, false, false)]
+        {
+            let judged = |rule| judge(Ok(of(completed)), 1, 100, rule);
+            assert_eq!(judged(ShotRule::Exact).is_ok(), exact, "{completed}");
+            assert_eq!(judged(ShotRule::AtMost).is_ok(), at_most, "{completed}");
+        }
+        let more = judge(Ok(outcome(&[("0", 101)])), 1, 100, ShotRule::AtMost).unwrap_err();
+        assert!(more.contains("101 counts in all for 100 shots"), "{more}");
+    }
+
+    #[test]
     fn errors_are_cut_by_characters() {
         let long = format!("{}é tail", "x".repeat(499));
-        let c = conclude("J", judge(Err(Error::new(ErrorCode::Hardware, long)), 1, 1));
+        let c = conclude("J", judge(Err(Error::new(ErrorCode::Hardware, long)), 1, 1, ShotRule::Exact));
         assert_eq!(c.error.as_deref().map(|e| (e.chars().count(), e.ends_with('é'))), Some((500, true)));
         let body: serde_json::Value = serde_json::from_slice(&c.body).unwrap();
         assert_eq!(body["error"].as_str(), c.error.as_deref());
         assert_eq!(body["status"], "failed");
-        let c = conclude("J", judge(Err(Error::new(ErrorCode::Hardware, "a\0b")), 1, 1));
+        let c = conclude("J", judge(Err(Error::new(ErrorCode::Hardware, "a\0b")), 1, 1, ShotRule::Exact));
         assert!(serde_json::from_slice::<serde_json::Value>(&c.body).is_ok());
-        let c = conclude("J", judge(Err(Error::new(ErrorCode::Hardware, "")), 1, 1));
+        let c = conclude("J", judge(Err(Error::new(ErrorCode::Hardware, "")), 1, 1, ShotRule::Exact));
         assert!(c.error.unwrap().contains("without a message"));
     }
 }

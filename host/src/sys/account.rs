@@ -1,6 +1,7 @@
 //! Accounts of this machine, and how a process takes one on and gives up every other right.
 
 use std::ffi::CString;
+use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::parent_id;
@@ -10,8 +11,8 @@ use nix::errno::Errno;
 use nix::unistd::{Gid, Uid, User, getgrouplist, setgid, setgroups, setresgid, setresuid, setuid};
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
-    set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities,
 };
 
 /// An account of this machine, with all its groups.
@@ -80,20 +81,80 @@ pub fn effective_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Takes on the account, if there is one, and gives up every capability: for good. The process goes on dying with its
-/// parent. Call it while this is the only thread.
+/// Capabilities of root that a process keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptCapabilities(CapabilitySet);
+
+impl Default for KeptCapabilities {
+    fn default() -> KeptCapabilities {
+        KeptCapabilities(CapabilitySet::empty())
+    }
+}
+
+impl KeptCapabilities {
+    /// From names such as `CAP_SYS_RAWIO`, in any case and also without `CAP_`; `keep` stands for all that the host has.
+    ///
+    /// # Errors
+    /// The name that is none of a capability.
+    pub fn from_names(names: &[String]) -> Result<KeptCapabilities, String> {
+        let mut kept = CapabilitySet::empty();
+        for name in names {
+            let upper = name.to_ascii_uppercase();
+            kept |= match upper.as_str() {
+                "KEEP" => own_capabilities().map_err(|e| e.to_string())?,
+                name => CapabilitySet::from_name(name.strip_prefix("CAP_").unwrap_or(name))
+                    .ok_or_else(|| upper.clone())?,
+            };
+        }
+        Ok(KeptCapabilities(kept))
+    }
+
+    /// As a number, for the command line of the process.
+    pub fn bits(self) -> u64 {
+        self.0.bits()
+    }
+
+    pub fn from_bits(bits: u64) -> KeptCapabilities {
+        KeptCapabilities(CapabilitySet::from_bits_retain(bits))
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for KeptCapabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.0.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
+        f.write_str(&names.join(" "))
+    }
+}
+
+fn own_capabilities() -> io::Result<CapabilitySet> {
+    Ok(capabilities(None)?.permitted)
+}
+
+/// Takes on the account, if there is one, and gives up every capability but those that are kept: for good. The process goes
+/// on dying with its parent. Call it while this is the only thread.
 ///
 /// # Errors
-/// When the kernel refuses a step, the rights could be had back, or the parent has ended. Then nothing may be run here.
-pub fn give_up_rights(account: Option<&Account>) -> io::Result<()> {
+/// When the kernel refuses a step, the rights could be had back, the host lacks a capability that is to be kept, or the
+/// parent has ended. Then nothing may be run here.
+pub fn give_up_rights(account: Option<&Account>, kept: KeptCapabilities) -> io::Result<()> {
     let parent = parent_id();
-    empty_bounding_set();
+    if !kept.is_empty() {
+        let missing = KeptCapabilities(kept.0.difference(own_capabilities()?));
+        if !missing.is_empty() {
+            return Err(io::Error::other(format!("the host itself lacks {missing}")));
+        }
+    }
+    empty_bounding_set(kept);
     if let Some(account) = account {
         take_on(account)?;
     }
     clear_ambient_capability_set()?;
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    let sets = CapabilitySets { effective: kept.0, permitted: kept.0, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets)?;
     // Another user's process has lost both by now: the signal, and that its death can be looked into.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
@@ -107,9 +168,9 @@ pub fn give_up_rights(account: Option<&Account>) -> io::Result<()> {
     }
 }
 
-/// Drops every capability that the kernel knows, where this may be done: what is executed gains nothing in any case.
-fn empty_bounding_set() {
-    for capability in 0..u64::BITS {
+/// Drops every other capability that the kernel knows, where this may be done: what is executed gains nothing in any case.
+fn empty_bounding_set(kept: KeptCapabilities) {
+    for capability in (0..u64::BITS).filter(|number| kept.bits() & 1 << number == 0) {
         // The first refusal is for the number after the last one, or for want of the right to do so.
         if remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << capability)).is_err() {
             return;
@@ -135,6 +196,19 @@ fn can_become_root_again(account: &Account) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn capabilities_have_names() {
+        let kept = |names: &[&str]| {
+            KeptCapabilities::from_names(&names.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert!(kept(&[]).unwrap().is_empty());
+        let two = kept(&["cap_sys_rawio", "NET_RAW"]).unwrap();
+        assert_eq!(two.to_string(), "CAP_NET_RAW CAP_SYS_RAWIO");
+        assert_eq!(KeptCapabilities::from_bits(two.bits()), two);
+        assert_eq!(kept(&["CAP_EVERYTHING"]), Err("CAP_EVERYTHING".into()));
+        assert!(kept(&["keep"]).is_ok());
+    }
 
     #[test]
     fn accounts_are_known_with_their_groups() {

@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
 fn named(signal: i32) -> io::Result<Signal> {
     Signal::from_named_raw(signal).ok_or_else(|| io::ErrorKind::InvalidInput.into())
@@ -33,6 +33,29 @@ pub fn ask_to_stop(child: &mut Child) -> io::Result<()> {
     }
     // The child has not been waited for, so the number is still its own.
     Ok(rustix::process::kill_process(Pid::from_child(child), Signal::TERM)?)
+}
+
+/// Waits for the end of a child that leads a process group, and kills what is left of the group: helpers that it started
+/// and did not end.
+///
+/// # Errors
+/// When the child can't be waited for.
+pub fn wait_with_group(child: &mut Child) -> io::Result<ExitStatus> {
+    let pid = Pid::from_child(child);
+    // It is not reaped here, so that the number stays that of its group until the group is killed.
+    while let Err(error) =
+        rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
+    {
+        if error != Errno::INTR {
+            return Err(error.into());
+        }
+    }
+    match rustix::process::kill_process_group(pid, Signal::KILL) {
+        // Nothing but the child, which has ended, or a helper of another account.
+        Ok(()) | Err(Errno::SRCH | Errno::PERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    child.wait()
 }
 
 /// A process that isn't a child of this one, held by a descriptor: its number can't come to mean another one.
@@ -104,6 +127,20 @@ mod tests {
         assert!(
             ProcessHandle::open(0).unwrap().is_none() && ProcessHandle::open(u32::MAX).unwrap().is_none()
         );
+    }
+
+    #[test]
+    fn what_a_child_leaves_behind_in_its_group_ends_with_it() {
+        use std::os::unix::process::CommandExt as _;
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!"]).process_group(0).stdout(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        let helper = ProcessHandle::open(line.trim().parse().unwrap()).unwrap().unwrap();
+        assert!(wait_with_group(&mut child).unwrap().success());
+        assert!(helper.wait(Duration::from_secs(20)).unwrap());
     }
 
     #[test]

@@ -81,7 +81,8 @@ fn spawner() -> io::Result<Sender<SpawnRequest>> {
 }
 
 /// Starts a process as [`spawn_dying_with_parent`] does, with these descriptors under the numbers that they have here, and
-/// none besides. It gains no privileges by what it executes.
+/// none besides. It gains no privileges by what it executes, and leads a session: a terminal's Ctrl-C is for the host alone,
+/// and what it leaves behind can be found.
 ///
 /// # Errors
 /// When it can't be started.
@@ -97,6 +98,7 @@ pub fn spawn_worker(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Resu
                     return Err(io::Error::last_os_error());
                 }
             }
+            rustix::process::setsid()?;
             Ok(set_no_new_privs(true)?)
         });
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located, LocatedLibrary};
 use coda_host::executor::worker::Restart;
 use coda_host::executor::{
-    Executor, Generation, JobContext, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck,
+    Executor, Generation, JobContext, PythonRequest, RunJob, RunLimits, SlotReport, StartRequest, WhenStuck,
 };
-use coda_host::sys::Dispositions;
+use coda_host::sys::{Dispositions, KeptCapabilities};
 use coda_host_tests::artifacts::library;
 use coda_plugin_abi::{Gate, GateKind, Program, Target};
 use tokio::sync::mpsc::unbounded_channel;
@@ -43,12 +43,12 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
     let (done, mut answers) = unbounded_channel();
     let restart = Restart { backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(1) };
     let request = StartRequest {
-        located: Located {
+        located: Located::Library(LocatedLibrary {
             path: library(name),
             entry: DEFAULT_ENTRY.into(),
             source: FactorySource::Environment,
             pinned: None,
-        },
+        }),
         state_dir: dir.path().to_path_buf(),
         config_path: None,
         config_text: config.into(),
@@ -62,7 +62,9 @@ async fn measure(name: &str, config: &str, isolated: bool, gates: usize, runs: u
         dispositions: Arc::new(Dispositions::capture()),
         isolation: isolated.then_some(restart),
         runs_as: RunsAs::Host,
+        capabilities: KeptCapabilities::default(),
         limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
+        python: PythonRequest::default(),
     };
     let executor = Executor::start(request, done).await.expect("the plugin starts");
     let gate = |i: usize| Gate::one(GateKind::Rx, (i % 50) as u16, 0.1 + i as f64);

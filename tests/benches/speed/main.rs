@@ -94,7 +94,8 @@ async fn bench() {
     if std::env::args().nth(1).as_deref() == Some("executor-worker") {
         let numbers = std::env::args().skip_while(|a| a != "--descriptors").nth(1).unwrap_or_default();
         let numbers: Vec<i32> = numbers.split(',').filter_map(|n| n.parse().ok()).collect();
-        coda_host::executor::worker::child::run(None, &numbers).expect("the plugin's process serves");
+        coda_host::executor::worker::child::run(None, Default::default(), None, &numbers)
+            .expect("the plugin's process serves");
         return;
     }
     if let Some(traffic) = bare::Traffic::from_env() {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use coda_host::error::Explain as _;
 use coda_host::executor::account::RunsAs;
-use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located};
+use coda_host::executor::locate::{DEFAULT_ENTRY, FactorySource, Located, LocatedLibrary};
 use coda_host::executor::{
-    EvolveJob, Executor, Generation, JobContext, LeaseRefusal, RunJob, RunLimits, SlotLoad, SlotReport,
-    StartError, StartRequest, WhenStuck,
+    EvolveJob, Executor, Generation, JobContext, LeaseRefusal, PythonRequest, RunJob, RunLimits, SlotLoad,
+    SlotReport, StartError, StartRequest, WhenStuck,
 };
-use coda_host::sys::Dispositions;
+use coda_host::sys::{Dispositions, KeptCapabilities};
 use coda_host_tests::artifacts::library;
 use coda_host_tests::{Circuit, LIMIT, example};
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Operation, Outcome, Program};
@@ -26,12 +26,12 @@ struct Loaded {
 
 async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Result<Loaded, StartError> {
     let (done, answers) = unbounded_channel();
-    let located = Located {
+    let located = Located::Library(LocatedLibrary {
         path: path.to_path_buf(),
         entry: DEFAULT_ENTRY.into(),
         source: FactorySource::Environment,
         pinned: None,
-    };
+    });
     let request = StartRequest {
         located,
         state_dir: state_dir.to_path_buf(),
@@ -47,7 +47,9 @@ async fn load(path: &Path, state_dir: &Path, config: &str, qubits: u16) -> Resul
         dispositions: Arc::new(Dispositions::capture()),
         isolation: None,
         runs_as: RunsAs::Host,
+        capabilities: KeptCapabilities::default(),
         limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
+        python: PythonRequest::default(),
     };
     Ok(Loaded { executor: Executor::start(request, done).await?, answers })
 }

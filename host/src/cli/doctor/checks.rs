@@ -15,7 +15,10 @@ use crate::daemon::conflicts;
 use crate::daemon::instance_lock::{self, LockHolder};
 use crate::executor::account::{self, RunsAs};
 use crate::executor::elf;
-use crate::executor::locate::Located;
+use crate::executor::inspect_python;
+use crate::executor::locate::{Located, LocatedPython};
+use crate::executor::python::interpreter::Interpreter;
+use crate::executor::python::spec::PythonFacts;
 use crate::jobs::redis::{Names, Redis, RedisFailure};
 use crate::state::credentials;
 use crate::state::db::{Database, KeptKind};
@@ -66,7 +69,7 @@ pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
         Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
         Err(e) => Finding::failure("coda-node", &e.into()),
     });
-    findings.extend(runs_as(&prepared));
+    findings.extend(runs_as(&prepared, env));
     findings.push(plugin(&prepared, env, holder.is_some() || no_plugin).await);
     findings.push(port(&prepared, holder.as_ref()));
     if prepared.settings.peer.enabled {
@@ -202,11 +205,27 @@ fn results(state: &Path) -> Finding {
 }
 
 /// The account of the plugin's worker process; `None` when the plugin runs in the host.
-fn runs_as(prepared: &Prepared) -> Option<Finding> {
-    if !prepared.settings.executor.isolated {
+fn runs_as(prepared: &Prepared, env: &ProcessEnv) -> Option<Finding> {
+    let is_python = app::locate_plugin(&prepared.settings, &prepared.device, env)
+        .is_ok_and(|located| matches!(located, Located::Python(_)));
+    if !prepared.settings.executor.isolated && !is_python {
         return None;
     }
-    Some(match app::runs_as(&prepared.settings) {
+    let rights = app::runs_as(&prepared.settings, true);
+    let names = &prepared.settings.executor.capabilities;
+    if let Some(kept) = rights.as_ref().ok().filter(|_| !names.is_empty()) {
+        return Some(match account::kept_capabilities(names, kept) {
+            Ok(kept) => Finding::warn(
+                "isolation",
+                format!(
+                    "the plugin's process runs as root and keeps {kept}: it can do what these allow on this machine"
+                ),
+                "unset CODA_EXECUTOR_CAPABILITIES if the executor does not need them",
+            ),
+            Err(e) => Finding::failure("isolation", &e.into()),
+        });
+    }
+    Some(match rights {
         Ok(RunsAs::Account(account)) => {
             Finding::pass("isolation", format!("the plugin's process runs as {}", account.name))
         }
@@ -224,11 +243,15 @@ fn runs_as(prepared: &Prepared) -> Option<Finding> {
 }
 
 async fn plugin(prepared: &Prepared, env: &ProcessEnv, only_file: bool) -> Finding {
-    let located = match app::locate_plugin(&prepared.settings, &prepared.device, &env.cwd) {
+    let located = match app::locate_plugin(&prepared.settings, &prepared.device, env) {
         Ok(located) => located,
         Err(failure) => return Finding::failure("plugin", &failure),
     };
     if only_file {
+        let located = match located {
+            Located::Library(library) => library,
+            Located::Python(located) => return python(prepared, located),
+        };
         return match elf::inspect(&located.path) {
             Ok(i) => {
                 let d = i.descriptor;
@@ -241,6 +264,33 @@ async fn plugin(prepared: &Prepared, env: &ProcessEnv, only_file: bool) -> Findi
         };
     }
     opened(prepared, located).await
+}
+
+/// An executor in Python code, as far as it can be looked at without creating it.
+fn python(prepared: &Prepared, located: LocatedPython) -> Finding {
+    let dispositions = Arc::new(Dispositions::capture());
+    let request = Located::Python(located.clone());
+    let request = match app::executor_request(&prepared.settings, &prepared.device, request, dispositions) {
+        Ok(request) => request,
+        Err(failure) => return Finding::failure("plugin", &failure),
+    };
+    match inspect_python(&located, &request, false) {
+        Ok(facts) => {
+            let found = format!("{} of {}; not created", facts.factory, facts.name());
+            Finding::pass("plugin", format!("{found}; {}", interpreter(&facts, &located.interpreter)))
+        }
+        Err(e) => Finding::failure("plugin", &e.into()),
+    }
+}
+
+fn interpreter(facts: &PythonFacts, interpreter: &Interpreter) -> String {
+    format!(
+        "Python {} with coda-node {}, {}, chosen by {}",
+        facts.python,
+        facts.coda_node,
+        interpreter.path.display(),
+        interpreter.chosen_by
+    )
 }
 
 async fn opened(prepared: &Prepared, located: Located) -> Finding {
@@ -268,6 +318,17 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
                 targets.join(" "),
                 device.slots
             );
+            let found = match &info.python {
+                Some(python) => {
+                    let order = match prepared.settings.executor.reverse_bits {
+                        true => "reversed by the host (CODA_EXECUTOR_BIT_ORDER)",
+                        false => "as the executor returns them",
+                    };
+                    let by = interpreter(&python.facts, &python.interpreter);
+                    format!("{found}; bits {order}; {by}")
+                }
+                None => found,
+            };
             let registered = &prepared.settings.identity;
             if !registered.qpu_id.is_empty() && registered.num_qubits != device.num_qubits {
                 let todo = format!("register the QPU with {} qubits in Coda", device.num_qubits);

@@ -4,25 +4,28 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
 use rand::Rng as _;
 
-use crate::app;
-use crate::check::{self, CASES, Case, CheckOptions, report, runner};
+use crate::app::{self, Prepared};
+use crate::check::{self, CASES, Case, CheckOptions, PythonCheck, report, runner};
 use crate::cli::kit;
 use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
 use crate::executor::elf;
-use crate::executor::locate::DEFAULT_ENTRY;
+use crate::executor::locate::{DEFAULT_ENTRY, Located};
 use crate::output;
+use crate::sys::Dispositions;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   coda-host plugin check ./libacme.so --device site/device.yaml
+  coda-host plugin check --device site/device.yaml                                         the executor that it names
   coda-host plugin check ./libacme.so --device site/device.yaml --tolerance 0.1 --quick    real hardware
   coda-host plugin check ./libacme.so --only cancel --only batch
   coda-host plugin check ./libacme.so --junit results.xml                                  in CI
@@ -30,12 +33,15 @@ Examples:
 Exit status:
   0 every case passed or was skipped   1 a case failed   2 nothing could be checked")]
 pub struct Args {
-    /// The library
-    #[arg(value_name = "FILE.so", value_hint = clap::ValueHint::FilePath, required_unless_present = "list")]
+    /// The library; without one the executor of the device config, which may be Python code
+    #[arg(value_name = "FILE.so", value_hint = clap::ValueHint::FilePath, required_unless_present_any = ["list", "device"])]
     file: Option<PathBuf>,
     /// The device config to check it with
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     device: Option<PathBuf>,
+    /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    python: Option<String>,
     /// List the cases and what each is about
     #[arg(long)]
     list: bool,
@@ -169,28 +175,19 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
 }
 
 fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions, Failure> {
-    let file = args.file.as_ref().map(|f| env.cwd.join(f)).unwrap_or_default();
-    let library = file.canonicalize().map_err(|source| PluginCheckError::Library { path: file, source })?;
-    let mut flags = HashMap::new();
+    let mut flags: HashMap<_, _> = args.python.iter().map(|p| ("CODA_EXECUTOR_PYTHON", p.clone())).collect();
     if let Some(device) = &args.device {
         flags.extend([kit::device_flag(device)?]);
     }
     let prepared = app::prepare(env, flags)?;
-    let named = prepared
-        .device
-        .executor_factory
-        .as_deref()
-        .and_then(|f| f.rsplit_once(':'))
-        .map(|(_, entry)| entry.to_string());
-    // A file that is not a plugin has no entries; the case about the descriptor reports why.
-    let entries = elf::inspect(&library).map(|found| found.descriptor.entries).unwrap_or_default();
-    let usual = || match entries.iter().any(|e| e == DEFAULT_ENTRY) {
-        true => DEFAULT_ENTRY.to_string(),
-        false => entries.first().cloned().unwrap_or_else(|| DEFAULT_ENTRY.into()),
+    let subject = match &args.file {
+        Some(file) => named_library(&env.cwd.join(file), &prepared)?,
+        None => configured(&prepared, env)?,
     };
     Ok(CheckOptions {
-        library,
-        entry: named.unwrap_or_else(usual),
+        library: subject.name,
+        entry: subject.entry,
+        python: subject.python,
         config_path: prepared.device.path.unwrap_or_default(),
         config_text: prepared.device.text,
         native_gate_set: prepared.settings.identity.native_gate_set,
@@ -200,6 +197,52 @@ fn options(args: &Args, env: &ProcessEnv, scratch: &Path) -> Result<CheckOptions
         tolerance: args.tolerance,
         seed: args.seed.unwrap_or_else(|| rand::rng().random_range(1..1_000_000)),
         time_limit: Duration::from_secs(args.time_limit),
+    })
+}
+
+/// What is checked: a library with its entry, or Python code.
+struct Subject {
+    name: PathBuf,
+    entry: String,
+    python: Option<PythonCheck>,
+}
+
+fn named_library(file: &Path, prepared: &Prepared) -> Result<Subject, Failure> {
+    let unreadable = |source| PluginCheckError::Library { path: file.to_path_buf(), source };
+    let name = file.canonicalize().map_err(unreadable)?;
+    let named = prepared.device.executor_factory.as_deref().and_then(|f| f.rsplit_once(':'));
+    // A file that is not a plugin has no entries; the case about the descriptor reports why.
+    let entries = elf::inspect(&name).map(|found| found.descriptor.entries).unwrap_or_default();
+    let usual = || match entries.iter().any(|e| e == DEFAULT_ENTRY) {
+        true => DEFAULT_ENTRY.to_string(),
+        false => entries.first().cloned().unwrap_or_else(|| DEFAULT_ENTRY.into()),
+    };
+    let entry = named.map_or_else(usual, |(_, entry)| entry.to_string());
+    Ok(Subject { name, entry, python: None })
+}
+
+/// The executor that the device config or the environment names.
+fn configured(prepared: &Prepared, env: &ProcessEnv) -> Result<Subject, Failure> {
+    let settings = &prepared.settings;
+    let python = match app::locate_plugin(settings, &prepared.device, env)? {
+        Located::Library(library) => {
+            return Ok(Subject { name: library.path, entry: library.entry, python: None });
+        }
+        Located::Python(python) => python,
+    };
+    let dispositions = Arc::new(Dispositions::capture());
+    let located = Located::Python(python.clone());
+    let request = app::executor_request(settings, &prepared.device, located, dispositions)?;
+    Ok(Subject {
+        name: request.subject(),
+        entry: String::new(),
+        python: Some(PythonCheck {
+            factory: python.factory,
+            interpreter: python.interpreter,
+            request: request.python,
+            user: settings.executor.user.clone(),
+            capabilities: settings.executor.capabilities.clone(),
+        }),
     })
 }
 

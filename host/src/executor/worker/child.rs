@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -26,8 +27,9 @@ use super::frames::{
     ControlAnswer, ControlOrder, Frame, ReceivedEvolution, ReceivedJob, ReceivedRequest, SlotAnswer,
     WorkerEvent, write,
 };
-use super::spec::{StepOutcome, WorkerSpec};
-use crate::sys;
+use super::python_child;
+use super::spec::{LibrarySpec, StepOutcome};
+use crate::sys::{self, KeptCapabilities};
 
 const STACK_BYTES: usize = 8 << 20;
 
@@ -70,14 +72,23 @@ struct Worker {
     running: Mutex<HashMap<String, Arc<JobContext>>>,
 }
 
-/// Runs the process, as `account` when one is named. For the command `executor-worker`.
+/// Runs the process, as `account` when one is named; as a Python interpreter when that is named. For the command
+/// `executor-worker`.
 ///
 /// # Errors
 /// When the host has not prepared what it must.
-pub fn run(account: Option<&str>, descriptors: &[i32]) -> io::Result<ExitCode> {
+pub fn run(
+    account: Option<&str>,
+    kept: KeptCapabilities,
+    python: Option<&Path>,
+    descriptors: &[i32],
+) -> io::Result<ExitCode> {
     // The kernel ends this process before the host. Where it may not be raised it stays.
     std::fs::write("/proc/self/oom_score_adj", "800").ok();
-    let rights = give_up_rights(account);
+    let rights = give_up_rights(account, kept);
+    if let Some(interpreter) = python {
+        return python_child::run(interpreter, descriptors, rights);
+    }
     let handed: Result<[OwnedFd; 4], _> = sys::inherited(descriptors)?.try_into();
     let [control, events, slot_0, library] =
         handed.map_err(|_| io::Error::other("the host hands over three sockets and the library"))?;
@@ -91,7 +102,7 @@ pub fn run(account: Option<&str>, descriptors: &[i32]) -> io::Result<ExitCode> {
 }
 
 /// In words when it can't be done: nothing of the library is run then.
-fn give_up_rights(account: Option<&str>) -> Result<(), String> {
+fn give_up_rights(account: Option<&str>, kept: KeptCapabilities) -> Result<(), String> {
     let account = match account {
         None => None,
         Some(name) => Some(
@@ -100,7 +111,7 @@ fn give_up_rights(account: Option<&str>) -> Result<(), String> {
                 .ok_or_else(|| format!("the account {name} is gone"))?,
         ),
     };
-    sys::give_up_rights(account.as_ref()).map_err(|e| e.to_string())
+    sys::give_up_rights(account.as_ref(), kept).map_err(|e| e.to_string())
 }
 
 fn first_slot(
@@ -157,7 +168,7 @@ fn first_slot(
 }
 
 /// Opens the library and checks the config; returns its secrets.
-fn check(spec: &WorkerSpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), StepOutcome> {
+fn check(spec: &LibrarySpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), StepOutcome> {
     for path in &spec.reads {
         if let Err(e) = std::fs::File::open(path) {
             return Err(StepOutcome::Unreadable { path: path.clone(), why: e.to_string() });
@@ -172,7 +183,7 @@ fn check(spec: &WorkerSpec, handed: &OwnedFd) -> Result<(Library, Vec<String>), 
 }
 
 fn create(
-    spec: &WorkerSpec,
+    spec: &LibrarySpec,
     library: &Library,
     common: &Arc<Common>,
 ) -> Result<(Instance, DeviceReply), StepOutcome> {

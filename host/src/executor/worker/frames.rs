@@ -17,8 +17,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::super::ffi::{BatchAnswers, CallEvolve, CallJob, DeviceReply};
+use super::super::python::circuit;
 use super::super::wire::{self, FrameReader, FrameWriter, Garbled, MAX_FRAME};
-use super::spec::{StepOutcome, WorkerSpec};
+use super::spec::{LibrarySpec, StepOutcome, WorkerSpec};
 
 /// A message is longer than a frame may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -56,10 +57,12 @@ enum Kind {
     Log,
     Progress,
     Gauge,
+    Source,
+    Final,
 }
 
 impl Kind {
-    const ALL: [Kind; 15] = [
+    const ALL: [Kind; 17] = [
         Kind::Check,
         Kind::Create,
         Kind::Run,
@@ -75,6 +78,8 @@ impl Kind {
         Kind::Log,
         Kind::Progress,
         Kind::Gauge,
+        Kind::Source,
+        Kind::Final,
     ];
 
     fn from_code(code: u8) -> Result<Kind, Garbled> {
@@ -157,9 +162,20 @@ fn decode_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Garbled> {
     serde_json::from_str(FrameReader::new(body).text()?).map_err(|_| Garbled)
 }
 
+/// How circuits are written for a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CircuitForm {
+    /// For this program: byte by byte.
+    Binary,
+    /// For a Python executor, whose own classes read it.
+    Json,
+}
+
 /// What the host asks of a slot. The first three steps go to slot 0 alone: check, create, and destroy at the end.
 pub enum SlotRequest<'a> {
-    /// Open the library and check the config.
+    /// The text of the program that answers the requests, for an interpreter.
+    Source(&'a str),
+    /// Open the library and check the config, or make sure that the interpreter can run the executor.
     Check(&'a WorkerSpec),
     /// Create the executor, after the check.
     Create,
@@ -173,14 +189,16 @@ pub enum SlotRequest<'a> {
 impl SlotRequest<'_> {
     /// # Errors
     /// When the message is too long.
-    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+    pub fn encode(&self, form: CircuitForm) -> Result<Vec<u8>, TooLong> {
         match self {
-            SlotRequest::Check(spec) => encode_json(Kind::Check, spec),
+            SlotRequest::Source(text) => encode(Kind::Source, |w| w.text(text)),
+            SlotRequest::Check(WorkerSpec::Library(spec)) => encode_json(Kind::Check, spec),
+            SlotRequest::Check(WorkerSpec::Python(spec)) => encode_json(Kind::Check, spec),
             SlotRequest::Create => encode(Kind::Create, |_| ()),
-            SlotRequest::Run(job) => encode(Kind::Run, |w| put_job(w, job)),
+            SlotRequest::Run(job) => encode(Kind::Run, |w| put_job(w, job, form)),
             SlotRequest::Batch(jobs) => encode(Kind::Batch, |w| {
                 w.len(jobs.len());
-                jobs.iter().for_each(|job| put_job(w, job));
+                jobs.iter().for_each(|job| put_job(w, job, form));
             }),
             SlotRequest::Evolve(call) => encode(Kind::Evolve, |w| {
                 w.text(call.job_id);
@@ -193,10 +211,13 @@ impl SlotRequest<'_> {
     }
 }
 
-fn put_job(w: &mut FrameWriter, job: &CallJob<'_>) {
+fn put_job(w: &mut FrameWriter, job: &CallJob<'_>, form: CircuitForm) {
     w.text(job.job_id);
     w.u32(job.shots);
-    wire::put_program(w, job.program);
+    match form {
+        CircuitForm::Binary => wire::put_program(w, job.program),
+        CircuitForm::Json => w.text(&circuit::to_json(job.program)),
+    }
 }
 
 /// A job as the plugin's process gets it.
@@ -219,7 +240,7 @@ pub struct ReceivedEvolution {
 /// A [`SlotRequest`] as the plugin's process gets it.
 #[derive(Debug, PartialEq)]
 pub enum ReceivedRequest {
-    Check(Box<WorkerSpec>),
+    Check(Box<LibrarySpec>),
     Create,
     Run(ReceivedJob),
     Batch(Vec<ReceivedJob>),
@@ -263,6 +284,8 @@ pub enum SlotAnswer {
     Step(StepOutcome),
     /// To run and batch: one answer for each job.
     Jobs(BatchAnswers),
+    /// The same, and the process ends by the executor's doing: it takes no more requests.
+    Final(BatchAnswers),
     Evolved(Result<Vec<Amplitude>, Error>),
     Destroyed(Option<Error>),
 }
@@ -274,6 +297,7 @@ impl SlotAnswer {
         match self {
             SlotAnswer::Step(outcome) => encode_json(Kind::Step, outcome),
             SlotAnswer::Jobs(batch) => encode(Kind::Jobs, |w| put_batch(w, batch)),
+            SlotAnswer::Final(batch) => encode(Kind::Final, |w| put_batch(w, batch)),
             SlotAnswer::Evolved(Ok(state)) => encode(Kind::Evolved, |w| {
                 w.u16(1);
                 wire::put_amplitudes(w, state);
@@ -295,6 +319,7 @@ impl SlotAnswer {
         Ok(match frame.kind {
             Kind::Step => SlotAnswer::Step(decode_json(&frame.body)?),
             Kind::Jobs => SlotAnswer::Jobs(batch(&mut r, jobs)?),
+            Kind::Final => SlotAnswer::Final(batch(&mut r, jobs)?),
             Kind::Evolved => SlotAnswer::Evolved(match r.u16()? {
                 1 => Ok(wire::amplitudes(&mut r)?),
                 2 => Err(wire::error(&mut r)?),
@@ -443,7 +468,7 @@ mod tests {
     }
 
     fn request(request: SlotRequest<'_>) -> ReceivedRequest {
-        ReceivedRequest::decode(&frame(request.encode())).unwrap()
+        ReceivedRequest::decode(&frame(request.encode(CircuitForm::Binary))).unwrap()
     }
 
     #[test]

@@ -2,13 +2,12 @@
 //!
 //! Every wait on a socket ends when the process does: the thread that waits for its end shuts the sockets down.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -18,24 +17,32 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::super::active::MAX_SLOTS;
 use super::super::ffi::{Common, DeviceReply};
-use super::super::loader;
+use super::super::python::{self, device};
 use super::super::wire::Garbled;
 use super::frames::{
-    ControlAnswer, ControlOrder, Frame, SMALL_FRAME, STEP_FRAME, SlotAnswer, SlotRequest, TooLong,
-    WorkerEvent,
+    CircuitForm, ControlAnswer, ControlOrder, Frame, SMALL_FRAME, STEP_FRAME, SlotAnswer, SlotRequest,
+    TooLong, WorkerEvent,
 };
-use super::spec::{MakeError, StepOutcome, WorkerSpec};
+use super::launch;
+use super::spec::{CheckedExecutor, MakeError, StepOutcome, WorkerSpec};
 use crate::sys;
 
 /// Longest line of output that is logged in one piece.
 const MAX_LINE: u64 = 8 << 10;
 /// How long a process may take to end once its executor is destroyed.
-const END_LIMIT: Duration = Duration::from_secs(2);
+pub const END_LIMIT: Duration = Duration::from_secs(2);
+/// The same for an interpreter, which first runs what libraries of instruments have registered for its end.
+const PYTHON_END_LIMIT: Duration = Duration::from_secs(10);
 /// How long the news of a death may take after the sockets have told of it.
 const NEWS_LIMIT: Duration = Duration::from_secs(5);
 
-/// Called with a job's id, the work done and the total.
-pub type OnProgress = dyn Fn(&str, u64, u64) + Send + Sync;
+/// What a process tells of its jobs while they run, and is told of them.
+pub trait RunningJobs: Send + Sync {
+    /// How far a job's run is: the work done, and the total.
+    fn progress(&self, job_id: &str, done: u64, total: u64);
+    /// The one job that is in the process; `None` when there is none, or more than one.
+    fn only_job(&self) -> Option<String>;
+}
 
 /// A process of a plugin.
 pub struct Process {
@@ -47,6 +54,7 @@ pub struct Process {
     slots: RwLock<Vec<Arc<Socket>>>,
     end: Mutex<End>,
     ended: Condvar,
+    form: CircuitForm,
 }
 
 /// A socket on which one exchange goes on at a time.
@@ -89,6 +97,8 @@ pub enum Kill {
     NoReturn { call: &'static str, limit: Duration },
     /// It broke the form of the messages in its answer to this job.
     Unreadable { job_id: String },
+    /// The executor ended it, and said so in its last answer.
+    ByExecutor { why: String },
     /// The host is stopping.
     Stopping,
     /// It is not needed.
@@ -105,6 +115,7 @@ impl fmt::Display for Kill {
             Kill::Unreadable { job_id } => {
                 write!(f, "it sent something that can't be read in answer to job {job_id}")
             }
+            Kill::ByExecutor { why } => f.write_str(why),
             Kill::Stopping => f.write_str("it did not shut down in time"),
             Kill::NotNeeded(why) => f.write_str(why),
         }
@@ -154,37 +165,13 @@ impl Process {
     pub fn start(
         spec: &WorkerSpec,
         common: Arc<Common>,
-        progress: Arc<OnProgress>,
+        jobs: Arc<dyn RunningJobs>,
     ) -> io::Result<(Arc<Process>, Receiver<String>)> {
         let pair = || UnixStream::pair().map_err(too_many_files);
         let ((control, control_end), (events, events_end), (slot_0, slot_0_end)) =
             (pair()?, pair()?, pair()?);
-        // A file in place may have been exchanged since it was checked, before this process or an earlier one started.
-        loader::unchanged(&spec.in_place).map_err(io::Error::other)?;
-        let library = match &spec.file {
-            Some(file) => file.0.try_clone(),
-            None => std::fs::File::open(&spec.opened),
-        }
-        .map_err(too_many_files)?;
-        let theirs: Vec<OwnedFd> =
-            vec![control_end.into(), events_end.into(), slot_0_end.into(), library.into()];
-        let numbers: Vec<String> = theirs.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-        // This very program, also when its file has been replaced meanwhile: both ends must be of one version.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("coda-host");
-        command.args(["executor-worker", spec.plugin.as_str(), "--descriptors", &numbers.join(",")]);
-        // The password of a proxy is not its business; `main` has taken away the host's own secrets.
-        std::env::vars_os().filter(|(name, value)| is_proxy_with_password(name, value)).for_each(
-            |(name, _)| {
-                command.env_remove(name);
-            },
-        );
-        if let Some(account) = &spec.account {
-            command.args(["--account", account.name.as_str()]);
-            command.env("HOME", &account.home).env("USER", &account.name).env("LOGNAME", &account.name);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = sys::spawn_worker(command, theirs).map_err(too_many_files)?;
+        let theirs: Vec<OwnedFd> = vec![control_end.into(), events_end.into(), slot_0_end.into()];
+        let mut child = launch::spawn(spec, theirs).map_err(too_many_files)?;
         let handle = sys::ProcessHandle::open(child.id()).ok().flatten();
         let events = Arc::new(events);
         for (stream, level, name) in [
@@ -192,11 +179,11 @@ impl Process {
             (child.stderr.take().map(|s| Box::new(s) as Box<dyn io::Read + Send>), 2, "stderr"),
         ] {
             let Some(stream) = stream else { continue };
-            let common = common.clone();
-            thread(format!("exec-{name}"), move || pump(stream, &common, level, name))?;
+            let (common, jobs) = (common.clone(), jobs.clone());
+            thread(format!("exec-{name}"), move || pump(stream, &common, &*jobs, level, name))?;
         }
         let heard = events.clone();
-        thread("exec-events".into(), move || listen(&heard, &common, &*progress))?;
+        thread("exec-events".into(), move || listen(&heard, &common, &*jobs))?;
         let process = Arc::new(Process {
             handle,
             control: Socket::new(control),
@@ -204,6 +191,10 @@ impl Process {
             slots: RwLock::new(vec![Arc::new(Socket::new(slot_0))]),
             end: Mutex::default(),
             ended: Condvar::new(),
+            form: match spec {
+                WorkerSpec::Library(_) => CircuitForm::Binary,
+                WorkerSpec::Python(_) => CircuitForm::Json,
+            },
         });
         let (tell, ended) = channel();
         let watched = process.clone();
@@ -217,7 +208,7 @@ impl Process {
 
     /// Waits for its end, then wakes everyone who waits for it.
     fn wait(&self, mut child: Child) -> String {
-        let status = child.wait();
+        let status = sys::wait_with_group(&mut child);
         let mut end = self.end.lock();
         let how = match (&end.killed, status) {
             (Some(why), _) => format!("was killed: {why}"),
@@ -237,33 +228,71 @@ impl Process {
         how
     }
 
-    /// Has the library opened and the config checked; returns the config's secrets.
+    /// Has the library opened and the config checked, or the interpreter checked; returns what it tells.
     ///
     /// # Errors
-    /// When the library or the config can't be used, or the process ends.
-    pub fn check(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<Vec<String>, MakeError> {
+    /// When the library, the config or the interpreter can't be used, or the process ends.
+    pub fn check(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<CheckedExecutor, MakeError> {
         let too_long = |_: TooLong| MakeError::Process("the device config is too long".into());
-        let message = SlotRequest::Check(spec).encode().map_err(too_long)?;
-        match self.within(limit, "loading", || self.step(spec, &message))? {
-            StepOutcome::Checked(secrets) => Ok(secrets),
-            other => Err(MakeError::Process(format!("it was to check its library, and said {other:?}"))),
+        let mut message = Vec::new();
+        if let WorkerSpec::Python(_) = spec {
+            message.extend(SlotRequest::Source(python::BRIDGE).encode(self.form).map_err(too_long)?);
+        }
+        message.extend(SlotRequest::Check(spec).encode(self.form).map_err(too_long)?);
+        match (self.within(limit, "loading", || self.step(spec, &message))?, spec) {
+            (StepOutcome::Checked(secrets), WorkerSpec::Library(_)) => {
+                Ok(CheckedExecutor { secrets, facts: None })
+            }
+            (StepOutcome::PythonChecked(facts), WorkerSpec::Python(spec)) => {
+                Ok(CheckedExecutor { secrets: spec.secrets.clone(), facts: Some(*facts) })
+            }
+            (other, _) => {
+                Err(MakeError::Process(format!("it was to check its executor, and answered {other:?}")))
+            }
         }
     }
 
-    /// Has the executor created, after the check.
+    /// Has the executor created, after the check. A Python executor's device gets this name.
     ///
     /// # Errors
     /// When the plugin can't create or describe it, or the process ends.
-    pub fn create(self: &Arc<Self>, spec: &WorkerSpec, limit: Duration) -> Result<DeviceReply, MakeError> {
+    pub fn create(
+        self: &Arc<Self>,
+        spec: &WorkerSpec,
+        name: &str,
+        limit: Duration,
+    ) -> Result<DeviceReply, MakeError> {
         let too_long = |e: TooLong| MakeError::Process(e.to_string());
-        let message = SlotRequest::Create.encode().map_err(too_long)?;
-        match self.within(limit, "create", || self.step(spec, &message))? {
-            StepOutcome::Created(device) => {
-                self.open_slots(device.slots as usize).map_err(|e| MakeError::Process(e.to_string()))?;
-                Ok(*device)
+        let message = SlotRequest::Create.encode(self.form).map_err(too_long)?;
+        let device = match (self.within(limit, "create", || self.step(spec, &message))?, spec) {
+            (StepOutcome::Created(device), WorkerSpec::Library(_)) => *device,
+            (StepOutcome::PythonCreated(python), WorkerSpec::Python(spec)) => {
+                let described = device::describe(name, &spec.basics, &python);
+                described.map_err(|what| {
+                    let text = format!("the executor describes an impossible device: {what}");
+                    MakeError::Describe(Error::new(ErrorCode::Contract, text).at(Stage::Describe))
+                })?
             }
-            other => Err(MakeError::Process(format!("it was to create its executor, and said {other:?}"))),
+            (other, _) => {
+                let text = format!("it was to create its executor, and answered {other:?}");
+                return Err(MakeError::Process(text));
+            }
+        };
+        self.open_slots(device.slots as usize).map_err(|e| MakeError::Process(e.to_string()))?;
+        Ok(device)
+    }
+
+    /// How long it may take to end once its executor is destroyed.
+    pub fn end_limit(&self) -> Duration {
+        match self.form {
+            CircuitForm::Binary => END_LIMIT,
+            CircuitForm::Json => PYTHON_END_LIMIT,
         }
+    }
+
+    /// How circuits are written for it.
+    pub fn form(&self) -> CircuitForm {
+        self.form
     }
 
     /// Opens the slots other than slot 0.
@@ -294,7 +323,8 @@ impl Process {
         };
         match outcome {
             StepOutcome::Rights(text) => Err(MakeError::Rights(text)),
-            StepOutcome::Unreadable { path, why } => match spec.account.clone().map(Box::new) {
+            StepOutcome::PythonRefused { what, hint } => Err(MakeError::Python { what, hint }),
+            StepOutcome::Unreadable { path, why } => match spec.account().cloned().map(Box::new) {
                 Some(account) => Err(MakeError::Unreadable { account, path, why }),
                 None => Err(MakeError::Process(format!("{} can't be read: {why}", path.display()))),
             },
@@ -302,7 +332,10 @@ impl Process {
             StepOutcome::Config(text) => Err(MakeError::Config(text)),
             StepOutcome::Create(e) => Err(MakeError::Create(e)),
             StepOutcome::Describe(e) => Err(MakeError::Describe(e)),
-            done @ (StepOutcome::Checked(_) | StepOutcome::Created(_)) => Ok(done),
+            done @ (StepOutcome::Checked(_)
+            | StepOutcome::Created(_)
+            | StepOutcome::PythonChecked(_)
+            | StepOutcome::PythonCreated(_)) => Ok(done),
         }
     }
 
@@ -385,7 +418,7 @@ impl Process {
 
     /// Destroys the executor; the process ends by itself, or is ended.
     pub fn destroy(self: &Arc<Self>, limit: Duration) -> Option<Error> {
-        let asked = match SlotRequest::Destroy.encode() {
+        let asked = match SlotRequest::Destroy.encode(self.form) {
             Ok(message) => {
                 let expected = Expected { jobs: 0, bytes: SMALL_FRAME };
                 self.within(limit, "destroy", || self.call(0, &message, expected))
@@ -399,7 +432,7 @@ impl Process {
             Err(CallFailure::Died(death)) => Some(death.error),
             Err(CallFailure::NotEntered) => Some(self.death(Stage::Shutdown)),
         };
-        if !self.wait_ended(END_LIMIT) {
+        if !self.wait_ended(self.end_limit()) {
             self.kill(Kill::NotNeeded("it did not end after destroy"));
         }
         error
@@ -486,17 +519,12 @@ fn describe_exit(status: ExitStatus) -> String {
     }
 }
 
-fn is_proxy_with_password(name: &OsStr, value: &OsStr) -> bool {
-    let name = name.to_string_lossy().to_ascii_lowercase();
-    name.ends_with("_proxy") && value.to_string_lossy().contains('@')
-}
-
 fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name).spawn(body).map(drop)
 }
 
-/// Logs what the plugin prints.
-fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &str) {
+/// Logs what the plugin prints, as its only job's when it has one.
+fn pump(stream: Box<dyn io::Read + Send>, common: &Common, jobs: &dyn RunningJobs, level: u32, name: &str) {
     let mut lines = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
@@ -505,7 +533,8 @@ fn pump(stream: Box<dyn io::Read + Send>, common: &Common, level: u32, name: &st
             Ok(_) => {
                 let text = String::from_utf8_lossy(&line);
                 if !text.trim().is_empty() {
-                    common.log(level, "", format!("{name}: {}", text.trim_end()));
+                    let job_id = jobs.only_job().unwrap_or_default();
+                    common.log(level, &job_id, format!("{name}: {}", text.trim_end()));
                 }
             }
         }
@@ -525,11 +554,11 @@ fn next_event(mut events: &UnixStream) -> Option<Frame> {
 }
 
 /// Takes log lines, progress and gauges until the process ends.
-fn listen(events: &UnixStream, common: &Common, progress: &OnProgress) {
+fn listen(events: &UnixStream, common: &Common, jobs: &dyn RunningJobs) {
     while let Some(frame) = next_event(events) {
         let taken = WorkerEvent::decode(&frame).map(|event| match event {
             WorkerEvent::Log { level, job_id, text } => common.log(level, job_id, text.to_string()),
-            WorkerEvent::Progress { job_id, done, total } => progress(job_id, done, total),
+            WorkerEvent::Progress { job_id, done, total } => jobs.progress(job_id, done, total),
             WorkerEvent::Gauge { name, value } => common.gauge(name, value),
         });
         if let Err(Garbled) = taken {

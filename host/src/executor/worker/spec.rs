@@ -8,11 +8,46 @@ use serde::{Deserialize, Serialize};
 
 use super::super::ffi::{DeviceReply, LibraryOpenError};
 use super::super::loader::{HashedFile, OpenLibrary};
-use crate::sys::Account;
+use super::super::python::device::PythonDevice;
+use super::super::python::spec::{PythonFacts, PythonSpec};
+use crate::sys::{Account, KeptCapabilities};
 
-/// What the process needs to create the executor.
+/// What a process needs to create its executor, by binding.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WorkerSpec {
+    Library(LibrarySpec),
+    Python(PythonSpec),
+}
+
+impl WorkerSpec {
+    /// The executor's name in the log.
+    pub fn plugin(&self) -> String {
+        match self {
+            WorkerSpec::Library(spec) => spec.plugin.clone(),
+            WorkerSpec::Python(spec) => spec.plugin(),
+        }
+    }
+
+    /// The capabilities that the process keeps.
+    pub fn capabilities(&self) -> KeptCapabilities {
+        match self {
+            WorkerSpec::Library(spec) => spec.capabilities,
+            WorkerSpec::Python(spec) => spec.capabilities,
+        }
+    }
+
+    /// The account whose rights the process takes on.
+    pub fn account(&self) -> Option<&Account> {
+        match self {
+            WorkerSpec::Library(spec) => spec.account.as_ref(),
+            WorkerSpec::Python(spec) => spec.account.as_ref(),
+        }
+    }
+}
+
+/// What a process needs to create the executor of a library.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WorkerSpec {
+pub struct LibrarySpec {
     /// The file to open.
     pub opened: PathBuf,
     /// The very file that was checked, which is opened unless it must be opened in place.
@@ -25,6 +60,9 @@ pub struct WorkerSpec {
     /// The account whose rights the process takes on.
     #[serde(skip)]
     pub account: Option<Account>,
+    /// The capabilities that the process keeps.
+    #[serde(skip)]
+    pub capabilities: KeptCapabilities,
     /// The library has the C binding, otherwise the Rust binding.
     pub c_binding: bool,
     pub api_minor: u16,
@@ -44,6 +82,14 @@ pub enum StepOutcome {
     /// The library is open and the config fits; with the config's secrets.
     Checked(Vec<String>),
     Created(Box<DeviceReply>),
+    /// The interpreter has what the executor needs.
+    PythonChecked(Box<PythonFacts>),
+    PythonCreated(PythonDevice),
+    /// The interpreter can't be used for this executor, and what to do about it.
+    PythonRefused {
+        what: String,
+        hint: String,
+    },
     /// The process could not give up its rights.
     Rights(String),
     /// The account may not read this file.
@@ -56,6 +102,15 @@ pub enum StepOutcome {
     Config(String),
     Create(Error),
     Describe(Error),
+}
+
+/// What a process tells once it has made sure that its executor can be created.
+#[derive(Debug, Clone, Default)]
+pub struct CheckedExecutor {
+    /// Values of the device config that must not be shown.
+    pub secrets: Vec<String>,
+    /// What a Python executor's process says of itself.
+    pub facts: Option<PythonFacts>,
 }
 
 /// Why there is no executor.
@@ -71,6 +126,11 @@ pub enum MakeError {
     Config(String),
     Create(Error),
     Describe(Error),
+    /// The interpreter can't be used for this executor, and what to do about it.
+    Python {
+        what: String,
+        hint: String,
+    },
     /// The process could not be started, or died.
     Process(String),
     /// A call did not return in time, and the process was killed.
@@ -98,6 +158,7 @@ impl MakeError {
                 format!("the account {} may not read {}: {why}", account.name, path.display())
             }
             MakeError::Create(e) | MakeError::Describe(e) => e.text.clone(),
+            MakeError::Python { what, .. } => what.clone(),
         }
     }
 }

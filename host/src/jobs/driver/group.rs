@@ -14,6 +14,7 @@ use crate::failpoint::{Failpoint, pause_at};
 use crate::jobs::redis::{Redis, Write};
 use crate::jobs::table::{Event, MessageRemoval, Ticket, Unstored};
 use crate::model::{JobId, MessageId};
+use crate::results::outcome::ShotRule;
 use crate::state::db::{Store, StoreError};
 
 /// A result to be judged and stored.
@@ -38,6 +39,8 @@ pub(super) struct Acknowledgement {
 pub(super) struct EffectGroup {
     /// Largest result.
     pub max_result_bytes: usize,
+    /// Of the executor in use.
+    pub shot_rule: ShotRule,
     pub stores: Vec<StoreRequest>,
     pub cancel_keys: Vec<(Ticket, JobId)>,
     pub statuses: Vec<(Ticket, Write)>,
@@ -56,8 +59,8 @@ impl EffectGroup {
         if !self.stores.is_empty() {
             let (requests, store, reports) =
                 (std::mem::take(&mut self.stores), store.clone(), reports.clone());
-            let max_bytes = self.max_result_bytes;
-            tasks.spawn(async move { send(&reports, store_all(requests, store, max_bytes).await) });
+            let (max_bytes, rule) = (self.max_result_bytes, self.shot_rule);
+            tasks.spawn(async move { send(&reports, store_all(requests, store, max_bytes, rule).await) });
         }
         if !self.cancel_keys.is_empty() {
             let (jobs, redis, reports) =
@@ -84,10 +87,15 @@ fn send(reports: &UnboundedSender<Vec<Event>>, events: Vec<Event>) {
     }
 }
 
-async fn store_all(requests: Vec<StoreRequest>, store: Store, max_bytes: usize) -> Vec<Event> {
+async fn store_all(
+    requests: Vec<StoreRequest>,
+    store: Store,
+    max_bytes: usize,
+    rule: ShotRule,
+) -> Vec<Event> {
     pause_at(Failpoint::Returned).await;
     let writes = requests.into_iter().map(|StoreRequest { ticket, message_id, result, at, replaces }| {
-        let result = row_of(message_id, result, at, replaces, max_bytes);
+        let result = row_of(message_id, result, at, replaces, max_bytes, rule);
         let store = &store;
         async move {
             match store.insert(result.row.clone()).await {

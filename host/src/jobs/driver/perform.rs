@@ -14,7 +14,7 @@ use crate::executor::RunJob;
 use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
 use crate::results::dispatcher::PendingDelivery;
-use crate::results::outcome::{conclude, fail, judge, limit_size};
+use crate::results::outcome::{ShotRule, conclude, fail, judge, limit_size};
 use crate::state::db::{ResultRow, StoreError};
 
 impl Driver {
@@ -164,6 +164,7 @@ pub(super) fn row_of(
     finished_at: String,
     replaces: Option<MessageId>,
     max_bytes: usize,
+    rule: ShotRule,
 ) -> StoredResult {
     let (envelope, conclusion) = match result {
         Unstored::Row(result) => return result,
@@ -172,7 +173,7 @@ pub(super) fn row_of(
             (envelope, conclusion)
         }
         Unstored::Answer { envelope, work, answer } => {
-            let judged = judge(answer, work.program.measurements().len(), work.shots);
+            let judged = judge(answer, work.program.measurements().len(), work.shots, rule);
             if let Err(error) = &judged {
                 tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");
             }
