@@ -355,7 +355,7 @@ mod tests {
             executor: executor.clone(),
             cloud: Some(cloud),
         });
-        assert_eq!(all.len(), 14);
+        assert_eq!(all.len(), 15);
         assert_eq!(all[0], Reason::Panicked("x".into()), "first what most depends on");
         assert_eq!(all[1], Reason::RedisUnreachable("refused".into()));
         let alone = reasons(&ReadinessInputs { panic: None, executor, cloud: None });
