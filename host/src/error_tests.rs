@@ -635,7 +635,11 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
             SqliteFailure::from(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None))
         })
     };
-    let mut store = vec![StoreError::Newer { path: path(), found: 9 }, StoreError::Stopped];
+    let mut store = vec![
+        StoreError::Newer { path: path(), found: 9 },
+        StoreError::Removed { path: path() },
+        StoreError::Stopped,
+    ];
     store.extend(failures().map(|failure| StoreError::Open { path: path(), failure }));
     store.extend(failures().map(StoreError::Write));
     store.extend(failures().map(StoreError::Read));
