@@ -65,6 +65,8 @@ def main():
 
     def cancel(job):
         send(control, ORDER, text(json.dumps({"Cancel": job})))
+        # Answered, and read behind the cancel.
+        send(control, ORDER, text(json.dumps("Shutdown")))
         receive(control)
 
     cancel("early")

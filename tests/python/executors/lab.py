@@ -207,6 +207,12 @@ class Lab:
         import multiprocessing
 
         context = multiprocessing.get_context(method)
+        # One that would go on: only a signal ends it.
+        helper = context.Process(target=time.sleep, args=(600,))
+        helper.start()
+        helper.terminate()
+        helper.join()
+        note(f"{method} terminated {helper.exitcode}")
         with context.Pool(1) as pool:
             note(f"{method} {pool.apply(len, ['four'])}")
 

@@ -55,6 +55,10 @@ async fn a_run_that_blocks_the_loop_is_named_in_the_log_and_killed_after_the_gra
     // C code that keeps the interpreter's lock: not even the control thread runs.
     begin(&host, "gil", "hold_gil:600").await;
     assert_cancelled(&host, "gil").await;
+    eventually("it is killed after the grace too", async || {
+        host.log().matches("the run did not end; its process is killed").count() == 2
+    })
+    .await;
     host.send(&lab_job(&host, "after", "ok", 7)).await;
     assert_eq!(host.delivered("after").await["counts"], json!({ "00": 7 }));
 }

@@ -849,7 +849,7 @@ class Bridge:
     # --- cancels
 
     def take_orders(self) -> None:
-        """The control thread: answers at once and leaves the work to the loop."""
+        """The control thread: takes orders at once and leaves the work to the loop."""
         # The host's word that there are no further slots.
         receive(self.control, 1)
         while True:
@@ -857,14 +857,16 @@ class Bridge:
             if kind != ORDER:
                 os._exit(LOOP_ENDED)
             order = json.loads(Reader(body).text())
+            if isinstance(order, dict) and "Cancel" in order:
+                # Not answered: code that keeps the interpreter's lock would delay that.
+                taken = threading.Event()
+                self.loop.call_soon_threadsafe(self.cancel, order["Cancel"], taken)
+                threading.Thread(target=self.watch_cancel, args=(order["Cancel"], taken), daemon=True).start()
+                continue
             try:
                 self.control.sendall(json_frame(ORDER_DONE, {"Done": None}))
             except OSError:
                 os._exit(0)
-            if isinstance(order, dict) and "Cancel" in order:
-                taken = threading.Event()
-                self.loop.call_soon_threadsafe(self.cancel, order["Cancel"], taken)
-                threading.Thread(target=self.watch_cancel, args=(order["Cancel"], taken), daemon=True).start()
 
     def watch_cancel(self, job_id: str, taken: threading.Event) -> None:
         if taken.wait(BLOCKED_AFTER_SEC) or job_id in self.blocked_told:
@@ -941,18 +943,44 @@ def output_is_read() -> None:
         time.sleep(0.0005)
 
 
-def signals() -> None:
-    """Stop signals are the host's: a handler that does nothing is not inherited by helpers, as ignoring would be."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def do_nothing(number: int, stack: types.FrameType | None) -> None:
+    """Stop signals are the host's. Helpers do not inherit a handler, as they would that a signal is ignored."""
+
+
+def take_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+    for number in STOP_SIGNALS:
+        signal.signal(number, do_nothing)
 
 
-def leave_sockets(log: Log, sockets: list[socket.socket]) -> None:
-    """A forked child has no part in the exchange with the host."""
-    log.leave()
-    for sock in sockets:
-        sock.close()
+class Forks:
+    """A forked child has no part in the exchange with the host, and can be terminated from its first moment on."""
+
+    def __init__(self, log: Log, sockets: list[socket.socket]) -> None:
+        self.log = log
+        self.sockets = sockets
+        # What each forking thread had blocked before.
+        self.masks = threading.local()
+        os.register_at_fork(before=self.before, after_in_parent=self.in_parent, after_in_child=self.in_child)
+
+    def before(self) -> None:
+        # A stop signal for the child waits until it has the handlers of a child.
+        self.masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def in_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.masks.before)
+
+    def in_child(self) -> None:
+        self.log.leave()
+        for sock in self.sockets:
+            sock.close()
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is do_nothing:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.masks.before)
 
 
 def main(descriptors: list[int]) -> None:
@@ -961,13 +989,13 @@ def main(descriptors: list[int]) -> None:
         sock.set_inheritable(False)
     control, events, slot = sockets
     faulthandler.enable()
-    signals()
+    take_stop_signals()
     kind, body = receive_frame(slot)
     if kind != CHECK:
         os._exit(LOOP_ENDED)
     spec: dict[str, Any] = json.loads(Reader(body).text())
     log = Log(events, spec["log_level"])
-    os.register_at_fork(after_in_child=lambda: leave_sockets(log, sockets))
+    Forks(log, sockets)
     logging.root.addHandler(log)
     logging.root.setLevel(logging.INFO)
     logging.captureWarnings(True)
