@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::executor::Executor;
 use crate::executor::python::interpreter::Interpreter;
-use crate::executor::python::spec::PythonFacts;
+use crate::executor::python::spec::{PythonFacts, node_text};
 use crate::output;
 
 /// A device and the plugin that drives it, in the form of `--json`.
@@ -58,7 +58,7 @@ impl PythonView {
         [
             line("factory", &self.factory),
             line("package", &self.package),
-            line("python", &format!("{}, coda-node {}", self.python, self.coda_node)),
+            line("python", &format!("{}, {}", self.python, node_text(&self.coda_node))),
             line("chosen by", &self.chosen_by),
         ]
         .concat()

@@ -116,8 +116,9 @@ async fn an_interpreter_is_found_beside_the_device_config_and_by_the_script_of_t
     good_job(&host, "J1").await;
     let python = host.ready().await.1["plugin"]["python"].clone();
     assert_eq!(python["chosen_by"], format!("the script {}", venv.join("bin/coda-node").display()));
-    // Neither: the error names every place.
-    let mut host = Plan::device("executor_factory: lab:create_executor\n").as_own_user().prepare().await;
+    // Neither, and no other interpreter: the error names every place.
+    let plan = Plan::device("executor_factory: lab:create_executor\n").as_own_user();
+    let mut host = plan.env("PATH", "/nowhere").prepare().await;
     host.launch();
     assert_eq!(host.wait_exit().await, coda_host_tests::Exit::Code(3));
     let log = host.log();

@@ -285,9 +285,9 @@ fn python(prepared: &Prepared, located: LocatedPython) -> Finding {
 
 fn interpreter(facts: &PythonFacts, interpreter: &Interpreter) -> String {
     format!(
-        "Python {} with coda-node {}, {}, chosen by {}",
+        "Python {}, {}, {}, chosen by {}",
         facts.python,
-        facts.coda_node,
+        facts.node(),
         interpreter.path.display(),
         interpreter.chosen_by
     )
