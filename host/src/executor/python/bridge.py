@@ -373,7 +373,7 @@ def check(spec: dict[str, Any], log: Log) -> tuple[Node, dict[str, Any]]:
     sys.meta_path.append(CarriedModules(spec["modules"]))
     node = Node()
     factory = factory_of(spec, log)
-    spec["factory"] = factory
+    spec["factory"] = spec["settings"]["executor_factory"] = factory
     module = factory.partition(":")[0]
     package = module.partition(".")[0]
     try:
