@@ -511,6 +511,7 @@ fn of_the_executor(found: &mut Findings) {
     found.of_enum(vec![
         LocateError::NoInterpreter { value: text(), origin: origin(), looked: vec![text()] },
         LocateError::BadInterpreter { value: text() },
+        LocateError::Unpinnable { origin: origin() },
         LocateError::BadValue { value: text(), origin: origin(), why: "it is empty" },
         LocateError::NoFile { value: text(), origin: origin(), path: path() },
         LocateError::NoFile { value: text(), origin: device(), path: path() },

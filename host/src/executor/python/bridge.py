@@ -384,7 +384,7 @@ def check(spec: dict[str, Any], log: Log) -> tuple[Node, dict[str, Any]]:
     log.mask = own._masked
     node = Node(own)
     factory = factory_of(spec, log)
-    spec["factory"] = factory
+    spec["factory"] = spec["settings"]["executor_factory"] = factory
     module = factory.partition(":")[0]
     package = module.partition(".")[0]
     try:
