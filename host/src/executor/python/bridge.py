@@ -656,6 +656,10 @@ class Bridge:
             self.log.traceback("the executor could not be created", error)
             message = self.log.mask(end_of_process(error) if is_end(error) else describe(error))
             code = CODE_NAMES[code_of(error, self.node)]
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                package = error.name.partition(".")[0].replace("_", "-")
+                message += f"; install what has it for this interpreter: {sys.executable} -m pip install {package}"
+                code = CODE_NAMES[CONFIG]
             failed = {"code": code, "stage": "Create", "retryable": False, "text": clean(message[:MAX_TEXT])}
             self.send(json_frame(STEP, {"Create": failed}))
             return False
