@@ -61,7 +61,12 @@ impl Explain for BindError {
     }
 
     fn hint(&self) -> Option<String> {
-        Some("choose another port with --port or CODA_PORT, or stop what uses it".into())
+        use std::io::ErrorKind::{AddrInUse, PermissionDenied};
+        Some(match self.source.kind() {
+            AddrInUse => "choose another port with --port or CODA_PORT, or stop what uses it".into(),
+            PermissionDenied => "choose a port from 1024 on with --port or CODA_PORT".into(),
+            _ => "set --host or CODA_HOST to an address of this machine, without port and scheme".into(),
+        })
     }
 
     fn exit(&self) -> u8 {
@@ -126,7 +131,7 @@ type SourcesReceiver = watch::Receiver<Option<Arc<ApiSources>>>;
 /// # Errors
 /// When it can't be had.
 pub async fn bind(settings: &ApiSettings) -> Result<TcpListener, BindError> {
-    let (host, port) = (settings.host.clone(), settings.port);
+    let (host, port) = (settings.host.trim().to_string(), settings.port);
     // As in a URL: an IPv6 address may stand in brackets.
     let name = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
     TcpListener::bind((name, port)).await.map_err(|source| BindError { host, port, source })
@@ -234,6 +239,7 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
         redis_error,
         store_error: snapshot.store_error.clone(),
         write_refusal: s.redis.writes.refusal(),
+        cancel_error: snapshot.cancel_error.clone(),
         check_error: snapshot.check_error.clone(),
         read_error: s.gate.error(ClaimStep::Read),
         pending_error: s.gate.error(ClaimStep::Pending),

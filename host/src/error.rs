@@ -6,6 +6,8 @@
 
 use std::fmt::Write as _;
 
+use rustix::io::Errno;
+
 /// Exit statuses, stable for scripts. 2 is clap's, for wrong usage.
 pub mod exit {
     /// Something failed while running.
@@ -50,19 +52,54 @@ impl<E: Explain> From<E> for Failure {
     fn from(error: E) -> Failure {
         let mut causes = Vec::new();
         let mut next = error.source();
+        let mut shortage = None;
         while let Some(cause) = next {
             let text = cause.to_string();
+            shortage = shortage.or_else(|| Shortage::in_cause(&text));
             if causes.last() != Some(&text) {
                 causes.push(text);
             }
             next = cause.source();
         }
-        Failure {
-            code: error.code(),
-            message: error.to_string(),
-            causes,
-            hint: error.hint(),
-            exit: error.exit(),
+        let (hint, exit) = match shortage {
+            // Whatever was to be opened or written is not to blame, and another start may have better luck.
+            Some(shortage) => (Some(shortage.hint().into()), exit::FAILURE),
+            None => (error.hint(), error.exit()),
+        };
+        Failure { code: error.code(), message: error.to_string(), causes, hint, exit }
+    }
+}
+
+/// What the machine has too little of, or can't do at the moment, whatever was asked of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    Descriptors,
+    Space,
+    Disk,
+}
+
+impl Shortage {
+    /// By the number that the system's texts end with: libraries that name the file in their errors keep no other, and
+    /// some of these kinds have no name of their own.
+    fn in_cause(cause: &str) -> Option<Shortage> {
+        let of = |shortage, numbers: &[Errno]| {
+            let ends = |e: &Errno| cause.contains(&format!("(os error {})", e.raw_os_error()));
+            numbers.iter().any(ends).then_some(shortage)
+        };
+        of(Shortage::Descriptors, &[Errno::MFILE, Errno::NFILE])
+            .or_else(|| of(Shortage::Space, &[Errno::NOSPC, Errno::DQUOT, Errno::FBIG]))
+            .or_else(|| of(Shortage::Disk, &[Errno::IO]))
+    }
+
+    fn hint(self) -> &'static str {
+        match self {
+            Shortage::Descriptors => {
+                "raise the limit on open files (ulimit -n, LimitNOFILE= of the unit), and look for what keeps so many open"
+            }
+            Shortage::Space => {
+                "free space on that disk, or raise the quota or the limit on the size of files (ulimit -f)"
+            }
+            Shortage::Disk => "check the disk (dmesg, smartctl)",
         }
     }
 }

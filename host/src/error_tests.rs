@@ -13,7 +13,7 @@ use coda_plugin_abi::descriptor::DescriptorError;
 use coda_plugin_abi::version::Verdict;
 use coda_plugin_abi::{Error, ErrorCode};
 
-use super::Explain;
+use super::{Explain, Failure, exit};
 use crate::api::BindError;
 use crate::app::AppError;
 use crate::cli::circuit_file::CircuitFileError;
@@ -636,7 +636,11 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
             SqliteFailure::from(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None))
         })
     };
-    let mut store = vec![StoreError::Newer { path: path(), found: 9 }, StoreError::Stopped];
+    let mut store = vec![
+        StoreError::Newer { path: path(), found: 9 },
+        StoreError::Removed { path: path() },
+        StoreError::Stopped,
+    ];
     store.extend(failures().map(|failure| StoreError::Open { path: path(), failure }));
     store.extend(failures().map(StoreError::Write));
     store.extend(failures().map(StoreError::Read));
@@ -675,6 +679,7 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
         AppError::Http(http_errors().remove(3)),
         AppError::Setup(ended),
         AppError::NothingToDo,
+        AppError::StoppedByPlugin,
     ]);
 }
 
@@ -686,4 +691,28 @@ fn malformed_texts_are_found() {
     for text in ["the file is gone", "CODA_PORT is wrong", "Redis is unreachable", "'x' is no file"] {
         assert_eq!(wrong_with_text("message", text), None);
     }
+}
+
+#[test]
+fn what_the_machine_lacks_is_blamed_whatever_was_asked_of_it() {
+    use rustix::io::Errno;
+    for (errno, says) in [
+        (Errno::MFILE, "LimitNOFILE"),
+        (Errno::NOSPC, "free space"),
+        (Errno::DQUOT, "quota"),
+        (Errno::FBIG, "ulimit -f"),
+        (Errno::IO, "dmesg"),
+    ] {
+        let source = || io::Error::from_raw_os_error(errno.raw_os_error());
+        for failure in [
+            Failure::from(AppError::StateDir { path: path(), source: source() }),
+            Failure::from(BindError { host: text(), port: 1, source: source() }),
+        ] {
+            let hint = failure.hint.clone().unwrap_or_default();
+            assert!(hint.contains(says) && failure.exit == exit::FAILURE, "{errno}: {failure:?}");
+        }
+    }
+    let denied = io::Error::from_raw_os_error(Errno::ACCESS.raw_os_error());
+    let denied = Failure::from(AppError::StateDir { path: path(), source: denied });
+    assert_eq!(denied.exit, exit::CONFIG);
 }

@@ -9,6 +9,7 @@
 //! admission   what to do with a job that was seen before, pure
 //! message     a message's fields, pure
 //! status      the fields of a job's status hash, pure
+//! standing_error  an error that stays is logged now and then, pure
 //! journal     what is in the plugin and what it answered, for the next process
 //! redis       connections, what is asked and what is written
 //! ```
@@ -20,6 +21,7 @@ pub mod driver;
 pub mod journal;
 pub mod message;
 pub mod redis;
+pub mod standing_error;
 mod status;
 pub mod stream;
 pub mod table;

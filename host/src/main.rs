@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         };
     }
     sys::keep_heap_small();
+    sys::outlive_file_size_limit();
     let env = match process_env() {
         Ok(env) => env,
         Err(failure) => return show(&failure, LogFormat::Text),

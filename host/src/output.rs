@@ -184,6 +184,15 @@ fn wait_writable(out: &impl AsFd, deadline: Instant) -> io::Result<()> {
     }
 }
 
+/// A text from outside as a part of a line: its line breaks, colours and everything else that acts on a terminal made
+/// visible. For every value that plugins, receivers, peers or the cloud chose, whatever the line is written to.
+pub fn inline(text: &str) -> Cow<'_, str> {
+    match visible(text.as_bytes(), Keep::Nothing) {
+        Cow::Borrowed(_) => Cow::Borrowed(text),
+        Cow::Owned(shown) => Cow::Owned(String::from_utf8_lossy(&shown).into_owned()),
+    }
+}
+
 /// Which control characters stay as they are; tabulators always do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
@@ -289,6 +298,7 @@ mod tests {
             |text: &str, keep| String::from_utf8(visible(text.as_bytes(), keep).into_owned()).unwrap();
         assert_eq!(shown("plain\tµ", Keep::Nothing), "plain\tµ");
         assert_eq!(shown("a\nb\r\x07", Keep::Nothing), "a\\nb\\r\\u{7}");
+        assert_eq!(inline("red\n\x1b[31mforged"), "red\\n\\u{1b}[31mforged");
         assert_eq!(shown("a\n\x1b[31mred\x1b[2J", Keep::Lines), "a\n\\u{1b}[31mred\\u{1b}[2J");
         assert_eq!(
             shown("\x1b[1;31mred\x1b[0m\x1b]0;title\x07", Keep::Colour),

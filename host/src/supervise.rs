@@ -141,10 +141,11 @@ impl TaskHandle {
 
 /// Takes note of the first panic of this process, whichever thread or task it was in. Panics of plugins are not seen
 /// here: each plugin has a panic hook of its own.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct PanicWatch {
     first: Mutex<Option<TaskEnded>>,
     happened: Notify,
+    then: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 /// How long the supervisor waits for the end of the task that panicked, whose name says more than its thread's.
@@ -171,8 +172,16 @@ impl PanicWatch {
         watch
     }
 
+    /// What is done at every panic, in its thread: a panic of the runtime itself may leave nobody to hear of it.
+    pub fn then(&self, act: impl Fn() + Send + 'static) {
+        *self.then.lock() = Some(Box::new(act));
+    }
+
     fn note(&self, panic: TaskEnded) {
         self.first.lock().get_or_insert(panic);
+        if let Some(act) = &*self.then.lock() {
+            act();
+        }
         // Kept for a supervisor that doesn't wait at the moment.
         self.happened.notify_one();
     }

@@ -13,7 +13,7 @@
 //! init          the duties of a container's first process
 //! ```
 //!
-//! Most calls are those of `rustix` and `nix`; what these crates can't do safely is in the four modules that are
+//! Most calls are those of `rustix` and `nix`; what these crates can't do safely is in the five modules that are
 //! marked.
 
 mod account;
@@ -27,6 +27,7 @@ mod exit_guard;
 mod handover;
 mod init;
 mod process;
+#[allow(unsafe_code)]
 mod signals;
 #[allow(unsafe_code)]
 mod spawn;
@@ -34,10 +35,10 @@ mod spawn;
 pub use account::{Account, KeptCapabilities, account, act_as_owner, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
-pub use dispositions::Dispositions;
+pub use dispositions::{Dispositions, outlive_file_size_limit};
 pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
 pub use init::{is_init, run_as_init};
 pub use process::{ProcessHandle, ask_to_stop, signal, wait_with_group};
-pub use signals::{STOP_SIGNALS, block_stop_signals, signal_name, wait_stop_signal};
+pub use signals::{STOP_SIGNALS, StopSignal, block_stop_signals, signal_name, wait_stop_signal};
 pub use spawn::{inherited, spawn, spawn_detached, spawn_dying_with_parent, spawn_worker};

@@ -189,6 +189,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("sys.rs", "c_library"),
     ("sys.rs", "dispositions"),
     ("sys.rs", "exit_guard"),
+    ("sys.rs", "signals"),
     ("sys.rs", "spawn"),
 ];
 

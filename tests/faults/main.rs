@@ -9,6 +9,7 @@
 mod cloud;
 mod host;
 mod machine;
+mod peers;
 mod plugin;
 mod redis;
 
@@ -61,6 +62,7 @@ const CASES: &[Case] = &cases! {
     "cancel before, during, at the end, after": host::cancels,
     "plugin never returns, honours cancel": plugin::hangs_until_cancelled,
     "plugin never returns, ignores cancel": plugin::hangs_for_good,
+    "strangers flood the peer port": peers::floods,
     "state disk full": machine::disk_full,
     "state database locked": machine::database_locked,
     "10,000 large undelivered results at a start": machine::large_results,

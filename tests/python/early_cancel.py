@@ -52,9 +52,10 @@ def main():
     for sock in theirs:
         sock.close()
     control, _, slot = (pair[0] for pair in pairs)
+    modules = {path.stem: path.read_text() for path in (directory / "carried").glob("*.py")}
     spec = {
-        "factory": "lab:create_executor", "settings": {"node_token": "test"}, "config_path": None, "modules": {},
-        "reverse_bits": False, "thread_wait_sec": 1.0, "log_level": 5, "inspect": False,
+        "factory": "lab:create_executor", "settings": {"node_token": "test"}, "config_path": None, "modules": modules,
+        "reverse_bits": False, "thread_wait_sec": 1.0, "log_level": 5, "inspect": False, "config": None,
     }
     send(slot, SOURCE, text((directory / "bridge.py").read_text()))
     send(slot, CHECK, text(json.dumps(spec)))

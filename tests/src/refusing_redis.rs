@@ -4,6 +4,7 @@
 //! the protocol are read, not what they mean.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -11,8 +12,17 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// A command in upper case, and the bytes that it is answered with.
-type Refusal = Arc<Mutex<Option<(String, Vec<u8>)>>>;
+/// What is refused now.
+type Refusal = Arc<Mutex<Option<Refused>>>;
+
+#[derive(Clone)]
+struct Refused {
+    /// In upper case.
+    command: String,
+    /// A part of what it is about; all of its kind when empty.
+    key: String,
+    answer: Vec<u8>,
+}
 
 /// Dropped, it closes its port and every connection.
 pub struct RefusingRedis {
@@ -35,9 +45,15 @@ impl RefusingRedis {
         self.port
     }
 
-    /// Answers a command with these bytes from now on.
+    /// Answers a command with these bytes from now on; `{n}` in them is another number each time.
     pub fn refuse(&self, command: &str, answer: &str) {
-        self.set(Some((command.to_uppercase(), answer.into())));
+        self.refuse_key(command, "", answer);
+    }
+
+    /// The same for commands whose arguments have this text in them.
+    pub fn refuse_key(&self, command: &str, key: &str, answer: &str) {
+        let command = command.to_uppercase();
+        self.set(Some(Refused { command, key: key.into(), answer: answer.into() }));
     }
 
     /// Refuses nothing from now on.
@@ -45,7 +61,7 @@ impl RefusingRedis {
         self.set(None);
     }
 
-    fn set(&self, refusal: Option<(String, Vec<u8>)>) {
+    fn set(&self, refusal: Option<Refused>) {
         *self.refusal.lock().expect("no holder panics") = refusal;
     }
 }
@@ -77,13 +93,21 @@ async fn connection(client: TcpStream, to: u16, refusal: &Refusal) -> io::Result
         let mut command = Vec::new();
         read_frame(&mut from_client, &mut command).await?;
         let name = command_name(&command);
-        let refused =
-            refusal.lock().expect("no holder panics").clone().filter(|(refused, _)| *refused == name);
+        let is_meant = |refused: &Refused| {
+            refused.command == name && String::from_utf8_lossy(&command).contains(&refused.key)
+        };
+        let refused = refusal.lock().expect("no holder panics").clone().filter(is_meant);
         match refused {
-            Some((_, answer)) => to_client.write_all(&answer).await?,
+            Some(Refused { answer, .. }) => to_client.write_all(numbered(&answer).as_bytes()).await?,
             None => relay(&command, &mut to_server, &mut from_server, &mut to_client).await?,
         }
     }
+}
+
+fn numbered(answer: &[u8]) -> String {
+    static ANSWERS: AtomicU64 = AtomicU64::new(0);
+    let n = ANSWERS.fetch_add(1, Ordering::Relaxed).to_string();
+    String::from_utf8_lossy(answer).replace("{n}", &n)
 }
 
 async fn relay(

@@ -82,6 +82,13 @@ impl Plan {
         self
     }
 
+    /// The host lends its QPU to any peer, on a free port of loopback.
+    pub fn lends(self) -> Plan {
+        self.env("CODA_PEER", "true")
+            .env("CODA_PEER_LISTEN", "/ip4/127.0.0.1/tcp/0")
+            .env("CODA_PEER_ALLOW", "any")
+    }
+
     /// As the QPU is registered.
     pub fn qubits(mut self, n: u16) -> Plan {
         self.num_qubits = n;
@@ -325,6 +332,17 @@ impl TestHost {
     pub async fn ready(&self) -> (u16, Value) {
         let (status, body) = self.get("/ready").await;
         (status, serde_json::from_str(&body).expect("/ready answers JSON"))
+    }
+
+    /// The address and the id of the peer, once it is up.
+    pub async fn peer(&self) -> (String, String) {
+        eventually_some("the peer is up", async || {
+            let (_, body) = self.try_get("/ready").await?;
+            let ready: Value = serde_json::from_str(&body).ok()?;
+            let address = ready["peer"]["addresses"][0].as_str()?.to_string();
+            Some((address, ready["peer"]["peer_id"].as_str()?.to_string()))
+        })
+        .await
     }
 
     /// A metric's value by its full name with labels; 0 when it was never counted.

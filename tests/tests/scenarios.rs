@@ -66,6 +66,8 @@ mod python {
     mod site;
     /// The commands: check, inspect, run, dev, reload, doctor, status.
     mod tools;
+    /// Interpreters without coda-node, and devices that are stated in full.
+    mod without_node;
 }
 
 /// The host as a peer that lends its slots.

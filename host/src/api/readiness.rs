@@ -66,6 +66,8 @@ pub struct CloudHealth {
     pub store_error: Option<String>,
     /// Why the server refuses writes.
     pub write_refusal: Option<String>,
+    /// Why cancels can't be read.
+    pub cancel_error: Option<String>,
     /// Why claimed messages can't be checked.
     pub check_error: Option<String>,
     /// Why new messages can't be claimed.
@@ -97,6 +99,7 @@ pub enum Reason {
     StuckJob(StuckJob),
     WorkerDied(WorkerDeaths),
     StoreFailed(String),
+    CancelsUnread(String),
     ChecksFail(String),
     WritesRefused(String),
     ReadRefused(String),
@@ -113,7 +116,7 @@ impl fmt::Display for Reason {
             Reason::RedisUnreachable(error) => {
                 write!(
                     f,
-                    "Redis is not reachable, so no new jobs are taken: {error}; check the network to it"
+                    "Redis is not reachable, so no new jobs are taken: {error}; check the network and the login to it"
                 )
             }
             Reason::StuckCall(StuckControlCall { call, plugin, seconds, killed_after: None }) => write!(
@@ -150,6 +153,13 @@ impl fmt::Display for Reason {
                 f,
                 "Redis refuses to write states and acknowledgements: {error}; correct what it names, they are kept"
             ),
+            Reason::CancelsUnread(error) => {
+                write!(
+                    f,
+                    "cancels can't be read, so jobs that were cancelled may run on: {error}; allow GET or wait \
+                     for the server"
+                )
+            }
             Reason::ChecksFail(error) => {
                 write!(
                     f,
@@ -192,6 +202,7 @@ pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
     if let Some(cloud) = cloud {
         reasons.extend(cloud.store_error.clone().map(Reason::StoreFailed));
         reasons.extend(cloud.write_refusal.clone().map(Reason::WritesRefused));
+        reasons.extend(cloud.cancel_error.clone().map(Reason::CancelsUnread));
         reasons.extend(cloud.check_error.clone().map(Reason::ChecksFail));
         reasons.extend(cloud.read_error.clone().map(Reason::ReadRefused));
         reasons.extend(cloud.pending_error.clone().map(Reason::PendingUnreadable));
@@ -213,6 +224,7 @@ mod tests {
             redis_error: None,
             store_error: None,
             write_refusal: None,
+            cancel_error: None,
             check_error: None,
             read_error: None,
             pending_error: None,
@@ -249,11 +261,11 @@ mod tests {
         };
         let fine = ExecutorHealth::default;
         let no_vpn = |why: Option<&str>| VpnHealth::Unusable(why.map(String::from));
-        let table: [(ExecutorHealth, CloudHealth, &[&str]); 15] = [
+        let table: [(ExecutorHealth, CloudHealth, &[&str]); 16] = [
             (
                 fine(),
                 CloudHealth { redis_error: Some("connection refused".into()), ..healthy() },
-                &["Redis is not reachable", "connection refused", "check the network"],
+                &["Redis is not reachable", "connection refused", "check the network and the login"],
             ),
             (in_call(None), healthy(), &["plugin acme", "its cancel of job J1 for 7 s", "restart coda-host"]),
             (in_call(Some(Duration::from_secs(9))), healthy(), &["plugin acme", "killed after 9s"]),
@@ -269,6 +281,11 @@ mod tests {
                 fine(),
                 CloudHealth { write_refusal: Some("OOM command not allowed".into()), ..healthy() },
                 &["refuses to write", "OOM", "they are kept"],
+            ),
+            (
+                fine(),
+                CloudHealth { cancel_error: Some("Redis refused GET: NOPERM".into()), ..healthy() },
+                &["cancels can't be read", "NOPERM", "allow GET"],
             ),
             (
                 fine(),
@@ -325,6 +342,7 @@ mod tests {
             redis_error: Some("refused".into()),
             store_error: Some("disk".into()),
             write_refusal: Some("refused".into()),
+            cancel_error: Some("refused".into()),
             check_error: Some("refused".into()),
             read_error: Some("refused".into()),
             pending_error: Some("refused".into()),
@@ -337,7 +355,7 @@ mod tests {
             executor: executor.clone(),
             cloud: Some(cloud),
         });
-        assert_eq!(all.len(), 14);
+        assert_eq!(all.len(), 15);
         assert_eq!(all[0], Reason::Panicked("x".into()), "first what most depends on");
         assert_eq!(all[1], Reason::RedisUnreachable("refused".into()));
         let alone = reasons(&ReadinessInputs { panic: None, executor, cloud: None });

@@ -1,17 +1,18 @@
 //! What the process is told and what it tells: signals, requests to reload, the service manager.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::abrupt_end::AbruptEnd;
 use crate::config::load::ProcessEnv;
 use crate::daemon::notify::Notifier;
 use crate::error::exit;
 use crate::jobs::redis::Redis;
-use crate::sys::{self, Dispositions};
+use crate::sys::{self, Dispositions, StopSignal};
 
 /// The notifier looks at its work at least this often; nothing depends on it.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
@@ -24,25 +25,8 @@ pub struct Lifecycle {
     /// The signal dispositions before any plugin was loaded.
     pub dispositions: Arc<Dispositions>,
     pub abrupt_end: AbruptEnd,
-}
-
-/// What must be done before a second signal ends the process at once.
-#[derive(Clone, Default)]
-pub struct AbruptEnd(Arc<Mutex<Option<LastAct>>>);
-
-type LastAct = Box<dyn Fn() + Send>;
-
-impl AbruptEnd {
-    /// Sets it. It must be quick.
-    pub fn prepare(&self, last: impl Fn() + Send + 'static) {
-        *self.0.lock() = Some(Box::new(last));
-    }
-
-    fn perform(&self) {
-        if let Some(last) = &*self.0.lock() {
-            last();
-        }
-    }
+    /// Set when the process stops because it sent itself a signal.
+    stopped_itself: Arc<AtomicBool>,
 }
 
 impl Lifecycle {
@@ -52,34 +36,59 @@ impl Lifecycle {
         let dispositions = Arc::new(Dispositions::capture());
         let (requests, reload_requests) = mpsc::unbounded_channel();
         let abrupt_end = AbruptEnd::default();
-        watch(stop.clone(), Some(requests), abrupt_end.clone());
-        Lifecycle { stop, reload_requests, dispositions, abrupt_end }
+        let stopped_itself = Arc::new(AtomicBool::new(false));
+        watch(stop.clone(), Some(requests), abrupt_end.clone(), stopped_itself.clone());
+        Lifecycle { stop, reload_requests, dispositions, abrupt_end, stopped_itself }
+    }
+
+    /// Whether the process stops because it sent itself a signal, to be asked at its end.
+    pub fn stopped_itself(&self) -> impl FnOnce() -> bool + use<> {
+        let stopped_itself = self.stopped_itself.clone();
+        move || stopped_itself.load(Ordering::Acquire)
     }
 }
 
 /// Cancels `stop` at the first signal that asks to stop; the second one ends the process.
 pub fn watch_signals(stop: CancellationToken) {
-    watch(stop, None, AbruptEnd::default());
+    watch(stop, None, AbruptEnd::default(), Arc::default());
 }
 
 /// A SIGHUP asks for a reload where reloads are served, except at a terminal: there it tells that the terminal is gone.
-fn watch(stop: CancellationToken, reloads: Option<mpsc::UnboundedSender<()>>, abrupt_end: AbruptEnd) {
+fn watch(
+    stop: CancellationToken,
+    reloads: Option<mpsc::UnboundedSender<()>>,
+    abrupt_end: AbruptEnd,
+    stopped_itself: Arc<AtomicBool>,
+) {
     use std::io::IsTerminal as _;
     let reloads = reloads.filter(|_| !std::io::stdin().is_terminal());
     let waiter = move || {
         let mut asked = false;
         loop {
             match sys::wait_stop_signal() {
-                Ok(libc::SIGHUP) if reloads.as_ref().is_some_and(|r| r.send(()).is_ok()) => {}
-                Ok(signal) if asked || stop.is_cancelled() => {
+                Ok(StopSignal { signal: libc::SIGHUP, .. })
+                    if reloads.as_ref().is_some_and(|r| r.send(()).is_ok()) => {}
+                Ok(StopSignal { from_itself: true, .. }) if asked || stop.is_cancelled() => {
+                    tracing::warn!(
+                        "the plugin sent a signal to the process of coda-host while it stops; ignored"
+                    );
+                }
+                Ok(StopSignal { signal, .. }) if asked || stop.is_cancelled() => {
                     tracing::warn!("a second signal: ending at once");
                     abrupt_end.perform();
                     sys::exit(u8::try_from(128 + signal).unwrap_or(exit::FAILURE));
                 }
-                Ok(signal) => {
-                    tracing::info!(signal, "a signal asks to stop; a second one ends at once");
+                Ok(StopSignal { signal, from_itself }) => {
+                    if from_itself {
+                        stopped_itself.store(true, Ordering::Release);
+                        let name = sys::signal_name(signal);
+                        tracing::error!("the plugin sent {name} to the process of coda-host; stopping");
+                    } else {
+                        tracing::info!(signal, "a signal asks to stop; a second one ends at once");
+                    }
                     asked = true;
                     stop.cancel();
+                    abrupt_end.arm("the signal", exit::JOB_LEFT);
                 }
                 Err(error) => tracing::error!(%error, "signals can't be waited for"),
             }

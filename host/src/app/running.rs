@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::AppError;
-use super::lifecycle::{self, AbruptEnd, Readiness};
+use super::abrupt_end::AbruptEnd;
+use super::lifecycle::{self, Readiness};
 use super::peer::{self, PeerStage};
 use super::reload::Reloads;
 use super::startup::{CloudSide, ExecutorStarted, Halt, LocalService, Registered};

@@ -75,8 +75,8 @@ impl Bench {
         let inspected = inspect_python(&located, &self.python_request(python)?, true);
         let facts = inspected.or_else(|e| refused("an interpreter with the executor's package", e))?;
         let hooks = facts.hooks.clone().unwrap_or_default();
-        let (package, node, python) = (facts.name(), facts.coda_node, facts.python);
-        Ok(format!("{package}, coda-node {node}, Python {python}, optional methods: {hooks}"))
+        let (package, node, python) = (facts.name(), facts.node(), facts.python);
+        Ok(format!("{package}, {node}, Python {python}, optional methods: {hooks}"))
     }
 
     fn start_python(&self, python: &PythonCheck) -> Result<Live, Stop> {

@@ -9,6 +9,7 @@ use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
 use crate::executor::locate::Located;
+use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -49,7 +50,7 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         let width = shown.iter().map(|s| s.name.len()).max().unwrap_or(0);
         let rows: String = shown
             .iter()
-            .map(|s| format!("{:<width$}  {:<11}  {}\n", s.name, s.origin.name(), s.value))
+            .map(|s| format!("{:<width$}  {:<11}  {}\n", s.name, s.origin.name(), output::inline(&s.value)))
             .collect();
         let directories =
             format!("credentials in {}\nstate in {}\n", dirs.credentials.display(), dirs.state.display());

@@ -10,6 +10,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -93,7 +94,14 @@ pub fn run(env: &ProcessEnv, flags: HashMap<&'static str, String>) -> Result<Exi
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(status) = child.try_wait().map_err(DaemonizeError::Start)? {
-            output::notice(format!("the daemon ended while it was starting:\n{}", tail(&path, before)));
+            let tail = tail(&path, before);
+            output::notice(match status.signal().map(sys::signal_name) {
+                Some(signal) => format!(
+                    "the daemon died of {signal} while it was starting, perhaps in the plugin; see what becomes of it \
+                     with CODA_EXECUTOR_ISOLATION=process:\n{tail}"
+                ),
+                None => format!("the daemon ended while it was starting:\n{tail}"),
+            });
             return Ok(ExitCode::from(
                 // It ended, so it is not up, whatever it says of its end.
                 status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(exit::FAILURE),

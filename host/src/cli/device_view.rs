@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::executor::Executor;
 use crate::executor::python::interpreter::Interpreter;
-use crate::executor::python::spec::PythonFacts;
+use crate::executor::python::spec::{PythonFacts, node_text};
+use crate::output;
 
 /// A device and the plugin that drives it, in the form of `--json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +58,7 @@ impl PythonView {
         [
             line("factory", &self.factory),
             line("package", &self.package),
-            line("python", &format!("{}, coda-node {}", self.python, self.coda_node)),
+            line("python", &format!("{}, {}", self.python, node_text(&self.coda_node))),
             line("chosen by", &self.chosen_by),
         ]
         .concat()
@@ -119,5 +120,5 @@ impl DeviceView {
 
 /// A name and its value in two columns.
 pub fn line(name: &str, value: &str) -> String {
-    format!("{name:<12}{value}\n")
+    format!("{name:<12}{}\n", output::inline(value))
 }

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use super::kit;
 use crate::config::load::ProcessEnv;
 use crate::error::{Failure, exit};
+use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -97,9 +98,9 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
 fn as_text(findings: &[Finding]) -> String {
     let mut text = String::new();
     for f in findings {
-        text += &format!("{}  {:<12} {}\n", f.verdict.name(), f.name, f.found);
+        text += &format!("{}  {:<12} {}\n", f.verdict.name(), f.name, output::inline(&f.found));
         if let Some(todo) = &f.todo {
-            text += &format!("      to do: {todo}\n");
+            text += &format!("      to do: {}\n", output::inline(todo));
         }
     }
     let count = |v: Verdict| findings.iter().filter(|f| f.verdict == v).count();

@@ -13,6 +13,7 @@ use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure};
 use crate::jobs::redis::inspect::Consumer;
 use crate::jobs::redis::{Names, Redis, RedisFailure};
+use crate::output;
 
 /// A consumer that was idle for less than this has a live host.
 const ALIVE: Duration = Duration::from_secs(60);
@@ -77,9 +78,11 @@ impl Explain for JobsError {
                 "stop that host, or wait a minute if it has just died; add --force if you are sure".into()
             }
             JobsError::IdleUnknown { .. } => "make sure that its host is gone, then add --force".into(),
-            JobsError::Redis(_) => "check the network to it; adopting needs XINFO (or --force), XPENDING \
+            JobsError::Redis(_) => {
+                "check the network and the login to it; adopting needs XINFO (or --force), XPENDING \
                  and XCLAIM on the stream"
-                .into(),
+                    .into()
+            }
         })
     }
 }
@@ -146,7 +149,7 @@ fn table(consumers: &[Consumer], own: &str) -> String {
             .map_or("last active unknown".into(), |i| format!("last active {:.1} s ago", i.as_secs_f64()));
         let own = if c.name == own { "  (this host's)" } else { "" };
         // Writing to a String can't fail.
-        writeln!(text, "{:<20} {:>6} pending  {idle}{own}", c.name, c.pending).ok();
+        writeln!(text, "{:<20} {:>6} pending  {idle}{own}", output::inline(&c.name), c.pending).ok();
     }
     text
 }

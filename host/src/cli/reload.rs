@@ -16,6 +16,8 @@ use crate::output;
 /// Time for the end and the new start of the plugin, beyond the drain timeout of its runs.
 const GRACE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
+/// How long a host that no longer answers may take to end.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -46,7 +48,15 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     running_host::signal(&holder, libc::SIGHUP)?;
     let (start, limit) = (Instant::now(), prepared.settings.shutdown.drain + GRACE);
     while start.elapsed() < limit {
-        let ready = ask()?;
+        let ready = match ask() {
+            Ok(ready) => ready,
+            // Its service ends a moment before its lock.
+            Err(_) if running_host::ends_within(state, &holder, LOCK_WAIT) => {
+                output::notice("the host stopped before it had reloaded");
+                return Ok(ExitCode::from(exit::FAILURE));
+            }
+            Err(failure) => return Err(failure),
+        };
         if count(&ready) > before {
             let message = ready["reloads"]["message"].as_str().unwrap_or_default();
             return Ok(match ready["reloads"]["ok"] == true {

@@ -152,7 +152,7 @@ async fn show(id: &str, log: &Log) -> Result<ExitCode, Failure> {
             .take(row)
             .map_err(|what| damaged(log.location(), &format!("event {}", row.position), &what))?;
         // Writing to a String can't fail.
-        writeln!(text, "{}  {}", time(row.at), row.body).ok();
+        writeln!(text, "{}  {}", time(row.at), output::inline(&row.body)).ok();
     }
     for (stream, progress) in &verifier.reservations {
         text += &state_line(stream, progress.state.as_ref());
@@ -179,7 +179,7 @@ fn state_line(stream: &str, state: Option<&ReservationState>) -> String {
             Some(Err(error)) => format!("  {} failed: {error}", execution.execution_id),
         };
     }
-    line + "\n"
+    format!("{}\n", output::inline(&line))
 }
 
 async fn replay(log: &Log) -> Result<ExitCode, Failure> {

@@ -13,6 +13,7 @@ use crate::cloud::jwt::{PrivateKey, Signer};
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Explain, Failure};
+use crate::output;
 use crate::results::webhook::{AttemptOutcome, WebhookSender};
 use crate::state::db::{Database, KeptEntry, KeptKind};
 
@@ -102,7 +103,7 @@ pub fn run(command: ResultsCommand, env: &ProcessEnv) -> Result<ExitCode, Failur
             let mut text = table(std::slice::from_ref(found));
             // Writing to a String can't fail.
             let content = database.content(found)?.unwrap_or_default();
-            writeln!(text, "to    {}\nbody  {content}", found.callback_url).ok();
+            writeln!(text, "to    {}\nbody  {content}", output::inline(&found.callback_url)).ok();
             kit::print(text.as_bytes())
         }
         ResultsCommand::Retry { id } => {
@@ -170,11 +171,12 @@ fn table(kept: &[KeptEntry]) -> String {
         let job = if l.job_id.is_empty() { "-" } else { &l.job_id };
         writeln!(
             text,
-            "{:<20} {:<12} {job:<24} {:>3} attempt(s)  {}",
+            "{:<20} {:<12} {:<24} {:>3} attempt(s)  {}",
             l.message_id,
             l.kind.name(),
+            output::inline(job),
             l.attempts,
-            l.why
+            output::inline(&l.why)
         )
         .ok();
     }

@@ -80,7 +80,11 @@ pub fn stop(state: &Path, limit: Duration) -> Result<ExitCode, Failure> {
         output::notice(format!("no coda-host is running with {}", state.display()));
         return Ok(ExitCode::from(exit::FAILURE));
     };
-    signal(&holder, libc::SIGTERM)?;
+    // A second signal would end it at once, and what runs would run again.
+    match holder.stopping {
+        true => output::notice(format!("process {} is stopping already; waiting for its end", holder.pid)),
+        false => signal(&holder, libc::SIGTERM)?,
+    }
     if ends_within(state, &holder, limit + KILL_GRACE) {
         kit::say(format!("stopped (process {})", holder.pid));
         return Ok(ExitCode::SUCCESS);
@@ -96,10 +100,10 @@ pub fn stop(state: &Path, limit: Duration) -> Result<ExitCode, Failure> {
 
 /// Waits until the lock is free or has another holder. A lock that can't be read is looked at again: the host removes
 /// its files while it ends.
-fn ends_within(state: &Path, holder: &LockHolder, limit: Duration) -> bool {
+pub fn ends_within(state: &Path, holder: &LockHolder, limit: Duration) -> bool {
     let start = Instant::now();
     while start.elapsed() < limit {
-        if instance_lock::holder(state).is_ok_and(|now| now.as_ref() != Some(holder)) {
+        if instance_lock::holder(state).is_ok_and(|now| !now.is_some_and(|now| now.is_process_of(holder))) {
             return true;
         }
         std::thread::sleep(POLL);

@@ -11,6 +11,8 @@ use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::daemon::instance_lock;
 use crate::error::{Failure, exit};
+use crate::executor::python::spec::node_text;
+use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -92,8 +94,8 @@ fn add_plugin(lines: &mut Lines, ready: &Value) {
     if python.is_object() {
         let of = |key: &str| text(&python[key]);
         lines.add("python", &format!("{} of {}", of("factory"), of("package")));
-        let (version, node) = (of("python"), of("coda_node"));
-        lines.add("", &format!("Python {version}, coda-node {node}, chosen by {}", of("chosen_by")));
+        let node = node_text(python["coda_node"].as_str().unwrap_or_default());
+        lines.add("", &format!("Python {}, {node}, chosen by {}", of("python"), of("chosen_by")));
     }
 
     let (busy, slots) = (text(&ready["slots_busy"]), text(&ready["slots"]));
@@ -146,7 +148,7 @@ struct Lines(String);
 
 impl Lines {
     fn add(&mut self, name: &str, value: &str) {
-        self.0 += &format!("{name:<14}{value}\n");
+        self.0 += &format!("{name:<14}{}\n", output::inline(value));
     }
 }
 

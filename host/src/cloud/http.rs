@@ -406,8 +406,9 @@ fn is_ca_as_server(error: &rustls::OtherError) -> bool {
 fn tls_config(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, HttpError> {
     let mut roots = rustls::RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
-    for error in &system.errors {
-        tracing::warn!(%error, "some of the system's trusted certificates could not be read");
+    if let Some(error) = system.errors.first() {
+        let count = system.errors.len();
+        tracing::warn!(%error, count, "some of the system's trusted certificates could not be read");
     }
     roots.add_parsable_certificates(system.certs);
     if let Some(path) = ca_file {

@@ -79,7 +79,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             log_max_bytes: 1 << 20,
             log_check_interval: second,
         },
-        shutdown: ShutdownSettings { drain: second },
+        shutdown: ShutdownSettings { drain: second, margin: second },
     }
 }
 

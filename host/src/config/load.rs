@@ -115,7 +115,10 @@ pub fn settings(
     };
     let vpn = vpn(&mut s, env, config, &dirs)?;
     let advertised_provider = s.text("CODA_ADVERTISED_PROVIDER", None, "coda");
-    let shutdown = ShutdownSettings { drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)? };
+    let shutdown = ShutdownSettings {
+        drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)?,
+        margin: s.seconds("CODA_SHUTDOWN_MARGIN_SEC", None, 25.0)?,
+    };
     let daemon = DaemonSettings {
         log_max_bytes: s.integer("CODA_LOG_MAX_MIB", None, 20, 1..=1 << 20)? << 20,
         log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 5.0)?,

@@ -208,6 +208,8 @@ pub struct Dirs {
 pub struct ShutdownSettings {
     /// How long a job in flight may take to finish after SIGTERM.
     pub drain: Duration,
+    /// How long everything else of a stop may take before the process is ended at once.
+    pub margin: Duration,
 }
 
 /// The log of `start --daemon`.

@@ -86,6 +86,9 @@ pub struct LockHolder {
     pub started: u64,
     /// The address on which its local service listens, once it does.
     pub address: Option<String>,
+    /// It was asked to stop, and finishes what runs.
+    #[serde(default)]
+    pub stopping: bool,
 }
 
 /// The lock of a state directory, held until the last clone is dropped or the process ends.
@@ -95,10 +98,9 @@ pub struct InstanceLock(Arc<HeldLock>);
 struct HeldLock {
     /// The only descriptor of this process for the file: to close any would release the record lock.
     file: Mutex<File>,
+    description: Mutex<LockHolder>,
     dir: PathBuf,
     pid_file: PathBuf,
-    pid: u32,
-    started: u64,
 }
 
 impl InstanceLock {
@@ -131,14 +133,14 @@ impl InstanceLock {
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
         let pid = std::process::id();
+        let started = started(pid).unwrap_or(0);
         let lock = InstanceLock(Arc::new(HeldLock {
             file: Mutex::new(file),
+            description: Mutex::new(LockHolder { pid, started, address: None, stopping: false }),
             dir: dir.to_path_buf(),
             pid_file: pid_dir.join(PID_FILE),
-            pid,
-            started: started(pid).unwrap_or(0),
         }));
-        lock.describe(None).map_err(failed)?;
+        lock.describe(|_| {})?;
         if let Err(error) = files::write(&lock.0.pid_file, format!("{pid}\n").as_bytes()) {
             // Only for other tools: worth a word, not a refusal.
             tracing::warn!(%error, "the pid file could not be written");
@@ -151,16 +153,28 @@ impl InstanceLock {
     /// # Errors
     /// The file can't be written.
     pub fn listens(&self, address: String) -> Result<(), InstanceLockError> {
-        self.describe(Some(address))
-            .map_err(|source| InstanceLockError::Dir { dir: self.0.dir.clone(), source })
+        self.describe(|now| now.address = Some(address))
     }
 
-    fn describe(&self, address: Option<String>) -> io::Result<()> {
-        let text = serde_json::to_vec(&LockHolder { pid: self.0.pid, started: self.0.started, address })?;
-        let mut file = self.0.file.lock();
-        file.set_len(0)?;
-        file.rewind()?;
-        file.write_all(&text)
+    /// Notes that the host was asked to stop.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    pub fn stops(&self) -> Result<(), InstanceLockError> {
+        self.describe(|now| now.stopping = true)
+    }
+
+    fn describe(&self, change: impl FnOnce(&mut LockHolder)) -> Result<(), InstanceLockError> {
+        let mut description = self.0.description.lock();
+        change(&mut description);
+        let write = || {
+            let text = serde_json::to_vec(&*description)?;
+            let mut file = self.0.file.lock();
+            file.set_len(0)?;
+            file.rewind()?;
+            file.write_all(&text)
+        };
+        write().map_err(|source| InstanceLockError::Dir { dir: self.0.dir.clone(), source })
     }
 }
 
@@ -220,6 +234,11 @@ fn look_at_holder(dir: &Path) -> Result<Option<LockHolder>, InstanceLockError> {
 }
 
 impl LockHolder {
+    /// Whether the other description is of the same process.
+    pub fn is_process_of(&self, other: &LockHolder) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+
     /// Sends it a signal, if it is still the process that acquired the lock.
     ///
     /// # Errors

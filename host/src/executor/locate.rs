@@ -263,7 +263,8 @@ fn python(value: &str, source: FactorySource, request: &LocateRequest<'_>) -> Re
         Some((_, "")) => return Err(bad("the entry or attribute behind the colon is missing")),
         _ => {}
     }
-    let interpreter = interpreter::find(&request.interpreter, request.files).map_err(|none| match none {
+    let found = interpreter::find_for_factory(&request.interpreter, request.files);
+    let interpreter = found.map_err(|none| match none {
         NoInterpreter::Setting { value } => LocateError::BadInterpreter { value },
         NoInterpreter::Nowhere { looked } => {
             LocateError::NoInterpreter { value: value.to_string(), origin: source.clone(), looked }

@@ -433,6 +433,7 @@ pub(super) fn python_spec(located: &LocatedPython, request: &StartRequest) -> Py
         factory: located.factory.clone(),
         settings,
         config_path: request.config_path.clone(),
+        config: serde_yaml::from_str(&request.config_text).unwrap_or_default(),
         modules: carried::modules(),
         reverse_bits,
         thread_wait_sec: request.limits.grace.as_secs_f64(),

@@ -39,20 +39,15 @@ struct Addressed {
 }
 
 impl Checker {
-    /// Checks the messages of one read; an event for each, or one for all when Redis or the database can't be
-    /// asked.
+    /// Checks the messages of one read; an event for each, or one for all when Redis or the database can't be asked.
+    /// The keys of one job may be refused and those of others not.
     pub async fn check(&self, requests: Vec<CheckRequest>) -> Vec<Event> {
         let tickets: Vec<Ticket> = requests.iter().map(|r| r.ticket).collect();
-        match self.outcomes(requests).await {
-            Ok(outcomes) => {
-                outcomes.into_iter().map(|(ticket, outcome)| Event::Checked { ticket, outcome }).collect()
-            }
-            Err(error) => vec![Event::CheckFailed { tickets, error }],
-        }
+        self.events(requests).await.unwrap_or_else(|error| vec![Event::CheckFailed { tickets, error }])
     }
 
-    async fn outcomes(&self, requests: Vec<CheckRequest>) -> Result<Vec<(Ticket, CheckOutcome)>, String> {
-        let mut outcomes = Vec::with_capacity(requests.len());
+    async fn events(&self, requests: Vec<CheckRequest>) -> Result<Vec<Event>, String> {
+        let mut events = Vec::with_capacity(requests.len());
         let mut addressed: Vec<Addressed> = Vec::with_capacity(requests.len());
         for CheckRequest { ticket, message_id, deaths, left_pending, subject } in requests {
             let envelope = match &subject {
@@ -65,15 +60,17 @@ impl Checker {
                 }
                 (Err(reason), Subject::Message(message)) => {
                     let fields = message.to_json();
-                    outcomes.push((ticket, CheckOutcome::Unanswerable { reason, fields }));
+                    let outcome = CheckOutcome::Unanswerable { reason, fields };
+                    events.push(Event::Checked { ticket, outcome });
                 }
                 (Err(reason), Subject::Parsed(..)) => {
-                    outcomes.push((ticket, CheckOutcome::Unanswerable { reason, fields: String::new() }));
+                    let outcome = CheckOutcome::Unanswerable { reason, fields: String::new() };
+                    events.push(Event::Checked { ticket, outcome });
                 }
             }
         }
         if addressed.is_empty() {
-            return Ok(outcomes);
+            return Ok(events);
         }
 
         let jobs: Vec<JobId> = addressed.iter().map(|m| m.envelope.job_id.clone()).collect();
@@ -81,9 +78,16 @@ impl Checker {
         let records = self.redis.status.records(&jobs).await.map_err(|e| e.to_string())?;
         let history = self.store.history_of(ids).await.map_err(|e| e.to_string())?;
         for ((message, record), past) in addressed.into_iter().zip(&records).zip(history) {
-            outcomes.push((message.ticket, self.outcome(message, record, past.as_ref()).await));
+            let ticket = message.ticket;
+            events.push(match record {
+                Ok(record) => {
+                    let outcome = self.outcome(message, record, past.as_ref()).await;
+                    Event::Checked { ticket, outcome }
+                }
+                Err(refused) => Event::CheckFailed { tickets: vec![ticket], error: refused.to_string() },
+            });
         }
-        Ok(outcomes)
+        Ok(events)
     }
 
     async fn outcome(

@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::standing_error::StandingError;
 
 /// What the reader asks the server for, and may be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,23 +18,37 @@ pub enum ClaimStep {
 }
 
 /// The present reasons.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ClaimGate {
     disk_full: AtomicBool,
     store_failing: AtomicBool,
     /// As much is held as may be.
     full: watch::Sender<bool>,
     errors: Mutex<Errors>,
+    /// The moment that the errors' times count from.
+    started: Instant,
+}
+
+impl Default for ClaimGate {
+    fn default() -> ClaimGate {
+        ClaimGate {
+            disk_full: AtomicBool::default(),
+            store_failing: AtomicBool::default(),
+            full: watch::Sender::default(),
+            errors: Mutex::default(),
+            started: Instant::now(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Errors {
-    read: Option<String>,
-    pending: Option<String>,
+    read: StandingError,
+    pending: StandingError,
 }
 
 impl Errors {
-    fn of(&mut self, step: ClaimStep) -> &mut Option<String> {
+    fn of(&mut self, step: ClaimStep) -> &mut StandingError {
         match step {
             ClaimStep::Read => &mut self.read,
             ClaimStep::Pending => &mut self.pending,
@@ -78,14 +95,18 @@ impl ClaimGate {
 
     /// Why a step is refused now.
     pub fn error(&self, step: ClaimStep) -> Option<String> {
-        self.errors.lock().of(step).clone()
+        self.errors.lock().of(step).text().map(str::to_string)
     }
 
-    /// Notes why a step is refused, or that it no longer is, and logs each change once.
+    /// Notes why a step is refused, or that it no longer is.
     pub(super) fn set_error(&self, step: ClaimStep, error: Option<String>) {
         let mut errors = self.errors.lock();
         let known = errors.of(step);
-        if *known == error {
+        let is_told = match &error {
+            Some(error) => known.fails(self.started.elapsed(), error.clone()),
+            None => known.works(),
+        };
+        if !is_told {
             return;
         }
         match (&error, step) {
@@ -98,6 +119,5 @@ impl ClaimGate {
             (None, ClaimStep::Read) => tracing::info!("new jobs can be claimed again"),
             (None, ClaimStep::Pending) => tracing::info!("pending messages can be looked at again"),
         }
-        *known = error;
     }
 }

@@ -62,6 +62,8 @@ pub struct Snapshot {
     pub generation: Generation,
     /// Why results can't be stored now; nothing is claimed then.
     pub store_error: Option<String>,
+    /// Why cancels can't be read now.
+    pub cancel_error: Option<String>,
     /// Why claimed messages can't be checked now; they stay pending.
     pub check_error: Option<String>,
     /// Events that fitted no job's state.
@@ -126,6 +128,7 @@ pub struct Driver {
     parts: DriverParts,
     table: JobTable,
     checker: Checker,
+    store_failure: watch::Receiver<Option<String>>,
     started: Instant,
     /// Which executor the table's device belongs to.
     generation: Generation,
@@ -164,6 +167,7 @@ impl Driver {
         Driver {
             table,
             checker,
+            store_failure: parts.store.failure(),
             started: Instant::now(),
             generation: Generation::default(),
             immediate,
@@ -195,6 +199,10 @@ impl Driver {
                     self.apply(Event::Delivered { message_id, outcome });
                 }
                 Some(events) = self.inbox.recv() => events.into_iter().for_each(|event| self.apply(event)),
+                Ok(()) = self.store_failure.changed() => {
+                    let error = self.store_failure.borrow_and_update().clone();
+                    self.apply(Event::StoreChanged { error });
+                }
                 Some(claim) = self.parts.claims.recv() => self.claim(claim),
                 _ = poll.tick() => self.poll(),
                 () = sleep_until(wake.unwrap_or(self.started)), if wake.is_some() => self.apply(Event::Tick),
@@ -301,6 +309,7 @@ impl Driver {
             waiting,
             is_full,
             store_error,
+            cancel_error,
             faults,
             last_success,
             ..
@@ -319,6 +328,7 @@ impl Driver {
             waiting,
             generation: self.generation,
             store_error,
+            cancel_error,
             // Messages that can't be checked come again with each look through the pending list. An error that did not
             // is over: its messages are gone.
             check_error: status

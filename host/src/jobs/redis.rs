@@ -9,7 +9,8 @@
 //! inspect   what an operator asks, on a connection of its own
 //! ```
 //!
-//! The job path sends XGROUP, XREADGROUP, XPENDING, XRANGE, XACK, HGET, HSET and GET alone (and AUTH, SELECT), so that
+//! The job path sends XGROUP, XREADGROUP, XPENDING, XRANGE, XACK, HGET, HSET and GET alone (and AUTH, SELECT; PING, whose
+//! refusal is an answer as well), so that
 //! a site's ACL may allow no more.
 
 pub mod inspect;

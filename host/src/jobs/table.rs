@@ -50,12 +50,13 @@ use std::time::Duration;
 use coda_plugin_abi::Device;
 use time::OffsetDateTime;
 
+use super::standing_error::StandingError;
 use crate::model::{JobId, MessageId};
 use crate::state::answer_journal::KeptAnswers;
 
 pub use event::{
-    CheckOutcome, CheckRequest, ClaimOrigin, Effect, Event, Fault, Notice, Now, RecoveredResult, Runnable,
-    StoredResult, Subject, Submission, TerminalStatus, Unstored, Verdict,
+    CheckOutcome, CheckRequest, ClaimOrigin, Effect, Event, Fault, MessageRemoval, Notice, Now,
+    RecoveredResult, Runnable, StoredResult, Subject, Submission, TerminalStatus, Unstored, Verdict,
 };
 use hand_over::HandOver;
 use job_ids::JobIds;
@@ -106,10 +107,13 @@ pub struct TableStatus {
     pub waiting: usize,
     /// Messages behind another one with their job id.
     pub parked: usize,
-    /// As many messages are parked or as many bytes held as may be: no more are to be claimed.
+    /// As many messages are parked or wait for their acknowledgement, or as many bytes are held, as may be: no more are
+    /// to be claimed.
     pub is_full: bool,
     /// Why results can't be stored now.
     pub store_error: Option<String>,
+    /// Why cancels can't be read now.
+    pub cancel_error: Option<String>,
     /// When messages could not be checked last, and why.
     pub check_error: Option<(Duration, String)>,
     pub faults: Vec<Fault>,
@@ -127,6 +131,9 @@ pub struct Leftover {
     /// Results on disk that were not delivered.
     pub undelivered: usize,
 }
+
+/// Most messages that have ended and that Redis does not acknowledge.
+const MAX_UNACKNOWLEDGED: usize = 10_000;
 
 /// Every claimed message, and the effects that the last event led to.
 #[derive(Debug)]
@@ -149,8 +156,10 @@ pub struct JobTable {
     next_ticket: Ticket,
     polling: bool,
     drain: Drain,
-    store_error: Option<String>,
-    check_error: Option<(Duration, String)>,
+    store_error: StandingError,
+    cancel_error: StandingError,
+    check_error: StandingError,
+    check_failed_at: Duration,
     faults: Vec<Fault>,
     last_success: Option<OffsetDateTime>,
     device: Arc<Device>,
@@ -178,8 +187,10 @@ impl JobTable {
             next_ticket: 0,
             polling: false,
             drain: Drain::NotAsked,
-            store_error: None,
-            check_error: None,
+            store_error: StandingError::default(),
+            cancel_error: StandingError::default(),
+            check_error: StandingError::default(),
+            check_failed_at: Duration::ZERO,
             faults: Vec::new(),
             last_success: None,
             device: settings.device,
@@ -206,7 +217,7 @@ impl JobTable {
             // A slot was quicker; its start decides what happens.
             Event::Withdrawn { withdrawn: false, .. } => {}
             Event::CancelPoll => self.cancel_poll(),
-            Event::CancelKeysRead(set) => self.cancel_keys_read(now, &set),
+            Event::CancelKeysRead { cancelled, error } => self.cancel_keys_read(now, &cancelled, error),
             Event::Stored { ticket, result } => self.stored(ticket, result),
             Event::StoreFailed { ticket, result, error } => self.store_failed(now, ticket, result, error),
             Event::CancelKeyRead { ticket, cancelled } => self.decide(ticket, cancelled),
@@ -216,6 +227,8 @@ impl JobTable {
             Event::Buried { ticket, buried } => self.buried(now, ticket, buried),
             Event::Delivered { message_id, outcome } => self.delivered(now, message_id, outcome),
             Event::Acknowledged { ticket } => self.acknowledged(ticket),
+            Event::StoreChanged { error: Some(error) } => self.store_fails(now, error),
+            Event::StoreChanged { error: None } => self.store_works(),
             Event::DeviceChanged { device } => self.device_changed(now, device),
             Event::DrainRequested => self.begin_drain(),
             Event::AllTried => self.drain = Drain::Tried,
@@ -251,9 +264,12 @@ impl JobTable {
             slots_busy: self.in_slot.iter().filter(|jobs| **jobs > 0).count(),
             waiting: self.order.queued() + self.waiting,
             parked: self.ids.parked(),
-            is_full: self.ids.is_full() || self.held_bytes >= self.max_held_bytes,
-            store_error: self.store_error.clone(),
-            check_error: self.check_error.clone(),
+            is_full: self.ids.is_full()
+                || self.held_bytes >= self.max_held_bytes
+                || self.acknowledging >= MAX_UNACKNOWLEDGED,
+            store_error: self.store_error.text().map(str::to_string),
+            cancel_error: self.cancel_error.text().map(str::to_string),
+            check_error: self.check_error.text().map(|text| (self.check_failed_at, text.to_string())),
             faults: self.faults.clone(),
             last_success: self.last_success,
         }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::model::MessageId;
 use crate::state::sqlite_actor::{self, OpenError, SqliteActor, SqliteFailure};
@@ -30,7 +30,7 @@ pub use error::StoreError;
 pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
 use sql::{Op, SCHEMA, add_missing_columns, read_all};
 pub use view::{KeptEntry, KeptKind};
-use writer::{GROUPS, Request, Writer};
+use writer::{GROUPS, OpenFile, Request, Writer};
 
 const FILE: &str = "coda-host.db";
 /// How long another process may hold the write lock before a write of the host fails. Short: everybody who asks the
@@ -43,6 +43,7 @@ pub struct Store {
     actor: SqliteActor<Request>,
     /// The newest message in history, so that fresh ones need no look-up.
     newest: Arc<NewestInHistory>,
+    failure: watch::Receiver<Option<String>>,
 }
 
 /// The newest message in history; it only grows. Exact, since a backlog has many messages of one millisecond.
@@ -110,9 +111,11 @@ impl Database {
             newest.raise(id);
         }
         conn.busy_timeout(WRITE_BUSY_TIMEOUT).map_err(|e| fail(e.into()))?;
-        let writer = Writer::new(conn, qpu_id, newest.clone());
+        let file = OpenFile::at(path.clone()).map_err(|e| fail(e.into()))?;
+        let writer = Writer::new(conn, file, qpu_id, newest.clone());
+        let failure = writer.failure();
         let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(e.into()))?;
-        Ok((Store { actor, newest }, opened))
+        Ok((Store { actor, newest, failure }, opened))
     }
 }
 
@@ -204,6 +207,12 @@ impl Store {
         let (answer, wait) = oneshot::channel();
         self.send(Request::LoadResult(id, answer))?;
         wait.await.map_err(|_| StoreError::Stopped)?
+    }
+
+    /// Why the last write failed, whoever asked for it; `None` as soon as one succeeds. While it is set, something is
+    /// tried again.
+    pub fn failure(&self) -> watch::Receiver<Option<String>> {
+        self.failure.clone()
     }
 
     /// Writes what waits, closes the file and waits for the thread.

@@ -161,6 +161,61 @@ async fn a_full_disk_is_told_by_its_cause_and_passes() {
 }
 
 #[tokio::test]
+async fn a_database_that_was_removed_takes_no_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q1").unwrap();
+    store.insert(row(1)).await.unwrap();
+    std::fs::remove_file(dir.path().join(FILE)).unwrap();
+    let error = store.insert(row(2)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Removed { .. }), "{error}");
+    assert!(store.failure().borrow().as_ref().is_some_and(|said| said.contains("was removed")));
+    // Another file in its place, such as a backup, is not the one that is open.
+    std::fs::write(dir.path().join(FILE), "").unwrap();
+    assert!(store.insert(row(3)).await.is_err());
+}
+
+/// As a FLUSHALL makes it possible.
+#[tokio::test]
+async fn what_is_kept_outlives_another_message_with_its_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q1").unwrap();
+    for job in ["A", "B", "C"] {
+        store.insert(ResultRow { job_id: job.into(), ..row(5) }).await.unwrap();
+        store.record_refused(id(5), format!("HTTP 400 for {job}")).await.unwrap();
+        let letter = DeadLetter { message_id: id(6), reason: "no job".into(), fields: job.into() };
+        store.store_dead_letter(letter.clone()).await.unwrap();
+        store.store_dead_letter(letter).await.unwrap();
+    }
+    store.close();
+    let kept = Database::open(dir.path()).unwrap().list().unwrap();
+    let of = |kind| kept.iter().filter(move |k| k.kind == kind);
+    let mut refused: Vec<_> = of(KeptKind::Refused).map(|k| (&*k.job_id, &*k.why)).collect();
+    refused.sort_unstable();
+    assert_eq!(refused, [("A", "HTTP 400 for A"), ("B", "HTTP 400 for B"), ("C", "HTTP 400 for C")]);
+    assert_eq!(of(KeptKind::DeadLetter).count(), 3, "the same one twice is one");
+}
+
+/// Whoever wrote: here only writes that nobody waits for. They are tried again, so that the end is noticed too.
+#[tokio::test]
+async fn a_failing_database_is_known_until_a_write_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q1").unwrap();
+    store.insert(row(1)).await.unwrap();
+    let mut failure = store.failure();
+    assert_eq!(*failure.borrow(), None);
+    let other = Connection::open(dir.path().join(FILE)).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    store.record_attempt(id(1), 3, "refused".into());
+    let said = failure.wait_for(Option::is_some).await.unwrap().clone();
+    assert!(said.as_ref().is_some_and(|said| said.contains("locked")), "{said:?}");
+    other.execute_batch("ROLLBACK").unwrap();
+    failure.wait_for(Option::is_none).await.unwrap();
+    store.close();
+    let (_, opened) = open(&dir, "q1").unwrap();
+    assert_eq!(opened.rows[0].attempts, 3, "the write was not lost");
+}
+
+#[tokio::test]
 async fn after_its_end_the_store_says_that_it_has_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(&dir, "q").unwrap();

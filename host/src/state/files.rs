@@ -97,8 +97,8 @@ impl Explain for FileError {
 
 /// Whether a disk may do later what it refuses now, without anything being corrected in the settings.
 pub fn is_passing(error: &io::Error) -> bool {
-    use io::ErrorKind::{QuotaExceeded, ResourceBusy, StorageFull, TimedOut};
-    matches!(error.kind(), StorageFull | QuotaExceeded | ResourceBusy | TimedOut)
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, ResourceBusy, StorageFull, TimedOut};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge | ResourceBusy | TimedOut)
         || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 

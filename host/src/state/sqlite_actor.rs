@@ -131,7 +131,10 @@ impl SqliteFailure {
             SqliteCause::ReadOnly => {
                 format!("make the file and the directory of {what} writable for this user")
             }
-            _ => format!("check the disk of {what} (dmesg, smartctl) and that this user may read the file"),
+            _ => format!(
+                "check the disk of {what} (dmesg, smartctl), that this user may read the file, and the limit on open \
+                 files (ulimit -n)"
+            ),
         }
     }
 }

@@ -3,13 +3,28 @@
 //! By `libc` directly: a disposition must be put back exactly as the C library reported it, whatever it is.
 
 /// The dispositions that the host depends on.
-const WATCHED: [(i32, &str); 5] = [
+const WATCHED: [(i32, &str); 6] = [
     (libc::SIGTERM, "SIGTERM"),
     (libc::SIGINT, "SIGINT"),
     (libc::SIGHUP, "SIGHUP"),
     (libc::SIGCHLD, "SIGCHLD"),
     (libc::SIGPIPE, "SIGPIPE"),
+    (libc::SIGXFSZ, "SIGXFSZ"),
 ];
+
+/// Lets a write beyond the limit on the size of files (`ulimit -f`, LimitFSIZE=) fail like one on a full disk, instead of
+/// ending the process. By a handler: to ignore the signal would be inherited by every program that is started.
+pub fn outlive_file_size_limit() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: the handler does nothing, so it is async-signal-safe; the action is plain data.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGXFSZ, &action, std::ptr::null_mut());
+    }
+}
 
 /// Set by the C library on whatever it installs; says nothing about who did.
 const SA_RESTORER: i32 = 0x0400_0000;

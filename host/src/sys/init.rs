@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-use super::signals::{STOP_SIGNALS, block_stop_signals, wait_stop_signal};
+use super::signals::{STOP_SIGNALS, StopSignal, block_stop_signals, wait_stop_signal};
 use super::spawn;
 
 /// Whether this process is the first one of its process namespace.
@@ -32,7 +32,7 @@ pub fn run_as_init() -> io::Result<ExitCode> {
     let child = spawn::spawn(&mut command)?;
     let child = Pid::from_child(&child);
     std::thread::Builder::new().name("init-signals".into()).spawn(move || {
-        while let Ok(signal) = wait_stop_signal() {
+        while let Ok(StopSignal { signal, .. }) = wait_stop_signal() {
             debug_assert!(STOP_SIGNALS.contains(&signal), "only these are waited for");
             if let Some(signal) = Signal::from_named_raw(signal) {
                 // It may have ended just now.

@@ -6,6 +6,7 @@
 use std::io;
 
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::Pid;
 
 /// The signals that are waited for: those that end the host, and SIGHUP, which makes it reload.
 pub const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
@@ -22,12 +23,36 @@ pub fn block_stop_signals() -> io::Result<()> {
     Ok(stop_set().thread_block()?)
 }
 
+/// A stop signal that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StopSignal {
+    pub signal: i32,
+    /// It came from this process itself, which sends itself none: a plugin did.
+    pub from_itself: bool,
+}
+
 /// Waits for the next stop signal. For a thread of its own.
 ///
 /// # Errors
 /// When the kernel refuses, which it does for no valid set.
-pub fn wait_stop_signal() -> io::Result<i32> {
-    Ok(stop_set().wait()? as i32)
+pub fn wait_stop_signal() -> io::Result<StopSignal> {
+    let set = stop_set();
+    loop {
+        // SAFETY: siginfo_t is plain data that the call fills; the set lives through the call.
+        let (signal, info) = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            (libc::sigwaitinfo(set.as_ref(), &mut info), info)
+        };
+        if signal > 0 {
+            // SAFETY: the field is there for every signal that a process has sent, which codes up to 0 stand for.
+            let sender = (info.si_code <= 0).then(|| unsafe { info.si_pid() });
+            return Ok(StopSignal { signal, from_itself: sender == Some(Pid::this().as_raw()) });
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
 }
 
 /// A signal's usual name.
@@ -47,6 +72,7 @@ pub fn signal_name(signal: i32) -> String {
         libc::SIGALRM => "SIGALRM",
         libc::SIGTERM => "SIGTERM",
         libc::SIGXCPU => "SIGXCPU (CPU time limit)",
+        libc::SIGXFSZ => "SIGXFSZ (file size limit)",
         libc::SIGSYS => "SIGSYS (forbidden system call)",
         other => return format!("signal {other}"),
     };
@@ -65,10 +91,10 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_stop_signal_is_waited_for_by_its_thread() {
+    fn a_blocked_stop_signal_is_waited_for_by_its_thread_and_its_sender_is_known() {
         // Directed at this thread alone: the others of this test process don't block it.
         block_stop_signals().unwrap();
         nix::sys::pthread::pthread_kill(nix::sys::pthread::pthread_self(), Signal::SIGHUP).unwrap();
-        assert_eq!(wait_stop_signal().unwrap(), libc::SIGHUP);
+        assert_eq!(wait_stop_signal().unwrap(), StopSignal { signal: libc::SIGHUP, from_itself: true });
     }
 }

@@ -207,6 +207,13 @@ pub enum Fault {
     #[serde(rename = "print_10mb")]
     Print10mb,
     CloseStdio,
+    /// As careless programs do it that put themselves in the background.
+    CloseDescriptors,
+    /// `kill(getpid(), SIGTERM)`
+    SignalItself,
+    /// As many gauges in one run, each with another name.
+    #[serde(rename = "gauges_10k")]
+    Gauges10k,
     Exit,
     /// `exit(0)`
     ExitZero,

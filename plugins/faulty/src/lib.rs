@@ -297,6 +297,7 @@ impl Faulty {
                 return Err(hardware("the run failed for a moment, as asked for").retryable());
             }
             Fault::Hang => hang(),
+            Fault::Gauges10k => (0..10_000).for_each(|n| job.host().gauge(&format!("gauge_{n}"), 1.0)),
             Fault::ResultAfterCancel => {
                 self.wait(job, None);
                 return Ok(zeros(job));

@@ -47,6 +47,16 @@ pub fn commit(fault: Fault) {
                 unsafe { libc::close(descriptor) };
             }
         }
+        Fault::CloseDescriptors => {
+            for descriptor in 3..10 {
+                // SAFETY: closing descriptors that others use is the fault; nothing here uses them.
+                unsafe { libc::close(descriptor) };
+            }
+        }
+        Fault::SignalItself => {
+            // SAFETY: a signal to the own process; what it does there is what is asked for.
+            unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+        }
         Fault::Exit => std::process::exit(3),
         Fault::ExitZero => std::process::exit(0),
         // SAFETY: ends the process, which is what is asked for.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use coda_host_tests::misbehaving_peers::{Behave, join};
-use coda_host_tests::{Plan, TestHost, eventually, eventually_some};
+use coda_host_tests::{Plan, TestHost, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -72,18 +72,8 @@ async fn a_client_that_does_not_read_its_answer_is_cut_off() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_strangers_do_not_shut_out_a_peer() {
-    let host = Plan::simulator("")
-        .env("CODA_PEER", "true")
-        .env("CODA_PEER_LISTEN", "/ip4/127.0.0.1/tcp/0")
-        .env("CODA_PEER_ALLOW", "any")
-        .start()
-        .await;
-    let address = eventually_some("the peer is up", async || {
-        let (_, body) = host.try_get("/ready").await?;
-        let ready: serde_json::Value = serde_json::from_str(&body).ok()?;
-        Some(ready["peer"]["addresses"][0].as_str()?.to_string())
-    })
-    .await;
+    let host = Plan::simulator("").lends().start().await;
+    let (address, _) = host.peer().await;
     let port = address.split('/').nth(4).and_then(|port| port.parse().ok()).expect("a port");
     for (what, first_bytes) in [("silent", &b""[..]), ("half a greeting", b"\x13/multistream/1.")] {
         let crowd = crowd(port, first_bytes).await;

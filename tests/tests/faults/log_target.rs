@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use coda_host::dev::cloud::Answer;
-use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, command};
+use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, command, eventually, example};
 
 /// Starts the program behind it with standard error replaced.
 fn with_stderr(script: &str) -> Vec<String> {
@@ -80,6 +80,34 @@ const COMMANDS: &[(&[&str], i32)] = &[
     (&["plugin", "check", "--list"], 0),
     (&["run", "circuit.json", "--shots", "3"], 0),
 ];
+
+fn set_file_size_limit(host: &mut TestHost, limit: &str) {
+    let pid = format!("--pid={}", host.process().pid());
+    let set = std::process::Command::new("prlimit").args([&pid, &format!("--fsize={limit}:")]).status();
+    assert!(set.is_ok_and(|status| status.success()), "prlimit");
+}
+
+/// `ulimit -f` or LimitFSIZE=, whose signal ends a process that does not expect it: log and database alike.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_on_the_size_of_files_costs_no_job() {
+    let mut host = Plan::simulator("").start().await;
+    host.good_job_goes_through("before").await;
+    set_file_size_limit(&mut host, "4096");
+    for n in 0..5 {
+        host.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    eventually("/ready says that nothing can be stored", async || {
+        let (status, body) = host.ready().await;
+        status == 503 && body["reasons"].to_string().contains("can't be stored")
+    })
+    .await;
+    set_file_size_limit(&mut host, "unlimited");
+    for n in 0..5 {
+        host.delivered(&format!("J{n}")).await;
+    }
+    host.wait_nothing_pending().await;
+    assert_eq!(host.stop().await, Exit::Code(0));
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_end_quietly_for_a_closed_pipe_and_report_a_full_disk() {

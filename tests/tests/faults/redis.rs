@@ -1,7 +1,7 @@
 //! Redis going away, coming back, forgetting things, and bringing old ones back.
 
 use coda_host_tests::refusing_redis::RefusingRedis;
-use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, eventually, example};
+use coda_host_tests::{Circuit, Exit, LIMIT, Plan, TestHost, eventually, eventually_some, example};
 use redis::{Value, cmd};
 use serde_json::json;
 
@@ -75,6 +75,28 @@ async fn redis_that_hangs_is_noticed_and_used_again() {
     signal(libc::SIGCONT);
     host.good_job_goes_through("J1").await;
     eventually("ready again", async || host.ready().await.0 == 200).await;
+}
+
+/// A server that hangs takes connections all the same: `/ready` and heartbeats don't take that for an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_is_not_up_before_it_has_answered() {
+    let mut host = Plan::simulator("").env("CODA_REDIS_TIMEOUT_SEC", "0.3").start().await;
+    let signal = |host: &TestHost, signal| coda_host::sys::signal(host.redis.pid(), signal).unwrap();
+    signal(&host, libc::SIGSTOP);
+    eventually("not ready", async || host.ready().await.0 == 503).await;
+    let connected = host.log().matches("connected to Redis").count();
+    let attempts = host.log().matches("no connection to Redis").count();
+    let mut is_down = true;
+    eventually("it was tried several times", async || {
+        is_down &= host.ready().await.0 == 503;
+        host.log().matches("no connection to Redis").count() > attempts + 4
+    })
+    .await;
+    assert!(is_down, "a connection that answered nothing was taken for a link");
+    assert_eq!(host.log().matches("connected to Redis").count(), connected);
+    signal(&host, libc::SIGCONT);
+    host.wait_ready().await;
+    host.good_job_goes_through("J1").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,17 +319,7 @@ const REFUSALS: [(&str, &str); 12] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_command_costs_no_job() {
     for command in ["XREADGROUP", "XPENDING", "XRANGE", "XACK", "HGET", "HSET", "GET"] {
-        let mut host = Plan::simulator("")
-            .env("CODA_RECOVER_INTERVAL_SEC", "0.05")
-            .env("CODA_REDIS_BLOCK_SEC", "0.05")
-            .env("CODA_REDIS_BACKOFF_SEC", "0.05")
-            .env("CODA_REDIS_BACKOFF_MAX_SEC", "0.2")
-            .prepare()
-            .await;
-        let server = RefusingRedis::start(host.redis.port()).await.unwrap();
-        let url = format!("redis://127.0.0.1:{}/0", server.port());
-        host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
-        host.start().await;
+        let (mut host, server) = start_before_refusing_redis().await;
         for (n, (refusal, answer)) in REFUSALS.iter().enumerate() {
             let id = format!("{command}-{n}");
             server.refuse(command, answer);
@@ -347,6 +359,107 @@ async fn a_refused_command_costs_no_job() {
         assert!(lines < 40 * REFUSALS.len(), "{command}: {lines} lines of log");
         assert_eq!(host.stop().await, Exit::Code(0));
     }
+}
+
+/// A host whose Redis can refuse commands.
+async fn start_before_refusing_redis() -> (TestHost, RefusingRedis) {
+    let mut host = Plan::simulator("")
+        .env("CODA_RECOVER_INTERVAL_SEC", "0.05")
+        .env("CODA_REDIS_BLOCK_SEC", "0.05")
+        .env("CODA_REDIS_BACKOFF_SEC", "0.05")
+        .env("CODA_REDIS_BACKOFF_MAX_SEC", "0.2")
+        .prepare()
+        .await;
+    let server = RefusingRedis::start(host.redis.port()).await.unwrap();
+    let url = format!("redis://127.0.0.1:{}/0", server.port());
+    host.cloud.edit_bundle(move |bundle| bundle["redis_url"] = url.clone().into());
+    host.start().await;
+    (host, server)
+}
+
+/// As proxies do it, which number their requests. What else the server accepts meanwhile, such as the states of other
+/// jobs, doesn't end the refusal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_in_ever_new_words_is_logged_once_and_stands_until_the_command_works() {
+    for (command, line) in [
+        ("XACK", "Redis refuses writes"),
+        ("XREADGROUP", "new jobs can't be claimed"),
+        ("XPENDING", "pending messages can't be looked at"),
+        ("HGET", "claimed messages can't be checked"),
+    ] {
+        let (mut host, server) = start_before_refusing_redis().await;
+        server.refuse(command, "-ERR upstream failure, request {n}\r\n");
+        for n in 0..50 {
+            host.submit(&format!("{command}-{n}"), &example(), 10).await;
+        }
+        let reason = async || {
+            let (status, body) = host.ready().await;
+            let reasons = body["reasons"].to_string();
+            (status == 503 && reasons.contains("request ")).then_some(reasons)
+        };
+        let first = eventually_some(&format!("/ready tells of {command}"), reason).await;
+        if command == "XACK" {
+            for n in 0..50 {
+                host.delivered(&format!("{command}-{n}")).await;
+            }
+        }
+        let mut is_told = true;
+        eventually(&format!("{command} was refused again"), async || {
+            let now = reason().await;
+            is_told &= now.is_some();
+            now.is_some_and(|now| now != first)
+        })
+        .await;
+        assert!(is_told, "{command}: it stands");
+        server.allow_all();
+        for n in 0..50 {
+            host.delivered(&format!("{command}-{n}")).await;
+        }
+        host.wait_nothing_pending().await;
+        host.wait_ready().await;
+        assert_eq!(host.log().matches(line).count(), 1, "{command}");
+        assert_eq!(host.stop().await, Exit::Code(0));
+    }
+}
+
+/// What is refused for one job is no answer about another, and no absence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_refused_concerns_its_own_job_alone() {
+    const MOVED: &str = "-MOVED 3999 127.0.0.1:6381\r\n";
+    let (mut host, server) = start_before_refusing_redis().await;
+    server.refuse_key("HGET", "job:J3:", MOVED);
+    for n in 0..20 {
+        host.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    for n in (0..20).filter(|n| *n != 3) {
+        host.delivered(&format!("J{n}")).await;
+    }
+    server.allow_all();
+    host.delivered("J3").await;
+    host.wait_nothing_pending().await;
+    host.wait_ready().await;
+
+    // One that runs, and one that waits for it.
+    host.write_device("executor_factory: coda_simulator\nexecution_time_ms: 60000");
+    assert_eq!(host.stop().await, Exit::Code(0));
+    host.start().await;
+    host.submit("running", &example(), 10).await;
+    host.wait_state("running", "executing").await;
+    host.submit("waiting", &example(), 10).await;
+    server.refuse_key("GET", "cancelled:running", MOVED);
+    host.request_cancel("running").await;
+    eventually("/ready says that cancels can't be read", async || {
+        let (status, body) = host.ready().await;
+        status == 503 && body["reasons"].to_string().contains("cancels can't be read")
+    })
+    .await;
+    host.request_cancel("waiting").await;
+    host.wait_state("waiting", "cancelled").await;
+    server.allow_all();
+    host.wait_state("running", "cancelled").await;
+    host.wait_nothing_pending().await;
+    host.wait_ready().await;
+    assert_eq!(host.log().matches("cancels can't be read").count(), 1);
 }
 
 async fn set_maxmemory(host: &TestHost, bytes: u64) {

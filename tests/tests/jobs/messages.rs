@@ -1,6 +1,7 @@
 //! Messages of every malformed kind: its sender is told or a dead letter is kept, the good job behind runs, and
 //! nothing comes back after a restart.
 
+use coda_host::dev::cloud::Answer;
 use coda_host_tests::{Circuit, Exit, Job, Plan, TestHost, bytes_of, eventually, example};
 use serde_json::{Value, json};
 
@@ -305,6 +306,31 @@ async fn a_message_id_that_is_used_again_costs_no_job() {
     host.delivered("J2").await;
     host.wait_nothing_pending().await;
     assert_eq!((host.attempts("J1"), host.attempts("J2"), host.runs().await), ((1, 1), (1, 1), 2));
+}
+
+/// The same with a restart between the two: the result on disk says nothing about whose the entry is by now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_id_that_is_used_again_before_a_restart_costs_no_job() {
+    let mut host = Plan::simulator("").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
+    host.cloud.on_webhook(|_| Some(Answer::status(503)));
+    let message = host.submit("J1", &example(), 100).await;
+    eventually("its result was tried", async || host.attempts("J1").0 > 0).await;
+    host.redis::<()>(redis::cmd("FLUSHALL").arg("SYNC")).await;
+    let second = host.job("J2", &example(), 100);
+    let mut add = redis::cmd("XADD");
+    add.arg(host.stream()).arg(&message);
+    for (name, value) in &second.fields {
+        add.arg(name).arg(&value[..]);
+    }
+    assert_eq!(host.redis::<String>(&add).await, message);
+    eventually("the second message is claimed", async || host.pending().await.len() == 1).await;
+    host.kill();
+    host.start().await;
+    host.cloud.clear_hooks();
+    host.delivered("J1").await;
+    host.delivered("J2").await;
+    host.wait_nothing_pending().await;
+    assert_eq!((host.attempts("J1").1, host.attempts("J2").1), (1, 1));
 }
 
 /// A result that could not be stored or sent would be tried again for ever.

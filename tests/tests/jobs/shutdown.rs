@@ -20,6 +20,22 @@ async fn delivered_once(host: &TestHost, id: &str) {
     assert_eq!((host.state(id).await.as_str(), host.attempts(id)), ("completed", (1, 1)));
 }
 
+/// Two operators, or a package that is removed beside a stop by hand: none of them is impatient.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_stop_command_waits_for_the_first() {
+    let mut host = Plan::simulator("execution_time_ms: 1500").start().await;
+    host.submit("J1", &example(), 10).await;
+    host.wait_state("J1", "executing").await;
+    let (first, second) = tokio::join!(host.cli(&["stop"]), async {
+        host.wait_log("a signal asks to stop").await;
+        host.cli(&["stop"]).await
+    });
+    assert_eq!((first.code, second.code), (0, 0), "{} {}", first.text(), second.text());
+    assert!(second.err.contains("stopping already"), "{}", second.text());
+    assert_eq!(host.wait_exit().await, Exit::Code(0));
+    assert_eq!(host.attempts("J1").1, 1, "the job was finished");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_killed_in_the_middle_of_a_job_delivers_it_after_the_next_start() {
     let mut host = running(BUSY).await;

@@ -285,3 +285,37 @@ async fn an_attempt_in_flight_at_a_stop_is_not_made_again() {
     host.wait_nothing_pending().await;
     assert_eq!(host.attempts("J1"), (2, 1));
 }
+
+/// Whoever's write it is: while the database takes none, nothing new runs, and the log does not fill up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ends_of_deliveries_that_can_not_be_written_close_claiming() {
+    let mut host = Plan::simulator("").start().await;
+    host.cloud.on_webhook(|_| Some(Answer::status(503)));
+    for n in 0..100 {
+        host.submit(&format!("J{n}"), &example(), 10).await;
+    }
+    // Also the last one, whose result is on disk then.
+    eventually("all were tried", async || (0..100).all(|n| host.attempts(&format!("J{n}")).0 > 0)).await;
+    let lock = StateFile::lock(&host.state_dir());
+    host.cloud.clear_hooks();
+    eventually("/ready says that nothing can be stored", async || {
+        let (status, body) = host.ready().await;
+        status == 503 && body["reasons"].to_string().contains("can't be stored")
+    })
+    .await;
+    for n in 0..100 {
+        host.delivered(&format!("J{n}")).await;
+    }
+    host.submit("late", &example(), 10).await;
+    let (status, _) = host.ready().await;
+    assert_eq!((status, host.runs().await), (503, 100), "nothing runs whose result could not be stored");
+    let lines = host.log().matches("could not be recorded").count();
+    assert!(lines < 5, "{lines} lines of ends that could not be recorded");
+    drop(lock);
+    host.delivered("late").await;
+    host.wait_nothing_pending().await;
+    host.wait_ready().await;
+    for n in 0..100 {
+        assert_eq!(host.attempts(&format!("J{n}")).1, 1, "J{n} was delivered once");
+    }
+}

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use coda_host::dev::cloud::Answer;
-use coda_host_tests::{Exit, LIMIT, Plan, Said, TestHost, eventually, example};
+use coda_host_tests::{Exit, LIMIT, Plan, Said, StateFile, TestHost, eventually, example};
 use serde_json::Value;
 
 fn json(said: &Said) -> Value {
@@ -136,6 +136,33 @@ async fn doctor_passes_beside_a_running_host_and_without_one() {
     }
     let said = host.cli(&["doctor"]).await;
     assert!(said.code == 0 && said.out.contains(", 0 failed,"), "{said:?}");
+}
+
+/// Doctor and `/ready` never contradict each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_fails_for_each_reason_of_a_running_host() {
+    let host = Plan::simulator("execution_time_ms: 300").start().await;
+    host.submit("J1", &example(), 10).await;
+    host.wait_state("J1", "executing").await;
+    let lock = StateFile::lock(&host.state_dir());
+    eventually("/ready says that nothing can be stored", async || host.ready().await.0 == 503).await;
+    let said = host.cli(&["doctor", "--no-plugin"]).await;
+    assert_eq!(said.code, 1, "{}", said.text());
+    assert!(
+        said.out.contains("fail  running") && said.out.contains("takes no jobs: results can't be stored")
+    );
+    assert!(said.out.contains("to do: free space or unlock it"), "{}", said.text());
+    drop(lock);
+    host.delivered("J1").await;
+
+    host.cloud.on_heartbeat(|_| Some(Answer::status(401)));
+    eventually("the heartbeat is refused", async || {
+        let (_, body) = host.ready().await;
+        body["heartbeat"]["error"].is_string()
+    })
+    .await;
+    let said = host.cli(&["doctor", "--no-plugin"]).await;
+    assert!(said.out.contains("warn  heartbeat"), "{}", said.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

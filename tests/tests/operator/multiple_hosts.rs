@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use coda_host_tests::refusing_redis::RefusingRedis;
 use coda_host_tests::{Exit, HostProcess, Plan, TestHost, eventually, example, said};
 use redis::{Value, cmd};
 
@@ -87,6 +88,28 @@ async fn what_a_dead_host_left_is_adopted_on_request() {
     }
     host.wait_nothing_pending().await;
     assert!(!pending.is_empty(), "there was something to adopt");
+}
+
+/// Who was active can't be asked for a moment: that is no reason to take a living host's messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_adopted_while_the_server_does_not_say_who_is_active() {
+    let mut host = Plan::simulator("").start().await;
+    host.good_job_goes_through("J1").await;
+    let server = RefusingRedis::start(host.redis.port()).await.unwrap();
+    // For the commands alone: the host is up already.
+    host.set("CODA_REDIS_URL", format!("redis://127.0.0.1:{}/0", server.port()));
+    for (answer, says) in [
+        ("-BUSY Redis is busy running a script\r\n", "BUSY"),
+        ("-LOADING Redis is loading the dataset in memory\r\n", "LOADING"),
+        ("$-1\r\n", "expected a list"),
+    ] {
+        server.refuse("XINFO", answer);
+        for command in [&["jobs", "adopt", "--consumer", "worker-9"][..], &["jobs", "consumers"]] {
+            let said = host.cli(command).await;
+            assert_eq!(said.code, 1, "{answer}: {}", said.text());
+            assert!(said.err.contains(says) && !said.err.contains("add --force"), "{}", said.text());
+        }
+    }
 }
 
 /// A process whose command line and environment are those of a coda-node; nothing else of it matters.

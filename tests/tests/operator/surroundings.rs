@@ -79,6 +79,19 @@ async fn an_ipv6_address_may_stand_in_brackets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_is_not_this_machines_is_blamed_and_not_the_port() {
+    for address in ["127.0.0.1:8080", "http://127.0.0.1", "192.0.2.1"] {
+        let mut host = Plan::simulator("").env("CODA_HOST", address).prepare().await;
+        host.launch();
+        assert_eq!(host.wait_exit().await, Exit::Code(2), "{address}");
+        let log = host.log();
+        assert!(log.contains("CODA_HOST") && !log.contains("another port"), "{address}: {log}");
+    }
+    let mut host = Plan::simulator("").env("CODA_HOST", " 127.0.0.1 ").start().await;
+    assert_eq!(host.stop().await, Exit::Code(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_needs_no_directory_for_temporary_files() {
     for long in [true, false] {
         let mut host = Plan::simulator("").prepare().await;
@@ -91,6 +104,23 @@ async fn a_daemon_needs_no_directory_for_temporary_files() {
         let said = host.cli(&["start", "--daemon", "--token", "one-time-q1"]).await;
         assert_eq!(said.code, 0, "{}", said.text());
         assert_eq!(host.cli(&["stop"]).await.code, 0);
+    }
+}
+
+/// Whatever could not be opened: a later start may succeed, so the status is not that of a wrong setting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lack_of_descriptors_is_named_whatever_it_prevents() {
+    for limit in [10, 12, 14, 16, 18] {
+        let wrapper = ["bash", "-c", "ulimit -n $LIMIT && exec \"$@\"", "bash"];
+        let plan = Plan::simulator("").env("LIMIT", limit.to_string()).within(&wrapper);
+        let mut host = plan.prepare().await;
+        host.launch();
+        let exit = host.wait_exit().await;
+        let log = host.log();
+        assert!(log.contains("ulimit -n"), "{limit}: {log}");
+        // SQLite does not say why it can't open a file.
+        let expected = if log.contains("LimitNOFILE") { 1 } else { 2 };
+        assert_eq!(exit, Exit::Code(expected), "{limit}: {log}");
     }
 }
 

@@ -40,21 +40,9 @@ async fn lending(record: &str) -> (TestHost, String, String) {
 
 /// The same for any plugin; with the peer's address and id.
 async fn lent(plan: Plan) -> (TestHost, String, String) {
-    let mut host = plan
-        .env("CODA_PEER", "true")
-        .env("CODA_PEER_LISTEN", "/ip4/127.0.0.1/tcp/0")
-        .env("CODA_PEER_ALLOW", "any")
-        .start()
-        .await;
-    let peer = eventually_some("the peer is up", async || {
-        let (_, body) = host.try_get("/ready").await?;
-        let ready: Value = serde_json::from_str(&body).ok()?;
-        let address = ready["peer"]["addresses"][0].as_str()?.to_string();
-        Some((address, ready["peer"]["peer_id"].as_str()?.to_string()))
-    })
-    .await;
-    host.process();
-    (host, peer.0, peer.1)
+    let host = plan.lends().start().await;
+    let (address, id) = host.peer().await;
+    (host, address, id)
 }
 
 /// Asked for without a pause: what ends a moment too early is found.

@@ -287,6 +287,55 @@ async fn an_end_that_nobody_asked_for_is_never_status_0() {
     }
 }
 
+/// Such as `os.kill(os.getpid(), SIGTERM)`: a supervisor has to start the host again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_that_signals_its_own_process_ends_it_as_a_failure() {
+    for when in ["create", "device", "run", "shutdown", "drop"] {
+        let mut host = Plan::faulty(&format!("fault: signal_itself\nwhen: {when}")).prepare().await;
+        host.launch();
+        if when == "run" {
+            host.submit("J1", &example(), 10).await;
+            host.delivered("J1").await;
+        }
+        // Once a stop was asked for, one more signal changes nothing.
+        let expected = if ["shutdown", "drop"].contains(&when) {
+            host.wait_ready().await;
+            host.process().signal(libc::SIGTERM);
+            Exit::Code(0)
+        } else {
+            Exit::Code(3)
+        };
+        assert_eq!(host.wait_exit().await, expected, "{when}: {}", host.log());
+        assert!(host.log().contains("the plugin s"), "{when}: {}", host.log());
+    }
+}
+
+/// Without its descriptors the host can't go on and can't end in order: it must end all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_whose_descriptors_a_plugin_closes_ends_for_its_supervisor() {
+    let mut host = Plan::faulty("fault: close_descriptors\nwhen: run")
+        .env("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", "0.1")
+        .env("CODA_SHUTDOWN_MARGIN_SEC", "0.5")
+        .start()
+        .await;
+    host.submit("J1", &example(), 10).await;
+    assert_ne!(host.wait_exit().await, Exit::Code(0), "{}", host.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gauges_that_are_dropped_do_not_fill_the_log() {
+    for isolation in ["none", "process"] {
+        let plan = Plan::faulty("fault: gauges_10k").env("CODA_PLUGIN_LOG_KIB_PER_SEC", "4");
+        let host = plan.env("CODA_EXECUTOR_ISOLATION", isolation).start().await;
+        for n in 0..3 {
+            host.good_job_goes_through(&format!("J{n}")).await;
+        }
+        host.wait_log("lines are left out").await;
+        let lines = host.log().lines().count();
+        assert!(lines < 2_000, "{isolation}: {lines} lines");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_that_a_plugin_ends_while_it_starts_is_a_failure() {
     for fault in ["exit_zero", "exit_at_once", "abort"] {
@@ -294,6 +343,6 @@ async fn a_daemon_that_a_plugin_ends_while_it_starts_is_a_failure() {
         host.choose_port();
         let done = host.cli(&["start", "--daemon", "--token", "one-time-q1"]).await;
         assert_ne!(done.code, 0, "{fault}: {}", done.text());
-        assert!(done.err.contains("ended while it was starting"), "{fault}: {}", done.text());
+        assert!(done.err.contains("while it was starting"), "{fault}: {}", done.text());
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::super::running_host;
 use super::{Finding, Verdict, peer};
 use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
@@ -51,10 +52,10 @@ pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
             None
         }
     };
-    findings.push(match &holder {
-        Some(h) => Finding::pass("running", format!("process {}", h.pid)),
-        None => Finding::skip("running", "no coda-host is running here"),
-    });
+    match &holder {
+        Some(holder) => findings.extend(running(holder).await),
+        None => findings.push(Finding::skip("running", "no coda-host is running here")),
+    }
     findings.push(results(&dirs.state));
     let prepared = match prepared {
         Ok(prepared) => prepared,
@@ -87,6 +88,40 @@ pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
     findings
 }
 
+/// What the running host says of itself: each reason why it takes no jobs is a failure.
+async fn running(holder: &LockHolder) -> Vec<Finding> {
+    let process = format!("process {}", holder.pid);
+    let Some(address) = &holder.address else {
+        let wait = "wait until it is up, or see its log";
+        return vec![Finding::warn("running", format!("{process} is starting"), wait)];
+    };
+    let ready = match running_host::fetch_ready(address).await {
+        Ok(ready) => ready,
+        Err(failure) => {
+            let todo = "see its log, and restart it if it does not answer again";
+            let found = format!("{process} does not answer on {address}: {}", failure.line());
+            return vec![Finding::fail("running", found, todo)];
+        }
+    };
+    let text = |value: &serde_json::Value| value.as_str().map(String::from);
+    let reasons: Vec<String> = ready["reasons"].as_array().into_iter().flatten().filter_map(text).collect();
+    let mut findings = match reasons.is_empty() {
+        true => vec![Finding::pass("running", format!("{process} is ready for jobs"))],
+        false => reasons.iter().map(|reason| not_ready(&process, reason)).collect(),
+    };
+    if let Some(error) = text(&ready["heartbeat"]["error"]) {
+        let todo = "correct what it names: results can't be delivered while the cloud refuses this host";
+        findings.push(Finding::warn("heartbeat", format!("the last one failed: {error}"), todo));
+    }
+    findings
+}
+
+/// A reason ends with its remedy, behind the last semicolon.
+fn not_ready(process: &str, reason: &str) -> Finding {
+    let (what, todo) = reason.rsplit_once("; ").unwrap_or((reason, "see `coda-host logs`"));
+    Finding::fail("running", format!("{process} takes no jobs: {what}"), todo)
+}
+
 fn directories(dirs: &Dirs) -> Vec<Finding> {
     let mut findings = Vec::new();
     let shown = dirs.state.display();
@@ -94,14 +129,14 @@ fn directories(dirs: &Dirs) -> Vec<Finding> {
     let there = dirs.state.ancestors().find(|d| d.exists()).unwrap_or(&dirs.state);
     findings.push(match tempfile::tempfile_in(there) {
         Ok(_) => match (in_memory(there), sys::free_bytes(there)) {
+            (_, Ok(free)) if free < 64 << 20 => {
+                Finding::fail("state", format!("{shown} has {} MiB left", free >> 20), "free space there")
+            }
             (true, _) => Finding::warn(
                 "state",
                 format!("{shown} is in memory (tmpfs)"),
                 "set CODA_STATE_DIR to a directory on disk: undelivered results would not survive a reboot",
             ),
-            (_, Ok(free)) if free < 64 << 20 => {
-                Finding::fail("state", format!("{shown} has {} MiB left", free >> 20), "free space there")
-            }
             _ if there != dirs.state => Finding::pass("state", format!("{shown} can be created")),
             _ => Finding::pass("state", format!("{shown} is writable")),
         },
@@ -250,9 +285,9 @@ fn python(prepared: &Prepared, located: LocatedPython) -> Finding {
 
 fn interpreter(facts: &PythonFacts, interpreter: &Interpreter) -> String {
     format!(
-        "Python {} with coda-node {}, {}, chosen by {}",
+        "Python {}, {}, {}, chosen by {}",
         facts.python,
-        facts.coda_node,
+        facts.node(),
         interpreter.path.display(),
         interpreter.chosen_by
     )

@@ -24,7 +24,7 @@ pub fn peer(s: &mut Source) -> Result<PeerSettings, ConfigError> {
     Ok(PeerSettings {
         enabled: s.boolean("CODA_PEER", None, false)?,
         no_cloud: s.boolean("CODA_NO_CLOUD", None, false)?,
-        listen: addresses(s, "CODA_PEER_LISTEN", "/ip4/0.0.0.0/tcp/4001", false)?,
+        listen: addresses(s, "CODA_PEER_LISTEN", "/ip4/0.0.0.0/tcp/4001", AddressForm::Local)?,
         network: basics(s)?,
         services: s.list("CODA_PEER_SERVICES", &SERVICES.join(","), &names, service)?,
         allow,
@@ -45,8 +45,8 @@ fn basics(s: &mut Source) -> Result<NetworkBasics, ConfigError> {
     )?;
     Ok(NetworkBasics {
         namespace: namespace.into_iter().next().unwrap_or_default(),
-        bootstrap: addresses(s, "CODA_PEER_BOOTSTRAP", "", true)?,
-        advertise: addresses(s, "CODA_PEER_ADVERTISE", "", false)?,
+        bootstrap: addresses(s, "CODA_PEER_BOOTSTRAP", "", AddressForm::OfPeer)?,
+        advertise: addresses(s, "CODA_PEER_ADVERTISE", "", AddressForm::Public)?,
         read_limit: s.seconds("CODA_PEER_READ_TIMEOUT_SEC", None, 5.0)?,
         exchange_limit: s.seconds("CODA_PEER_EXCHANGE_TIMEOUT_SEC", None, 120.0)?,
         idle: s.seconds("CODA_PEER_IDLE_SEC", None, 600.0)?,
@@ -59,7 +59,7 @@ fn basics(s: &mut Source) -> Result<NetworkBasics, ConfigError> {
 
 pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
     Ok(CoordinatorSettings {
-        listen: addresses(s, "CODA_COORDINATOR_LISTEN", "/ip4/0.0.0.0/tcp/4002", false)?,
+        listen: addresses(s, "CODA_COORDINATOR_LISTEN", "/ip4/0.0.0.0/tcp/4002", AddressForm::Local)?,
         http: s.text("CODA_COORDINATOR_HTTP", None, "127.0.0.1:8090"),
         store: s.optional("CODA_COORDINATOR_STORE", None).map(Secret::new),
         api_token: s.optional("CODA_API_TOKEN", None).map(Secret::new),
@@ -77,27 +77,47 @@ pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
     })
 }
 
-/// Multiaddresses of TCP; `full` ones end in the peer's id.
+/// What an address is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AddressForm {
+    /// To listen on: an IP address of this machine.
+    Local,
+    /// Where others reach this host, by number or name.
+    Public,
+    /// Where a peer is reached, with its id at the end.
+    OfPeer,
+}
+
+/// Multiaddresses of TCP.
 fn addresses(
     s: &mut Source,
     name: &'static str,
     default: &str,
-    full: bool,
+    form: AddressForm,
 ) -> Result<Vec<Multiaddr>, ConfigError> {
-    let allowed = match full {
-        true => "a list of addresses such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW... (the peer id is needed)",
-        false => "a list of addresses such as /ip4/0.0.0.0/tcp/4001",
+    let allowed = match form {
+        AddressForm::Local => "a list of addresses such as /ip4/0.0.0.0/tcp/4001",
+        AddressForm::Public => {
+            "a list of addresses such as /ip4/192.0.2.1/tcp/4001 or /dns4/lab.example/tcp/4001"
+        }
+        AddressForm::OfPeer => {
+            "a list of addresses such as /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW... (the peer id is needed)"
+        }
     };
     s.list(name, default, allowed, |word| {
         let address: Multiaddr = word.parse().ok()?;
         let mut parts = address.iter();
-        let host = matches!(parts.next()?, Protocol::Ip4(_) | Protocol::Ip6(_));
+        let host = match parts.next()? {
+            Protocol::Ip4(_) | Protocol::Ip6(_) => true,
+            Protocol::Dns(_) | Protocol::Dns4(_) | Protocol::Dns6(_) => form != AddressForm::Local,
+            _ => false,
+        };
         let port = matches!(parts.next()?, Protocol::Tcp(_));
         let id = match parts.next() {
             Some(Protocol::P2p(_)) => true,
             None => false,
             Some(_) => return None,
         };
-        (host && port && (id || !full) && parts.next().is_none()).then_some(address)
+        (host && port && (id || form != AddressForm::OfPeer) && parts.next().is_none()).then_some(address)
     })
 }

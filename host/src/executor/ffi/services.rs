@@ -146,7 +146,8 @@ impl Common {
             return sink.gauge(name, value);
         }
         if let Err(what) = self.gauges.set(name, value) {
-            tracing::warn!(target: "plugin", plugin = &*self.plugin(), gauge = name, "a gauge was dropped: {what}");
+            // By the plugin's own log, which has a budget.
+            self.log(LogLevel::Warn.code(), "", format!("the gauge '{name}' was dropped: {what}"));
         }
     }
 }

@@ -5,6 +5,7 @@ events socket. The event loop runs in the main thread and reads the slot; a seco
 that an order is answered also while the executor blocks the loop. Frames are those of `worker/frames.rs` and `wire.rs`.
 
 Nothing of the vendor runs before the host asks for the executor's creation, except the installed `coda_node` itself.
+Where coda-node is not installed, the carried module `coda_executor` has what executors need of it.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ class Log(logging.Handler):
         self.most_verbose = most_verbose
         self.sending = threading.Lock()
         self.has_told_lost_shots = False
+        # Takes out what executors have declared to be secret.
+        self.mask: Callable[[str], str] = str
 
     def say(self, level: int, message: str, job_id: str | None = None) -> None:
         if level > self.most_verbose:
@@ -161,7 +164,7 @@ class Log(logging.Handler):
         if self.events is None:
             sys.stderr.write(message + "\n")
             return
-        body = struct.pack("<I", level) + text(job_id) + text(message[:MAX_LINE])
+        body = struct.pack("<I", level) + text(job_id) + text(self.mask(message)[:MAX_LINE])
         with self.sending:
             try:
                 self.events.sendall(frame(LOG, body))
@@ -248,7 +251,7 @@ def put_light_packages() -> None:
 
 
 class CarriedModules:
-    """Imports the modules that the host carries, unless the interpreter has its own of that name."""
+    """Imports the modules that the host carries. They are of the host's version, so they precede installed copies."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.sources = sources
@@ -265,16 +268,21 @@ class CarriedModules:
         source = self.sources[module.__name__]
         exec(compile(source, f"<coda-host {module.__name__}>", "exec"), module.__dict__)
 
+    def get_source(self, name: str) -> str:
+        """So that tracebacks show the lines."""
+        return self.sources[name]
+
 
 class Node:
-    """What executors use of the installed coda_node."""
+    """What executors use of the installed coda_node, or of `coda_executor` where it is not installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: types.ModuleType) -> None:
+        self.own = own
         if importlib.util.find_spec("coda_node") is None:
-            raise Refused(
-                f"coda-node is not installed for {sys.executable}",
-                f"install it with the vendor's package: {sys.executable} -m pip install coda-node",
-            )
+            self.circuit, self.settings_class = own.NativeGateIR, own.Settings
+            self.config_error, self.executor_error = own.ConfigError, own.ExecutorError
+            self.version = ""
+            return
         put_light_packages()
         try:
             self.circuit = importlib.import_module("coda_node.server.ir").NativeGateIR
@@ -293,7 +301,7 @@ class Node:
         """What a factory is given. Empty variables count as unset for the host; here they would be read."""
         for name in [n for n, v in os.environ.items() if n.upper().startswith("CODA_") and not v]:
             del os.environ[name]
-        known = getattr(self.settings_class, "model_fields", {})
+        known = getattr(self.settings_class, "model_fields", None) or self.settings_class.__dataclass_fields__
         return self.settings_class(**{name: value for name, value in values.items() if name in known})
 
 
@@ -370,8 +378,11 @@ def factory_of(spec: dict[str, Any], log: Log) -> str:
 
 def check(spec: dict[str, Any], log: Log) -> tuple[Node, dict[str, Any]]:
     """Makes sure that an executor can be made, without running anything of the vendor's."""
-    sys.meta_path.append(CarriedModules(spec["modules"]))
-    node = Node()
+    sys.meta_path.insert(0, CarriedModules(spec["modules"]))
+    own = importlib.import_module("coda_executor")
+    own._read_by_host = (spec["config_path"], spec["config"]) if isinstance(spec["config"], dict) else None
+    log.mask = own._masked
+    node = Node(own)
     factory = factory_of(spec, log)
     spec["factory"] = spec["settings"]["executor_factory"] = factory
     module = factory.partition(":")[0]
@@ -448,15 +459,16 @@ def make_executor(factory: str, settings: Any, node: Node) -> Any:
     return made
 
 
-def describe_device(executor: Any) -> dict[str, Any]:
-    """What the executor says of its device, as coda-node reports it."""
+def describe_device(executor: Any, node: Node) -> dict[str, Any]:
+    """What the executor says of its device: all of `coda_executor.Device`, of any other object what coda-node reads."""
     device = getattr(executor, "device", None)
+    is_full = isinstance(device, node.own.Device)
     edges, is_directed = None, False
     if device is not None:
         directed = getattr(device, "directed_edges", None)
         is_directed = bool(directed)
         pairs: Any = directed if is_directed else device.logical_edges
-        edges = [[operator.index(a), operator.index(b)] for a, b in pairs]
+        edges = None if is_full and pairs is None else [[operator.index(a), operator.index(b)] for a, b in pairs]
     qubits = getattr(device, "num_qubits", None)
     try:
         qubits = None if qubits is None else operator.index(qubits)
@@ -467,6 +479,13 @@ def describe_device(executor: Any) -> dict[str, Any]:
         "directed": is_directed,
         "num_qubits": qubits,
         "batch_run": callable(getattr(executor, "batch_run", None)),
+        "stated": {
+            "name": str(device.name),
+            "targets": [str(target) for target in device.targets],
+            "max_shots": None if device.max_shots is None else operator.index(device.max_shots),
+        }
+        if is_full
+        else None,
     }
 
 
@@ -564,7 +583,7 @@ def describe(error: BaseException) -> str:
 
 def code_of(error: BaseException, node: Node) -> int:
     classes = [(TimeoutError, TIMEOUT), (MemoryError, RESOURCES), (NotImplementedError, UNSUPPORTED),
-               (node.config_error, CONFIG)]
+               (node.config_error, CONFIG), (node.own.ConfigError, CONFIG)]
     return next((code for kind, code in classes if isinstance(error, kind)), OTHER)
 
 
@@ -632,11 +651,15 @@ class Bridge:
         threading.Thread(target=self.tell_creating, args=(done,), daemon=True).start()
         try:
             self.executor = make_executor(self.spec["factory"], self.node.settings(self.spec["settings"]), self.node)
-            device = describe_device(self.executor)
+            device = describe_device(self.executor, self.node)
         except BaseException as error:
             self.log.traceback("the executor could not be created", error)
-            message = end_of_process(error) if is_end(error) else describe(error)
+            message = self.log.mask(end_of_process(error) if is_end(error) else describe(error))
             code = CODE_NAMES[code_of(error, self.node)]
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                package = error.name.partition(".")[0].replace("_", "-")
+                message += f"; install what has it for this interpreter: {sys.executable} -m pip install {package}"
+                code = CODE_NAMES[CONFIG]
             failed = {"code": code, "stage": "Create", "retryable": False, "text": clean(message[:MAX_TEXT])}
             self.send(json_frame(STEP, {"Create": failed}))
             return False
@@ -714,7 +737,8 @@ class Bridge:
         try:
             return self.node.circuit.from_json(job.circuit)
         except Exception as error:
-            raise Unsupported(f"coda-node {self.node.version} refuses the circuit: {describe(error)}") from error
+            reader = f"coda-node {self.node.version}" if self.node.version else "the host's coda_executor"
+            raise Unsupported(f"{reader} refuses the circuit: {describe(error)}") from error
 
     def start_run(self, call: Callable[[], Any], job: Job | None) -> asyncio.Task[Any]:
         """Calls into the executor in a task whose context names the job."""
@@ -771,7 +795,7 @@ class Bridge:
         self.log.traceback("the run failed", error, job.id)
         if isinstance(error, asyncio.CancelledError):
             return bad_answer(OTHER, "the executor cancelled its own run")
-        return bad_answer(code_of(error, self.node), describe(error))
+        return bad_answer(code_of(error, self.node), self.log.mask(describe(error)))
 
     async def calls_ended(self, job: Job, limit: float | None) -> bool:
         """Waits until the threads of a run have ended their calls."""
@@ -820,13 +844,13 @@ class Bridge:
                 answers = [bad_answer(CANCELLED, "the run was cancelled")] * len(jobs)
             else:
                 self.log.traceback("batch_run failed", error, "")
-                whole_error = error_body(code_of(error, self.node), describe(error))
+                whole_error = error_body(code_of(error, self.node), self.log.mask(describe(error)))
         self.finish(answers, False, whole_error, surplus)
 
     def batch_answer(self, result: Any, job: Job) -> bytes:
         if isinstance(result, BaseException):
             self.log.traceback("the job failed in a batch", result, job.id)
-            return bad_answer(code_of(result, self.node), describe(result))
+            return bad_answer(code_of(result, self.node), self.log.mask(describe(result)))
         try:
             return good_answer(result, self.spec["reverse_bits"], self.log)
         except BadResult as error:

@@ -20,6 +20,17 @@ pub struct PythonDevice {
     pub directed: bool,
     pub num_qubits: Option<i64>,
     pub batch_run: bool,
+    /// What `coda_executor.Device` says besides.
+    pub stated: Option<StatedDevice>,
+}
+
+/// What an executor says of its device by the bridge's own class. Nothing of that is guessed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StatedDevice {
+    /// Empty for the package's name.
+    pub name: String,
+    pub targets: Vec<String>,
+    pub max_shots: Option<i64>,
 }
 
 /// What is known of the device beside the executor.
@@ -49,11 +60,14 @@ impl DeviceBasics {
 /// The device in the terms of a plugin's description, under this name.
 ///
 /// # Errors
-/// When an edge names a qubit that no circuit can have.
+/// When an edge names a qubit that no circuit can have, or a target or number is none.
 pub fn describe(name: &str, basics: &DeviceBasics, python: &PythonDevice) -> Result<DeviceReply, String> {
     let edges = python.edges.as_ref().map(|edges| edges.iter().copied().map(edge).collect()).transpose()?;
     let reached = edges.iter().flatten().map(|(a, b): &(u16, u16)| u32::from(*a.max(b)) + 1).max();
     let own = python.num_qubits.and_then(|n| u32::try_from(n).ok());
+    if let Some(stated) = &python.stated {
+        return describe_stated(name, stated, python, edges, reached);
+    }
     let known = [own, basics.config_qubits, basics.registered_qubits, reached];
     // A device without any edge may be given as an empty list, which says nothing of its size.
     let stated = known[..3].iter().flatten().copied().max();
@@ -66,19 +80,58 @@ pub fn describe(name: &str, basics: &DeviceBasics, python: &PythonDevice) -> Res
     targets.extend(Target::ALL);
     let mut seen = Vec::new();
     targets.retain(|target| !seen.contains(target) && (seen.push(*target), true).1);
+    Ok(reply(name, num_qubits, targets, None, python, edges))
+}
+
+/// The device that an executor states in full.
+fn describe_stated(
+    name: &str,
+    stated: &StatedDevice,
+    python: &PythonDevice,
+    edges: Option<Vec<(u16, u16)>>,
+    reached: Option<u32>,
+) -> Result<DeviceReply, String> {
+    let number = python.num_qubits.and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
+    let num_qubits = u32::from(number.ok_or("its Device.num_qubits is no number from 1 to 65,535")?);
+    if let Some(reached) = reached.filter(|reached| *reached > num_qubits) {
+        return Err(format!("an edge of its Device names qubit {}, and it has {num_qubits}", reached - 1));
+    }
+    let target = |name: &String| {
+        Target::from_name(name).ok_or_else(|| format!("'{name}' in its Device.targets is no target"))
+    };
+    let targets = stated.targets.iter().map(target).collect::<Result<Vec<Target>, String>>()?;
+    let max_shots = match stated.max_shots {
+        None => None,
+        Some(shots) => {
+            let shots = u32::try_from(shots).ok().filter(|shots| *shots > 0);
+            Some(shots.ok_or("its Device.max_shots is no number of shots")?)
+        }
+    };
+    let name = if stated.name.is_empty() { name } else { &stated.name };
+    Ok(reply(name, num_qubits, targets, max_shots, python, edges))
+}
+
+fn reply(
+    name: &str,
+    num_qubits: u32,
+    targets: Vec<Target>,
+    max_shots: Option<u32>,
+    python: &PythonDevice,
+    edges: Option<Vec<(u16, u16)>>,
+) -> DeviceReply {
     let connectivity = match (edges, python.directed) {
         (None, _) => Connectivity::Unknown,
         (Some(edges), true) => Connectivity::Directed(edges),
         (Some(edges), false) => Connectivity::Undirected(edges),
     };
     let device = Device::new(name, u16::try_from(num_qubits).unwrap_or(u16::MAX), targets);
-    Ok(DeviceReply {
-        device: Device { slots: 1, max_shots: None, ..device.with_connectivity(connectivity) },
+    DeviceReply {
+        device: Device { slots: 1, max_shots, ..device.with_connectivity(connectivity) },
         hooks: Hooks { batch_run: python.batch_run, cancel: true, evolve_qubits: None },
         unknown_targets: Vec::new(),
         num_qubits,
         slots: 1,
-    })
+    }
 }
 
 fn edge((a, b): (i64, i64)) -> Result<(u16, u16), String> {
@@ -93,7 +146,7 @@ mod tests {
     use super::*;
 
     fn python() -> PythonDevice {
-        PythonDevice { edges: None, directed: false, num_qubits: None, batch_run: false }
+        PythonDevice { edges: None, directed: false, num_qubits: None, batch_run: false, stated: None }
     }
 
     fn qubits(basics: &DeviceBasics, python: &PythonDevice) -> u32 {
@@ -139,5 +192,29 @@ mod tests {
         assert_eq!(reply(python()), Ok(Connectivity::Unknown));
         let outside = PythonDevice { edges: Some(vec![(0, 50)]), ..python() };
         assert!(reply(outside).unwrap_err().contains("[0, 50]"));
+    }
+
+    #[test]
+    fn a_device_that_is_stated_is_taken_as_it_is() {
+        let stated =
+            StatedDevice { name: String::new(), targets: vec!["cnot".into()], max_shots: Some(4000) };
+        let full =
+            PythonDevice { num_qubits: Some(3), edges: Some(vec![(1, 2)]), stated: Some(stated), ..python() };
+        let basics = DeviceBasics { registered_qubits: Some(20), ..DeviceBasics::read("target: cz\n") };
+        let device = describe("d", &basics, &full).unwrap().device;
+        assert_eq!((device.name.as_str(), device.num_qubits, device.max_shots), ("d", 3, Some(4000)));
+        assert_eq!(device.targets, [Target::Cnot], "nothing is guessed");
+        let error = |change: &dyn Fn(&mut PythonDevice, &mut StatedDevice)| {
+            let mut python = full.clone();
+            let mut stated = python.stated.take().unwrap();
+            change(&mut python, &mut stated);
+            python.stated = Some(stated);
+            describe("d", &basics, &python).unwrap_err()
+        };
+        assert!(error(&|python, _| python.num_qubits = None).contains("num_qubits"));
+        assert!(error(&|python, _| python.num_qubits = Some(65_536)).contains("65,535"));
+        assert!(error(&|python, _| python.num_qubits = Some(2)).contains("names qubit 2"));
+        assert!(error(&|_, stated| stated.targets.push("xy".into())).contains("'xy'"));
+        assert!(error(&|_, stated| stated.max_shots = Some(0)).contains("max_shots"));
     }
 }

@@ -6,7 +6,8 @@
 //! 4. The interpreter of the `coda-node` script on `PATH`.
 //! 5. `python3` on `PATH`.
 //!
-//! 2, 3 and 5 apply only where `coda-node` is installed. A path is used as it is and never resolved: the interpreter of a
+//! 2, 3 and 5 apply only where `coda-node` is installed. When that leaves none and a factory is configured, they apply
+//! without it, in the same order: the bridge brings what an executor needs. A path is used as it is and never resolved: the interpreter of a
 //! virtual environment is a link, and what it points to has none of its packages. Pure: `files` looks.
 
 use std::fmt;
@@ -136,6 +137,42 @@ pub fn find(request: &InterpreterRequest<'_>, files: &dyn FileView) -> Result<In
         }
     }
     Err(NoInterpreter::Nowhere { looked })
+}
+
+/// Finds the interpreter of a factory that is configured: with coda-node, else the first without.
+///
+/// # Errors
+/// When the setting names none, or there is none in any place.
+pub fn find_for_factory(
+    request: &InterpreterRequest<'_>,
+    files: &dyn FileView,
+) -> Result<Interpreter, NoInterpreter> {
+    match find(request, files) {
+        Err(NoInterpreter::Nowhere { looked }) => {
+            without_node(request, files).ok_or(NoInterpreter::Nowhere { looked })
+        }
+        found => found,
+    }
+}
+
+/// The first interpreter, whatever is installed for it.
+fn without_node(request: &InterpreterRequest<'_>, files: &dyn FileView) -> Option<Interpreter> {
+    for (name, value) in [("VIRTUAL_ENV", request.virtual_env), ("CONDA_PREFIX", request.conda_prefix)] {
+        if let Some(path) = value.and_then(|prefix| interpreter_of(&request.cwd.join(prefix), files)) {
+            return Some(Interpreter { path, chosen_by: InterpreterSource::Variable(name.into()) });
+        }
+    }
+    let mut venvs = venv_directories(request).into_iter();
+    let venv = venvs.find_map(|prefix| {
+        let is_venv = files.is_file(&prefix.join("pyvenv.cfg"));
+        let path = interpreter_of(&prefix, files).filter(|_| is_venv)?;
+        Some(Interpreter { path, chosen_by: InterpreterSource::Directory(prefix) })
+    });
+    let on_path = || {
+        let path = on_search_path("python3", request, files)?;
+        Some(Interpreter { path, chosen_by: InterpreterSource::SearchPath })
+    };
+    venv.or_else(on_path)
 }
 
 /// What the setting names: a virtual environment, a file, or a command on `PATH`.
@@ -348,6 +385,26 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in: {text}");
         }
+    }
+
+    #[test]
+    fn a_configured_factory_takes_the_first_interpreter_when_none_has_coda_node() {
+        let mut files = vec![("/usr/bin/python3".to_string(), "")];
+        let mut expect =
+            |new: Vec<(String, &'static str)>, active: Option<&'static str>, path: Option<&str>| {
+                files.extend(new);
+                let request = InterpreterRequest { virtual_env: active, ..request() };
+                let found = find_for_factory(&request, &disk(files.clone())).ok().map(|found| found.path);
+                assert_eq!(found.as_deref(), path.map(Path::new));
+            };
+        expect(vec![], None, Some("/usr/bin/python3"));
+        expect(venv("/work/.venv", false), None, Some("/work/.venv/bin/python"));
+        expect(venv("/lab/site/.venv", false), None, Some("/lab/site/.venv/bin/python"));
+        expect(venv("/active", false), Some("/active"), Some("/active/bin/python"));
+        expect(vec![], Some("/gone"), Some("/lab/site/.venv/bin/python"));
+        // One with coda-node precedes all of them, also a later one.
+        expect(venv("/work/venv", true), Some("/active"), Some("/work/venv/bin/python"));
+        assert!(find_for_factory(&request(), &disk(vec![])).is_err());
     }
 
     #[test]

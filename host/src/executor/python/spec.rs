@@ -30,6 +30,8 @@ pub struct PythonSpec {
     /// What the factory is given: fields of coda-node's `Settings`.
     pub settings: BTreeMap<String, Value>,
     pub config_path: Option<PathBuf>,
+    /// The device config's values, for interpreters without a reader of YAML; null when they are not known.
+    pub config: Value,
     /// Modules that the bridge brings along.
     pub modules: BTreeMap<&'static str, &'static str>,
     /// Whether the executor's keys are in the reverse order.
@@ -58,7 +60,7 @@ pub struct PythonFacts {
     pub package: String,
     /// Empty when no distribution holds it.
     pub package_version: String,
-    /// Version of the installed coda-node.
+    /// Version of the installed coda-node; empty without one.
     pub coda_node: String,
     /// Version of Python.
     pub python: String,
@@ -71,4 +73,14 @@ impl PythonFacts {
     pub fn name(&self) -> String {
         format!("{} {}", self.package, self.package_version).trim_end().to_string()
     }
+
+    /// Whether coda-node is installed, and which version.
+    pub fn node(&self) -> String {
+        node_text(&self.coda_node)
+    }
+}
+
+/// A version of coda-node in words; empty is none.
+pub fn node_text(version: &str) -> String {
+    if version.is_empty() { "without coda-node".into() } else { format!("coda-node {version}") }
 }

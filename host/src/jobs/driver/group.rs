@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::perform::row_of;
 use crate::failpoint::{Failpoint, pause_at};
 use crate::jobs::redis::{Redis, Write};
-use crate::jobs::table::{Event, Ticket, Unstored};
+use crate::jobs::table::{Event, MessageRemoval, Ticket, Unstored};
 use crate::model::{JobId, MessageId};
 use crate::results::outcome::ShotRule;
 use crate::state::db::{Store, StoreError};
@@ -26,6 +26,14 @@ pub(super) struct StoreRequest {
     pub replaces: Option<MessageId>,
 }
 
+/// The end of a message: its state, if Redis does not have it, and whether it is no longer pending.
+pub(super) struct Acknowledgement {
+    pub ticket: Ticket,
+    pub message_id: MessageId,
+    pub write: Write,
+    pub removal: MessageRemoval,
+}
+
 /// What was asked for since the last flush.
 #[derive(Default)]
 pub(super) struct EffectGroup {
@@ -36,7 +44,7 @@ pub(super) struct EffectGroup {
     pub stores: Vec<StoreRequest>,
     pub cancel_keys: Vec<(Ticket, JobId)>,
     pub statuses: Vec<(Ticket, Write)>,
-    pub acknowledgements: Vec<(Ticket, Write)>,
+    pub acknowledgements: Vec<Acknowledgement>,
 }
 
 impl EffectGroup {
@@ -108,7 +116,7 @@ async fn store_all(
 async fn read_cancel_keys(jobs: Vec<(Ticket, JobId)>, redis: Redis) -> Vec<Event> {
     let ids: Vec<JobId> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
     let answers: Vec<Result<bool, String>> = match redis.status.cancelled(&ids).await {
-        Ok(set) => set.into_iter().map(Ok).collect(),
+        Ok(answers) => answers.into_iter().map(|answer| answer.map_err(|e| e.to_string())).collect(),
         Err(failure) => vec![Err(failure.to_string()); ids.len()],
     };
     if answers.iter().any(|answer| !matches!(answer, Ok(true))) {
@@ -133,10 +141,17 @@ async fn write_statuses(writes: Vec<(Ticket, Write)>, redis: Redis) -> Vec<Event
 
 /// Each as soon as Redis has confirmed it; without a confirmation the host is stopping, and the message stays
 /// pending.
-async fn acknowledge(writes: Vec<(Ticket, Write)>, redis: Redis, reports: &UnboundedSender<Vec<Event>>) {
+async fn acknowledge(ends: Vec<Acknowledgement>, redis: Redis, reports: &UnboundedSender<Vec<Event>>) {
     pause_at(Failpoint::Delivered).await;
     let redis = &redis;
-    let writes = writes.into_iter().map(|(ticket, write)| async move {
+    let writes = ends.into_iter().map(|end| async move {
+        let Acknowledgement { ticket, message_id, write, removal } = end;
+        let removes = match removal {
+            MessageRemoval::Remove => true,
+            MessageRemoval::RemoveIfOf(job_id) => is_entry_of(redis, message_id, &job_id).await,
+            MessageRemoval::Leave => false,
+        };
+        let write = if removes { write.and_ack(message_id) } else { write };
         let confirmed = redis.writes.until_confirmed(write).await;
         confirmed.then_some(Event::Acknowledged { ticket })
     });
@@ -144,5 +159,26 @@ async fn acknowledge(writes: Vec<(Ticket, Write)>, redis: Redis, reports: &Unbou
     let mut confirmed = writes.collect::<FuturesUnordered<_>>().ready_chunks(count);
     while let Some(events) = confirmed.next().await {
         send(reports, events.into_iter().flatten().collect());
+    }
+}
+
+/// Whether the stream's entry is of this job, or is gone. What can't be read stays pending: the next look finds the
+/// job in history, or another job that is to run.
+async fn is_entry_of(redis: &Redis, message_id: MessageId, job_id: &JobId) -> bool {
+    match redis.stream.entry(message_id).await {
+        Ok(None) => true,
+        Ok(Some(message)) if message.job_id() == Some(job_id.as_bytes()) => true,
+        Ok(Some(_)) => {
+            tracing::warn!(
+                job_id = &**job_id,
+                %message_id,
+                "another message has the id of one that has ended; it stays pending and is looked at again"
+            );
+            false
+        }
+        Err(error) => {
+            tracing::debug!(%message_id, %error, "an ended message could not be looked at; it stays pending");
+            false
+        }
     }
 }

@@ -71,12 +71,15 @@ impl Driver {
                 });
                 tracing::debug!(job_id = &*job_id, status = status.name(), ?outcome, "delivery finished");
             }
+            Notice::CancelsUnread { error } => {
+                tracing::error!(error, "cancels can't be read; jobs that were cancelled may run on")
+            }
             Notice::ChecksFail { messages, error } => {
                 tracing::warn!(messages, error, "claimed messages can't be checked now; they stay pending")
             }
             Notice::StoreFails { error } => tracing::error!(
                 error,
-                "a result can't be stored; nothing more is run until the state database can be written"
+                "the state database can't be written; nothing more is run until it can be"
             ),
             Notice::StoreWorks => tracing::info!("the state database can be written again; running jobs"),
             Notice::Draining { running, left_pending } => {

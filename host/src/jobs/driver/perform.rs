@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use time::OffsetDateTime;
 
+use super::super::admission::JobRecord;
 use super::super::redis::Write;
 use super::super::status;
 use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
 use super::Driver;
-use super::group::StoreRequest;
+use super::group::{Acknowledgement, StoreRequest};
 use crate::executor::RunJob;
 use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
@@ -41,10 +42,17 @@ impl Driver {
             Effect::CancelRun(ticket) => self.parts.executor.cancel(ticket),
             Effect::ReadCancelKeys(jobs) => self.report(async move {
                 let ids: Vec<_> = jobs.iter().map(|(_, job_id)| job_id.clone()).collect();
-                // Asked again at the next poll.
-                let set = redis.status.cancelled(&ids).await.unwrap_or_default();
-                let set = jobs.iter().zip(set).filter(|(_, set)| *set).map(|((ticket, _), _)| *ticket);
-                Event::CancelKeysRead(set.collect())
+                // Asked again at the next poll; that the link is down is told by itself.
+                let answers = redis.status.cancelled(&ids).await.unwrap_or_default();
+                let (mut cancelled, mut error) = (Vec::new(), None);
+                for ((ticket, _), answer) in jobs.iter().zip(answers) {
+                    match answer {
+                        Ok(true) => cancelled.push(*ticket),
+                        Ok(false) => {}
+                        Err(refused) => error = Some(refused.to_string()),
+                    }
+                }
+                Event::CancelKeysRead { cancelled, error }
             }),
             Effect::ReadRecord { ticket, job_id } => {
                 let limit = self.parts.settings.redis_timeout;
@@ -52,9 +60,14 @@ impl Driver {
                     // At the start the link is just being made: give it a moment before the result is sent
                     // unasked.
                     redis.link.wait_up(limit).await;
-                    let record = redis.status.records(std::slice::from_ref(&job_id)).await;
-                    let record = record.map(|mut records| records.pop().unwrap_or_default());
-                    Event::RecordRead { ticket, record: record.map_err(|e| e.to_string()) }
+                    let record = match redis.status.records(std::slice::from_ref(&job_id)).await {
+                        Ok(mut records) => records
+                            .pop()
+                            .unwrap_or_else(|| Ok(JobRecord::default()))
+                            .map_err(|e| e.to_string()),
+                        Err(failure) => Err(failure.to_string()),
+                    };
+                    Event::RecordRead { ticket, record }
                 });
             }
             Effect::ReadCancelKey { ticket, job_id } => self.group.cancel_keys.push((ticket, job_id)),
@@ -83,7 +96,7 @@ impl Driver {
                 (store.store_dead_letter(letter).await, move |buried| Event::Buried { ticket, buried })
             }),
             Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
-            Effect::Acknowledge { ticket, message_id, status, removes_message } => {
+            Effect::Acknowledge { ticket, message_id, status, removal } => {
                 let write = match status {
                     Some((job_id, end)) => {
                         let fields = status::terminal(message_id, &redis.names.qpu_id, end);
@@ -91,8 +104,7 @@ impl Driver {
                     }
                     None => Write::default(),
                 };
-                let write = if removes_message { write.and_ack(message_id) } else { write };
-                self.group.acknowledgements.push((ticket, write));
+                self.group.acknowledgements.push(Acknowledgement { ticket, message_id, write, removal });
             }
             Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),
             Effect::AwaitFirstAttempts => {

@@ -137,8 +137,10 @@ impl Redis {
                 return Ok(Vec::new());
             }
             Value::ServerError(e) if e.code() == "NOGROUP" => return Ok(Vec::new()),
-            // Not allowed, or an answer of another shape: the pending list has the names.
-            _ => {}
+            // Not allowed for good: the pending list has the names.
+            Value::ServerError(e) if e.code() == "NOPERM" => {}
+            // Busy, loading or no list: nothing can be said of who is active, so nothing is to be taken from anybody.
+            other => return Err(unlisted("XINFO", &other)),
         }
         let mut pending = redis::cmd("XPENDING");
         pending.arg(&n.stream).arg(&n.group);

@@ -141,7 +141,7 @@ impl RedisLink {
     /// then.
     ///
     /// # Errors
-    /// When the server can't be reached or refuses the login.
+    /// When the server can't be reached, does not answer or refuses the login.
     pub(super) async fn connect(&self) -> Result<MultiplexedConnection, RedisFailure> {
         let i = &self.inner;
         // The read's own timeout lies above the time that the server holds it.
@@ -160,7 +160,11 @@ impl RedisLink {
             .set_connection_timeout(Some(self.inner.timeout))
             .set_response_timeout(Some(response_timeout));
         let opened = self.inner.client.get_multiplexed_async_connection_with_config(&config).await;
-        opened.map_err(|error| RedisFailure::Down(self.masked(&error)))
+        let mut connection = opened.map_err(|error| RedisFailure::Down(self.masked(&error)))?;
+        // A server that hangs takes connections all the same, and without a password nothing is asked when one is
+        // made. Any answer will do, a refusal as well.
+        self.ask_on(&mut connection, redis::pipe().cmd("PING")).await?;
+        Ok(connection)
     }
 
     /// A connection for the commands of an operator.
@@ -201,7 +205,10 @@ impl RedisLink {
                 let same = state.generation == generation && state.is_up();
                 if same {
                     state.connection = None;
-                    state.down = failure.to_string();
+                    state.down = match failure {
+                        RedisFailure::Down(why) => why.clone(),
+                        RedisFailure::Reply(error) => error.to_string(),
+                    };
                 }
                 same
             });

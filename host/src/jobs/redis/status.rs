@@ -26,11 +26,11 @@ impl JobStatusReader {
         JobStatusReader { link }
     }
 
-    /// What Redis records about these jobs.
+    /// What Redis records about each of these jobs. The keys of one may be refused and those of others not.
     ///
     /// # Errors
-    /// When the server can't be reached or refuses.
-    pub async fn records(&self, jobs: &[JobId]) -> Result<Vec<JobRecord>, RedisFailure> {
+    /// When the server can't be reached.
+    pub async fn records(&self, jobs: &[JobId]) -> Result<Vec<Result<JobRecord, ReplyError>>, RedisFailure> {
         let mut pipe = redis::pipe();
         for job in jobs {
             let status = status_key(job);
@@ -41,25 +41,27 @@ impl JobStatusReader {
         let mut replies = self.link.ask(&pipe).await?.into_iter();
         let mut next = || replies.next().unwrap_or(Value::Nil);
         let record = |_| {
+            // All three are taken, so that the next job's are not mistaken for this one's.
+            let (state, message_id, cancelled) = (next(), next(), next());
             Ok(JobRecord {
-                state: replies::hash_field("HGET", next())?,
-                message_id: replies::hash_field("HGET", next())?,
-                cancelled: replies::existence("GET", next())?,
+                state: replies::hash_field("HGET", state)?,
+                message_id: replies::hash_field("HGET", message_id)?,
+                cancelled: replies::existence("GET", cancelled)?,
             })
         };
-        Ok(jobs.iter().map(record).collect::<Result<Vec<_>, ReplyError>>()?)
+        Ok(jobs.iter().map(record).collect())
     }
 
-    /// Which of these jobs have a cancel key.
+    /// Whether each of these jobs has a cancel key.
     ///
     /// # Errors
-    /// When the server can't be reached or refuses.
-    pub async fn cancelled(&self, jobs: &[JobId]) -> Result<Vec<bool>, RedisFailure> {
+    /// When the server can't be reached.
+    pub async fn cancelled(&self, jobs: &[JobId]) -> Result<Vec<Result<bool, ReplyError>>, RedisFailure> {
         let mut pipe = redis::pipe();
         for job in jobs {
             pipe.cmd("GET").arg(cancel_key(job));
         }
         let replies = self.link.ask(&pipe).await?.into_iter();
-        Ok(replies.map(|reply| replies::existence("GET", reply)).collect::<Result<Vec<_>, ReplyError>>()?)
+        Ok(replies.map(|reply| replies::existence("GET", reply)).collect())
     }
 }

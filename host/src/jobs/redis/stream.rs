@@ -29,6 +29,26 @@ impl MessageStream {
         let connection = self.link.connect().await?;
         Ok(StreamConnection { connection, link: self.link.clone(), names: self.names.clone() })
     }
+
+    /// One entry, on the shared connection; `None` when the stream has none with this id.
+    ///
+    /// # Errors
+    /// When the server can't be reached or refuses.
+    pub async fn entry(&self, id: MessageId) -> Result<Option<Message>, RedisFailure> {
+        let replies = self.link.ask(&range_of(&self.names, &[id])).await?;
+        let reply = replies.into_iter().next().unwrap_or(redis::Value::Nil);
+        Ok(replies::entry_at(id, reply)?)
+    }
+}
+
+/// Asks for each of these entries.
+fn range_of(names: &Names, ids: &[MessageId]) -> redis::Pipeline {
+    let mut pipe = redis::pipe();
+    for id in ids {
+        let id = id.to_string();
+        pipe.cmd("XRANGE").arg(&names.stream).arg(&id).arg(&id);
+    }
+    pipe
 }
 
 /// The reader's connection.
@@ -83,11 +103,7 @@ impl StreamConnection {
     /// # Errors
     /// When the server can't be reached or refuses.
     pub async fn entries(&mut self, ids: &[MessageId]) -> Result<Vec<Option<Message>>, RedisFailure> {
-        let mut pipe = redis::pipe();
-        for id in ids {
-            let id = id.to_string();
-            pipe.cmd("XRANGE").arg(&self.names.stream).arg(&id).arg(&id);
-        }
+        let pipe = range_of(&self.names, ids);
         let replies = self.link.ask_on(&mut self.connection, &pipe).await?;
         let entries = ids.iter().zip(replies).map(|(id, reply)| replies::entry_at(*id, reply));
         Ok(entries.collect::<Result<Vec<_>, ReplyError>>()?)

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::replies;
 use super::status::status_key;
 use super::{LinkState, Names, RedisFailure, RedisLink};
+use crate::jobs::standing_error::StandingError;
 use crate::model::{JobId, MessageId};
 
 /// Most writes of one pipeline.
@@ -57,8 +58,8 @@ enum Durability {
 /// Makes the queue, and the task that sends it.
 pub(super) fn queue(link: RedisLink, names: Arc<Names>) -> (WriteQueue, Writer) {
     let (writes, queue) = mpsc::unbounded_channel();
-    let refusal = Arc::new(Mutex::new(None));
-    let groups = GroupWriter { link, names, refusal: refusal.clone() };
+    let refusal = Arc::new(Mutex::new(StandingError::default()));
+    let groups = GroupWriter { link, names, refusal: refusal.clone(), started: Instant::now() };
     (WriteQueue { writes, refusal }, Writer { groups, queue })
 }
 
@@ -66,7 +67,7 @@ pub(super) fn queue(link: RedisLink, names: Arc<Names>) -> (WriteQueue, Writer) 
 #[derive(Clone)]
 pub struct WriteQueue {
     writes: mpsc::UnboundedSender<(Write, Durability)>,
-    refusal: Arc<Mutex<Option<String>>>,
+    refusal: Arc<Mutex<StandingError>>,
 }
 
 impl WriteQueue {
@@ -94,7 +95,7 @@ impl WriteQueue {
 
     /// Why the server refuses writes now, in its own words.
     pub fn refusal(&self) -> Option<String> {
-        self.refusal.lock().clone()
+        self.refusal.lock().text().map(str::to_string)
     }
 
     fn push(&self, write: Write, durability: Durability) {
@@ -136,21 +137,41 @@ impl Writer {
                         return;
                     }
                     join_in(&mut queue, &mut fresh).await;
-                    kept.extend(groups.send(std::mem::take(&mut fresh)).await);
+                    let sent = groups.send(std::mem::take(&mut fresh)).await;
+                    kept.extend(sent.kept);
+                    groups.note(sent.outcome, kept.is_empty());
                 }
                 up = groups.retry_time(retry_at), if !kept.is_empty() => {
                     if !up {
                         return;
                     }
                     let group: Vec<_> = kept.drain(..kept.len().min(GROUP_MAX)).collect();
-                    let refused = groups.send(group).await;
+                    let sent = groups.send(group).await;
                     // What a server takes again is sent without pauses.
-                    retry_at = Instant::now() + if refused.is_empty() { Duration::ZERO } else { REFUSED_PAUSE };
-                    kept.extend(refused);
+                    let pause = if sent.kept.is_empty() { Duration::ZERO } else { REFUSED_PAUSE };
+                    retry_at = Instant::now() + pause;
+                    kept.extend(sent.kept);
+                    groups.note(sent.outcome, kept.is_empty());
                 }
             }
         }
     }
+}
+
+/// What became of a group.
+struct Sent {
+    /// What must be tried again.
+    kept: Vec<(Write, Durability)>,
+    outcome: GroupOutcome,
+}
+
+/// What the server said to a group.
+enum GroupOutcome {
+    Confirmed,
+    /// At least one write was refused, in these words.
+    Refused(String),
+    /// It did not answer.
+    Unanswered,
 }
 
 /// Sends groups of writes.
@@ -158,7 +179,9 @@ struct GroupWriter {
     link: RedisLink,
     names: Arc<Names>,
     /// Why the server refuses writes.
-    refusal: Arc<Mutex<Option<String>>>,
+    refusal: Arc<Mutex<StandingError>>,
+    /// The moment that its times count from.
+    started: Instant,
 }
 
 impl GroupWriter {
@@ -171,8 +194,8 @@ impl GroupWriter {
         true
     }
 
-    /// Sends one group and returns what must be tried again.
-    async fn send(&self, group: Vec<(Write, Durability)>) -> Vec<(Write, Durability)> {
+    /// Sends one group.
+    async fn send(&self, group: Vec<(Write, Durability)>) -> Sent {
         let mut failed: Vec<Option<RedisFailure>> = vec![None; group.len()];
         let mut refused = None;
         // A pipeline is not a transaction: a refused state must not be acknowledged all the same.
@@ -183,7 +206,11 @@ impl GroupWriter {
         let second = |write: &Write| write.status.as_ref().and(write.ack).map(|id| ("XACK", self.xack(id)));
         self.send_step(&group, &first, &mut failed, &mut refused).await;
         self.send_step(&group, &second, &mut failed, &mut refused).await;
-        self.note_refusal(refused);
+        let outcome = match refused {
+            Some(error) => GroupOutcome::Refused(error),
+            None if failed.iter().any(Option::is_some) => GroupOutcome::Unanswered,
+            None => GroupOutcome::Confirmed,
+        };
 
         let mut kept = Vec::new();
         for ((write, durability), failed) in group.into_iter().zip(failed) {
@@ -198,7 +225,7 @@ impl GroupWriter {
                 }
             }
         }
-        kept
+        Sent { kept, outcome }
     }
 
     /// Sends one command of each write that has one and did not fail before.
@@ -238,17 +265,23 @@ impl GroupWriter {
         }
     }
 
-    /// Notes whether the last writes were refused, and logs each change once.
-    fn note_refusal(&self, refusal: Option<String>) {
-        let mut known = self.refusal.lock();
-        if *known == refusal {
-            return;
+    /// Notes whether the server refuses writes. That is over only when nothing that it refused is left: a state that it
+    /// takes says nothing about an acknowledgement that it does not.
+    fn note(&self, outcome: GroupOutcome, none_is_kept: bool) {
+        let mut refusal = self.refusal.lock();
+        match outcome {
+            GroupOutcome::Refused(error) => {
+                if refusal.fails(self.started.elapsed(), error.clone()) {
+                    tracing::error!(error, "Redis refuses writes; they are kept and tried again");
+                }
+            }
+            GroupOutcome::Confirmed if none_is_kept => {
+                if refusal.works() {
+                    tracing::info!("Redis takes writes again");
+                }
+            }
+            GroupOutcome::Confirmed | GroupOutcome::Unanswered => {}
         }
-        match &refusal {
-            Some(error) => tracing::error!(error, "Redis refuses writes; they are kept and tried again"),
-            None => tracing::info!("Redis takes writes again"),
-        }
-        *known = refusal;
     }
 
     fn xack(&self, id: MessageId) -> Cmd {

@@ -9,8 +9,10 @@
 //! is sent all the same: the decision is noted on disk instead of in the status hash, and the terminal state goes
 //! with the acknowledgement.
 
-use super::event::{Effect, Notice, Now, RecoveredResult, StoredResult, TerminalStatus, Unstored};
-use super::state::{CancelProgress, Claim, Job, JobState, Retry};
+use super::event::{
+    Effect, MessageRemoval, Notice, Now, RecoveredResult, StoredResult, TerminalStatus, Unstored,
+};
+use super::state::{CancelProgress, Claim, EntryOwner, Job, JobState, Retry};
 use super::{Fault, JobTable, Ticket};
 use crate::jobs::admission::{Decision, JobRecord, PastEnd};
 use crate::model::{JobId, MessageId, iso_time};
@@ -22,7 +24,7 @@ impl JobTable {
     pub(super) fn recovered(&mut self, now: Now, recovered: RecoveredResult) {
         let RecoveredResult { result, announced } = recovered;
         let (message_id, job_id) = (result.row.message_id, result.row.job_id.clone());
-        let claim = Claim::without_entry(message_id, now.elapsed, Some(&job_id));
+        let claim = Claim::recovered(message_id, now.elapsed, &job_id);
         if announced {
             let (status, unwritten) = (result.row.status, Some(result.end()));
             let ticket =
@@ -82,7 +84,7 @@ impl JobTable {
         let JobState::Storing { job_id, retry: None } = state else {
             return self.impossible(ticket, claim, state, "store failed");
         };
-        self.store_fails(error);
+        self.store_fails(now, error);
         let retry = Some(Retry { at: now.elapsed + self.retry, value: result });
         self.put(ticket, claim, JobState::Storing { job_id, retry });
     }
@@ -137,7 +139,7 @@ impl JobTable {
             }
             // Sent without the mark, a cancel after a crash could win over a result that the cloud has.
             (JobState::Marking { result, retry: None }, Err(error)) => {
-                self.store_fails(error);
+                self.store_fails(now, error);
                 let retry = Some(now.elapsed + self.retry);
                 self.put(ticket, claim, JobState::Marking { result, retry });
             }
@@ -237,7 +239,7 @@ impl JobTable {
             }
             // Acknowledged with its row left on disk, a cancelled job's result could be sent after a restart.
             (JobState::Discarding { job_id, retry: None }, Err(error)) => {
-                self.store_fails(error);
+                self.store_fails(now, error);
                 let retry = Some(now.elapsed + self.retry);
                 self.put(ticket, claim, JobState::Discarding { job_id, retry });
             }
@@ -250,11 +252,11 @@ impl JobTable {
         match (state, buried) {
             (JobState::Burying { retry: None, .. }, Ok(())) => {
                 self.store_works();
-                self.push_acknowledge(ticket, claim, None);
+                self.push_acknowledge(ticket, claim, None, None);
                 self.put(ticket, claim, JobState::Acknowledging { job_id: None, completed: false });
             }
             (JobState::Burying { letter, retry: None }, Err(error)) => {
-                self.store_fails(error);
+                self.store_fails(now, error);
                 let retry = Some(now.elapsed + self.retry);
                 self.put(ticket, claim, JobState::Burying { letter, retry });
             }
@@ -283,7 +285,7 @@ impl JobTable {
     ) {
         self.return_permit(&mut claim);
         let status = status.map(|status| (job_id.clone(), status));
-        self.push_acknowledge(ticket, claim, status);
+        self.push_acknowledge(ticket, claim, Some(&job_id), status);
         self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id), completed });
     }
 
@@ -291,10 +293,15 @@ impl JobTable {
         &mut self,
         ticket: Ticket,
         claim: Claim,
+        job_id: Option<&JobId>,
         status: Option<(JobId, TerminalStatus)>,
     ) {
-        let (message_id, removes_message) = (claim.message_id, !claim.id_reused);
-        self.effects.push(Effect::Acknowledge { ticket, message_id, status, removes_message });
+        let removal = match (claim.entry, job_id) {
+            (EntryOwner::Another, _) => MessageRemoval::Leave,
+            (EntryOwner::Unknown, Some(job_id)) => MessageRemoval::RemoveIfOf(job_id.clone()),
+            (EntryOwner::ThisMessage, _) | (EntryOwner::Unknown, None) => MessageRemoval::Remove,
+        };
+        self.effects.push(Effect::Acknowledge { ticket, message_id: claim.message_id, status, removal });
     }
 
     pub(super) fn acknowledged(&mut self, ticket: Ticket) {
@@ -311,16 +318,18 @@ impl JobTable {
 
     // --- the state database
 
-    fn store_fails(&mut self, error: String) {
-        if self.store_error.is_none() {
-            self.notify(Notice::StoreFails { error: error.clone() });
+    pub(super) fn store_fails(&mut self, now: Now, error: String) {
+        let worked = self.store_error.text().is_none();
+        if self.store_error.fails(now.elapsed, error.clone()) {
+            self.notify(Notice::StoreFails { error });
+        }
+        if worked {
             self.hold_waiting();
         }
-        self.store_error = Some(error);
     }
 
-    fn store_works(&mut self) {
-        if self.store_error.take().is_some() {
+    pub(super) fn store_works(&mut self) {
+        if self.store_error.works() {
             self.notify(Notice::StoreWorks);
         }
     }

@@ -169,7 +169,11 @@ pub enum Event {
     /// It is time to look at the cancel keys.
     CancelPoll,
     /// The keys that were found set.
-    CancelKeysRead(Vec<Ticket>),
+    CancelKeysRead {
+        cancelled: Vec<Ticket>,
+        /// Why some keys could not be read.
+        error: Option<String>,
+    },
     Stored {
         ticket: Ticket,
         result: StoredResult,
@@ -208,6 +212,10 @@ pub enum Event {
     Acknowledged {
         ticket: Ticket,
     },
+    /// What the last write to the state database came to, whoever asked for it.
+    StoreChanged {
+        error: Option<String>,
+    },
     /// Another device is in use. The executor gave back every job that was in no slot.
     DeviceChanged {
         device: Arc<Device>,
@@ -218,6 +226,16 @@ pub enum Event {
     AllTried,
     /// Time has passed: see [`JobTable::next_wake`](super::JobTable::next_wake).
     Tick,
+}
+
+/// Whether an acknowledgement takes the message off the pending list. After a FLUSHALL an id may be another message's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MessageRemoval {
+    Remove,
+    /// Its entry was not looked at since the start: only if that is of this job, or is gone.
+    RemoveIfOf(JobId),
+    /// Another message has the id; it stays pending.
+    Leave,
 }
 
 /// What is to be done.
@@ -254,12 +272,12 @@ pub enum Effect {
     /// Deliver: [`Event::Delivered`].
     Deliver(StoredResult),
     /// Write a terminal state if there is one, and acknowledge, until Redis has confirmed it:
-    /// [`Event::Acknowledged`]. `removes_message` is false when another message has the id now: it stays pending.
+    /// [`Event::Acknowledged`].
     Acknowledge {
         ticket: Ticket,
         message_id: MessageId,
         status: Option<(JobId, TerminalStatus)>,
-        removes_message: bool,
+        removal: MessageRemoval,
     },
     /// A message with deaths has ended. Answered by nothing.
     ForgetDeaths(MessageId),
@@ -336,6 +354,10 @@ pub enum Notice {
         job_id: JobId,
         status: Status,
         outcome: DeliveryOutcome,
+    },
+    /// Cancel keys can't be read: jobs that were cancelled may run on.
+    CancelsUnread {
+        error: String,
     },
     ChecksFail {
         messages: usize,

@@ -5,7 +5,7 @@ use super::event::{
 };
 use super::event::{TerminalStatus, Unstored, Verdict};
 use super::job_ids::IdClaim;
-use super::state::{Claim, Job, JobState};
+use super::state::{Claim, EntryOwner, Job, JobState};
 use super::{Drain, JobTable, Ticket};
 use crate::jobs::message::{self, Envelope, Message, Work};
 use crate::model::{JobId, MessageId, iso_time};
@@ -46,8 +46,12 @@ impl JobTable {
     /// pending until that one has left, which must not acknowledge it.
     fn note_id_reuse(&mut self, held: Ticket, message: &Message) {
         let Some(job) = self.jobs.get_mut(&held) else { return };
-        if job.claim.is_other(message) && !std::mem::replace(&mut job.claim.id_reused, true) {
-            self.notify(Notice::IdReused { message_id: message.id });
+        if job.claim.is_other(message) {
+            if std::mem::replace(&mut job.claim.entry, EntryOwner::Another) != EntryOwner::Another {
+                self.notify(Notice::IdReused { message_id: message.id });
+            }
+        } else if job.claim.entry == EntryOwner::Unknown {
+            job.claim.entry = EntryOwner::ThisMessage;
         }
     }
 
@@ -63,7 +67,7 @@ impl JobTable {
         }
         for message_id in self.not_held(ids) {
             self.notify(Notice::Trimmed { message_id });
-            let claim = Claim::without_entry(message_id, now.elapsed, None);
+            let claim = Claim::without_entry(message_id, now.elapsed);
             let reason =
                 "its entry is gone from the stream, which was trimmed before the message ended".into();
             let letter = DeadLetter { message_id, reason, fields: "{}".into() };
@@ -73,8 +77,10 @@ impl JobTable {
     }
 
     pub(super) fn check_failed(&mut self, now: Now, tickets: &[Ticket], error: String) {
-        self.notify(Notice::ChecksFail { messages: tickets.len(), error: error.clone() });
-        self.check_error = Some((now.elapsed, error));
+        if self.check_error.fails(now.elapsed, error.clone()) {
+            self.notify(Notice::ChecksFail { messages: tickets.len(), error });
+        }
+        self.check_failed_at = now.elapsed;
         for &ticket in tickets {
             match self.take(ticket, "check failed") {
                 // Still pending: the look through the pending list brings it back.
@@ -90,7 +96,7 @@ impl JobTable {
         if !matches!(state, JobState::Checking) {
             return self.impossible(ticket, claim, state, "checked");
         }
-        self.check_error = None;
+        self.check_error.works();
         self.order.check_ended(ticket);
         if self.drain != Drain::NotAsked {
             return self.forget(ticket, claim, &state);
@@ -169,7 +175,7 @@ impl JobTable {
 
     /// Lets the jobs that are next wait for a slot, if anything may start.
     pub(super) fn hand_over(&mut self, now: Now) {
-        if self.drain != Drain::NotAsked || self.store_error.is_some() {
+        if self.drain != Drain::NotAsked || self.store_error.text().is_some() {
             return;
         }
         let mut submissions = Vec::new();

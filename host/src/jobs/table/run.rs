@@ -120,15 +120,24 @@ impl JobTable {
         }
         let candidate = |(ticket, job): (&Ticket, &Job)| Some((*ticket, job.state.cancellable()?.clone()));
         let candidates: Vec<(Ticket, JobId)> = self.jobs.iter().filter_map(candidate).collect();
-        if !candidates.is_empty() {
+        if candidates.is_empty() {
+            self.cancel_error.works();
+        } else {
             self.polling = true;
             self.effects.push(Effect::ReadCancelKeys(candidates));
         }
     }
 
-    pub(super) fn cancel_keys_read(&mut self, now: Now, set: &[Ticket]) {
+    pub(super) fn cancel_keys_read(&mut self, now: Now, cancelled: &[Ticket], error: Option<String>) {
         self.polling = false;
-        set.iter().for_each(|ticket| self.cancel(now, *ticket));
+        match error {
+            Some(error) if self.cancel_error.fails(now.elapsed, error.clone()) => {
+                self.notify(Notice::CancelsUnread { error });
+            }
+            Some(_) => {}
+            None => drop(self.cancel_error.works()),
+        }
+        cancelled.iter().for_each(|ticket| self.cancel(now, *ticket));
     }
 
     /// Cancels a job, unless it is too late: a job that ended meanwhile, or whose result is being stored, is not
@@ -153,8 +162,8 @@ impl JobTable {
                 self.effects.push(Effect::CancelRun(ticket));
                 // The state is written and the message acknowledged now: the answer is dropped whenever it comes,
                 // and the slot stays taken until then.
-                let status = Some((job_id, TerminalStatus::Cancelled { at: iso_time(now.at) }));
-                self.push_acknowledge(ticket, claim, status);
+                let status = Some((job_id.clone(), TerminalStatus::Cancelled { at: iso_time(now.at) }));
+                self.push_acknowledge(ticket, claim, Some(&job_id), status);
                 let cancel = CancelProgress::Closing;
                 self.put(ticket, claim, JobState::Running { job, slot, cancel });
             }

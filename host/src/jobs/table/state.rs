@@ -25,8 +25,17 @@ pub(super) struct Claim {
     pub bytes: usize,
     /// The message that its job's record named when this one was checked.
     pub replaces: Option<MessageId>,
-    /// Another message has its id now, after a FLUSHALL: an acknowledgement would be that one's.
-    pub id_reused: bool,
+    pub entry: EntryOwner,
+}
+
+/// Whose entry the stream has under the message's id. After a FLUSHALL it can be another message's, which an
+/// acknowledgement would take away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EntryOwner {
+    ThisMessage,
+    Another,
+    /// Not looked at: the message was taken up by its result on disk.
+    Unknown,
 }
 
 impl Claim {
@@ -40,22 +49,28 @@ impl Claim {
             job: message.job_id().map(hashed),
             bytes: message.size(),
             replaces: None,
-            id_reused: false,
+            entry: EntryOwner::ThisMessage,
         }
     }
 
-    /// A message whose entry is not there, since it is not needed or is gone.
-    pub fn without_entry(message_id: MessageId, at: Duration, job_id: Option<&JobId>) -> Claim {
+    /// A message whose entry is gone.
+    pub fn without_entry(message_id: MessageId, at: Duration) -> Claim {
         Claim {
             message_id,
             at,
             permit: false,
             left_pending: true,
-            job: job_id.map(|id| hashed(id.as_bytes())),
+            job: None,
             bytes: 0,
             replaces: None,
-            id_reused: false,
+            entry: EntryOwner::ThisMessage,
         }
+    }
+
+    /// A message whose result was on disk at the start.
+    pub fn recovered(message_id: MessageId, at: Duration, job_id: &JobId) -> Claim {
+        let job = Some(hashed(job_id.as_bytes()));
+        Claim { job, entry: EntryOwner::Unknown, ..Claim::without_entry(message_id, at) }
     }
 
     /// Whether this message is another one, which has the same id after a FLUSHALL.

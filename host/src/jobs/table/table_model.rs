@@ -278,6 +278,7 @@ impl Memory {
             | Event::Marked { .. }
             | Event::Discarded { .. }
             | Event::Buried { .. } => self.store_fails = true,
+            Event::StoreChanged { error } => self.store_fails = error.is_some(),
             _ => {}
         }
     }

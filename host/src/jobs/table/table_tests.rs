@@ -173,14 +173,33 @@ fn a_job_goes_its_way_from_the_claim_to_the_acknowledgement() {
     assert!(f.is_empty() && f.table.status().last_success.is_some());
 }
 
+fn cancelled(cancelled: Vec<Ticket>) -> Event {
+    Event::CancelKeysRead { cancelled, error: None }
+}
+
+#[test]
+fn keys_that_can_not_be_read_are_told_and_hide_no_other_cancel() {
+    let mut f = Fixture::new();
+    f.run(1, 0, "J");
+    for _ in 0..3 {
+        f.on(Event::CancelKeysRead { cancelled: Vec::new(), error: Some("MOVED".into()) });
+    }
+    assert!(!f.has(|e| matches!(e, Effect::CancelRun(0))));
+    assert_eq!(f.table.status().cancel_error.as_deref(), Some("MOVED"));
+    f.on(Event::CancelKeysRead { cancelled: vec![0], error: Some("MOVED".into()) });
+    assert!(f.has(|e| matches!(e, Effect::CancelRun(0))));
+    f.on(Event::CancelPoll);
+    assert_eq!(f.table.status().cancel_error, None, "nothing is left to ask for");
+}
+
 #[test]
 fn a_cancel_wins_before_the_decision_and_is_ignored_after_it() {
-    let poll = Event::CancelKeysRead(vec![0]);
+    let poll = cancelled(vec![0]);
     // Queued behind a message that is still being checked.
     let mut f = Fixture::new();
     f.claim(&[1, 2]);
     f.checked(1, "K", Verdict::Run(work(2)));
-    f.on(Event::CancelKeysRead(vec![1]));
+    f.on(cancelled(vec![1]));
     assert_eq!((f.acknowledged(), f.permits()), (vec!["cancelled"], 1));
 
     // With the executor: it gives the job back, or a slot was quicker.
@@ -188,7 +207,7 @@ fn a_cancel_wins_before_the_decision_and_is_ignored_after_it() {
         let mut f = Fixture::new();
         f.claim(&[1]);
         f.checked(0, "J", Verdict::Run(work(2)));
-        f.on(Event::CancelKeysRead(vec![0]));
+        f.on(cancelled(vec![0]));
         assert!(f.has(|e| matches!(e, Effect::Withdraw(0))));
         f.on(Event::Withdrawn { ticket: 0, withdrawn });
         if !withdrawn {
@@ -201,10 +220,10 @@ fn a_cancel_wins_before_the_decision_and_is_ignored_after_it() {
     // In the plugin: told once, acknowledged at once, the answer is dropped.
     let mut f = Fixture::new();
     f.run(1, 0, "J");
-    f.on(Event::CancelKeysRead(vec![0]));
+    f.on(cancelled(vec![0]));
     assert!(f.has(|e| matches!(e, Effect::CancelRun(0))));
     assert_eq!(f.acknowledged(), ["cancelled"]);
-    f.on(Event::CancelKeysRead(vec![0]));
+    f.on(cancelled(vec![0]));
     assert!(f.effects.is_empty(), "the plugin is told once");
     f.on(Event::Acknowledged { ticket: 0 });
     assert_eq!(f.table.status().slots_busy, 1, "the slot stays taken until the run returns");
@@ -362,6 +381,19 @@ fn while_results_can_not_be_stored_nothing_new_runs() {
 }
 
 #[test]
+fn nothing_new_runs_while_writes_of_others_to_the_store_fail() {
+    let mut f = Fixture::new();
+    f.on(Event::StoreChanged { error: Some("database is locked".into()) });
+    f.claim(&[1]);
+    f.checked(0, "J", Verdict::Run(work(2)));
+    assert_eq!(f.table.status().store_error.as_deref(), Some("database is locked"));
+    assert_eq!(f.submitted(), [0; 0]);
+    f.on(Event::StoreChanged { error: None });
+    assert_eq!(f.submitted(), [0]);
+    assert_eq!(f.table.status().store_error, None);
+}
+
+#[test]
 fn what_fails_on_disk_is_tried_again_and_not_acknowledged() {
     let mut f = Fixture::new();
     f.claim(&[1]);
@@ -476,7 +508,7 @@ fn message_of(ms: u64, job: &str, size: usize) -> Message {
 /// After a FLUSHALL the server may give an id again that is in flight here.
 #[test]
 fn a_message_with_the_id_of_one_in_flight_is_not_acknowledged_with_it() {
-    for (second, removes_message) in [("J", true), ("K", false)] {
+    for (second, removal) in [("J", MessageRemoval::Remove), ("K", MessageRemoval::Leave)] {
         let mut f = Fixture::new();
         let origin = ClaimOrigin::New;
         f.on(Event::Claimed { messages: vec![message_of(1, "J", 0)], origin });
@@ -489,12 +521,35 @@ fn a_message_with_the_id_of_one_in_flight_is_not_acknowledged_with_it() {
         f.on(Event::StatusWritten { ticket: 0, written: true });
         f.on(Event::Delivered { message_id: id(1), outcome: DeliveryOutcome::Accepted });
         assert!(
-            f.has(|e| matches!(e, Effect::Acknowledge { removes_message: r, .. } if *r == removes_message)),
+            f.has(|e| matches!(e, Effect::Acknowledge { removal: r, .. } if *r == removal)),
             "{second}: {:?}",
             f.effects
         );
         f.on(Event::Acknowledged { ticket: 0 });
         assert_eq!(f.table.not_held(vec![id(1)]), [id(1)], "the next look takes it up");
+    }
+}
+
+/// The same across a restart: what the stream has under the id of a result that was on disk is not known before it was
+/// read.
+#[test]
+fn a_recovered_result_takes_only_its_own_message_off_the_list() {
+    let own = || MessageRemoval::RemoveIfOf("J".into());
+    for (seen, removal) in
+        [(None, own()), (Some("J"), MessageRemoval::Remove), (Some("K"), MessageRemoval::Leave)]
+    {
+        let mut f = Fixture::new();
+        let result = stored(id(1), "J", Status::Completed);
+        f.on(Event::Recovered(RecoveredResult { result, announced: true }));
+        if let Some(job) = seen {
+            f.on(Event::Claimed { messages: vec![message_of(1, job, 0)], origin: ClaimOrigin::New });
+        }
+        f.on(Event::Delivered { message_id: id(1), outcome: DeliveryOutcome::Accepted });
+        assert!(
+            f.has(|e| matches!(e, Effect::Acknowledge { removal: r, .. } if *r == removal)),
+            "{seen:?}: {:?}",
+            f.effects
+        );
     }
 }
 

@@ -80,7 +80,7 @@ impl<R: Role> EventLoop<R> {
         let mut listeners = HashSet::new();
         for address in &settings.listen {
             let fail = |text: String| NetworkError::Listen { address: address.to_string(), text };
-            listeners.insert(swarm.listen_on(address.clone()).map_err(|e| fail(e.to_string()))?);
+            listeners.insert(swarm.listen_on(address.clone()).map_err(|e| fail(chain(&e)))?);
         }
         let peer_id = swarm.local_peer_id().to_string();
         view.send_replace(NetworkView { peer_id, ..NetworkView::default() });
@@ -109,7 +109,7 @@ impl<R: Role> EventLoop<R> {
             match self.swarm.select_next_some().await {
                 SwarmEvent::ListenerClosed { addresses, reason, .. } => {
                     let address = addresses.first().or(self.settings.listen.first()).map(ToString::to_string);
-                    let text = reason.err().map_or_else(|| "it was closed".into(), |e| e.to_string());
+                    let text = reason.err().map_or_else(|| "it was closed".into(), |e| chain(&e));
                     return Err(NetworkError::Listen { address: address.unwrap_or_default(), text });
                 }
                 SwarmEvent::NewListenAddr { listener_id, address } => {
@@ -464,7 +464,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     while let Some(cause) = next {
         let more = cause.to_string();
         if !text.contains(&more) {
-            text.push_str(": ");
+            // Some errors of libp2p say nothing themselves.
+            text.push_str(if text.is_empty() { "" } else { ": " });
             text.push_str(&more);
         }
         next = cause.source();

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::rows::{DeadLetter, Phase, ResultRow, Status, StoreContents, StoredRow};
 use crate::model::MessageId;
@@ -173,8 +173,9 @@ pub(super) enum Op {
 
 pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::Result<()> {
     match op {
-        Op::Insert(row) => tx
-            .prepare_cached(
+        Op::Insert(row) => {
+            keep_beside(tx, "results", "job_id", qpu, row.message_id, &row.job_id)?;
+            tx.prepare_cached(
                 "INSERT OR REPLACE INTO results (qpu_id, message_id, job_id, callback_url, status, error,
                      finished_at, body, phase, replaces) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             )?
@@ -189,7 +190,8 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
                 &row.body[..],
                 Phase::Stored.name(),
                 row.replaces.map(|id| id.to_string()),
-            ])?,
+            ])?
+        }
         Op::Announce(id) => set_phase(tx, qpu, *id, Phase::Announced, None)?,
         Op::Discard(id) => remove(tx, qpu, *id)?,
         Op::Refuse(id, why) => {
@@ -205,12 +207,20 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
                 "UPDATE results SET attempts = ?3, last_error = ?4 WHERE qpu_id = ?1 AND message_id = ?2",
             )?
             .execute(params![qpu, id.to_string(), attempts, error])?,
-        Op::DeadLetter(letter) => tx
-            .prepare_cached(
+        Op::DeadLetter(letter) => {
+            keep_beside(tx, "dead_letters", "fields", qpu, letter.message_id, &letter.fields)?;
+            tx.prepare_cached(
                 "INSERT OR REPLACE INTO dead_letters (qpu_id, message_id, reason, fields, at)
                  VALUES (?1, ?2, ?3, ?4, ?5)",
             )?
-            .execute(params![qpu, letter.message_id.to_string(), letter.reason, letter.fields, now])?,
+            .execute(params![
+                qpu,
+                letter.message_id.to_string(),
+                letter.reason,
+                letter.fields,
+                now
+            ])?
+        }
         Op::Death(id) => tx
             .prepare_cached(
                 "INSERT INTO deaths (message_id, count) VALUES (?1, 1)
@@ -221,6 +231,34 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
             tx.prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?.execute(params![id.to_string()])?
         }
     };
+    Ok(())
+}
+
+/// After a FLUSHALL the server may give an id again whose former message is kept for the operator. That one then takes
+/// an id that no message has: the last free one of its millisecond.
+fn keep_beside(
+    tx: &Connection,
+    table: &'static str,
+    told_by: &'static str,
+    qpu: &str,
+    id: MessageId,
+    new: &str,
+) -> rusqlite::Result<()> {
+    let is_other = format!("SELECT {told_by} <> ?3 FROM {table} WHERE qpu_id = ?1 AND message_id = ?2");
+    let found = tx.prepare_cached(&is_other)?.query_row(params![qpu, id.to_string(), new], |r| r.get(0));
+    if !found.optional()?.unwrap_or(false) {
+        return Ok(());
+    }
+    let rename =
+        format!("UPDATE OR IGNORE {table} SET message_id = ?3 WHERE qpu_id = ?1 AND message_id = ?2");
+    for seq in (0..u64::MAX).rev() {
+        let free = MessageId { ms: id.ms, seq }.to_string();
+        if tx.prepare_cached(&rename)?.execute(params![qpu, id.to_string(), free])? > 0 {
+            let kept_as = &*free;
+            tracing::warn!(message_id = %id, kept_as, "another message has the id of one that is kept");
+            break;
+        }
+    }
     Ok(())
 }
 

@@ -1,10 +1,12 @@
 //! The thread behind [`Store`](super::Store): writes in groups, reads at once.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::rows::{HistoryEntry, ResultRow};
 use super::sql::{Op, apply, result_row, status};
@@ -43,12 +45,35 @@ struct WaitingWrite {
     reply: Option<Reply<()>>,
 }
 
+/// Which file a path led to when it was opened. What is written to one that was removed since is lost with the
+/// process, although every write succeeds.
+pub(super) struct OpenFile {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl OpenFile {
+    /// # Errors
+    /// When the file is not there.
+    pub(super) fn at(path: PathBuf) -> std::io::Result<OpenFile> {
+        let metadata = path.metadata()?;
+        Ok(OpenFile { path, id: (metadata.dev(), metadata.ino()) })
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == self.id)
+    }
+}
+
 pub(super) struct Writer {
     conn: Connection,
+    file: OpenFile,
     qpu_id: String,
     newest: Arc<NewestInHistory>,
     waiting: Vec<WaitingWrite>,
     transactions: u64,
+    /// Why the last transaction failed.
+    failure: watch::Sender<Option<String>>,
 }
 
 impl SqliteWorker for Writer {
@@ -79,15 +104,24 @@ impl SqliteWorker for Writer {
         self.waiting.len()
     }
 
-    /// One transaction for all; each write stands for itself, so that a bad one fails alone.
+    /// One transaction for all; each write stands for itself, so that a bad one fails alone. Lazy writes of a transaction
+    /// that fails are kept: whatever else is going on, something is then tried again, and its success is noticed.
     fn commit(&mut self) {
         let group = std::mem::take(&mut self.waiting);
         if group.is_empty() {
             return;
         }
-        let results = match self.transaction(&group) {
+        let done = self.transaction(&group);
+        // Before any answer: whoever hears of a failed write finds the failure noted.
+        self.note(&done);
+        let results = match done {
             Ok(each) => each,
-            Err(error) => vec![Err(error); group.len()],
+            Err(error) => {
+                let (lazy, answered) = group.into_iter().partition(|write| write.reply.is_none());
+                self.waiting = lazy;
+                self.waiting.truncate(GROUPS.most / 2);
+                return answer_all(answered, &error);
+            }
         };
         for (write, result) in group.into_iter().zip(results) {
             if let (Op::Delivered(id) | Op::Refuse(id, _), Ok(())) = (&write.op, &result) {
@@ -112,12 +146,43 @@ impl SqliteWorker for Writer {
 }
 
 impl Writer {
-    pub(super) fn new(conn: Connection, qpu_id: &str, newest: Arc<NewestInHistory>) -> Writer {
-        Writer { conn, qpu_id: qpu_id.to_string(), newest, waiting: Vec::new(), transactions: 0 }
+    pub(super) fn new(
+        conn: Connection,
+        file: OpenFile,
+        qpu_id: &str,
+        newest: Arc<NewestInHistory>,
+    ) -> Writer {
+        let qpu_id = qpu_id.to_string();
+        Writer {
+            conn,
+            file,
+            qpu_id,
+            newest,
+            waiting: Vec::new(),
+            transactions: 0,
+            failure: watch::Sender::new(None),
+        }
+    }
+
+    /// Why the last transaction failed; `None` once one succeeds.
+    pub(super) fn failure(&self) -> watch::Receiver<Option<String>> {
+        self.failure.subscribe()
+    }
+
+    fn note(&self, done: &Result<Vec<Result<(), StoreError>>, StoreError>) {
+        let failure = done.as_ref().err().map(ToString::to_string);
+        self.failure.send_if_modified(|known| {
+            let changed = *known != failure;
+            *known = failure;
+            changed
+        });
     }
 
     /// What became of each write, once their transaction is on disk.
     fn transaction(&mut self, group: &[WaitingWrite]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+        if !self.file.is_in_place() {
+            return Err(StoreError::Removed { path: self.file.path.clone() });
+        }
         // The lock is asked for once, and not by each write of the group in turn.
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(write_failed)?;
         let now = time::OffsetDateTime::now_utc().unix_timestamp();
@@ -169,6 +234,12 @@ impl Writer {
             [HISTORY_ROWS],
         )?;
         Ok(())
+    }
+}
+
+fn answer_all(writes: Vec<WaitingWrite>, error: &StoreError) {
+    for reply in writes.into_iter().filter_map(|write| write.reply) {
+        drop(reply.send(Err(error.clone())));
     }
 }
 

@@ -16,7 +16,7 @@ impl World {
                         ticket,
                         message_id,
                         status: None,
-                        removes_message: true,
+                        removal: MessageRemoval::Remove,
                     });
                     changed.push(Effect::Store { ticket, message_id, result, at, replaces });
                 }
@@ -48,12 +48,12 @@ impl World {
                         ticket: 0,
                         message_id,
                         status,
-                        removes_message: true,
+                        removal: MessageRemoval::Remove,
                     });
                     changed.push(Effect::Deliver(result));
                 }
                 (Defect::RunsWhileTheStoreFails, Effect::Notify(Notice::StoreFails { .. })) => {
-                    self.memory.table.store_error = None;
+                    self.memory.table.store_error = StandingError::default();
                 }
                 (Defect::ForgetsParking, Effect::Notify(Notice::Parked { job_id })) => {
                     let owner = self.memory.table.ids.owner(&job_id);

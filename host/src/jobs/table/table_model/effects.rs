@@ -115,7 +115,8 @@ impl World {
             }
             Effect::ReadCancelKeys(jobs) => {
                 let set = |(_, job_id): &&(Ticket, JobId)| redis && self.durable.cancel_keys.contains(job_id);
-                Event::CancelKeysRead(jobs.iter().filter(set).map(|(ticket, _)| *ticket).collect())
+                let cancelled = jobs.iter().filter(set).map(|(ticket, _)| *ticket).collect();
+                Event::CancelKeysRead { cancelled, error: None }
             }
             Effect::ReadRecord { ticket, job_id } => {
                 let record = if redis { Ok(self.record(&job_id)) } else { Err(down()) };
@@ -180,9 +181,9 @@ impl World {
                 }
                 Event::Buried { ticket, buried: on_disk }
             }
-            Effect::Acknowledge { ticket, message_id, status, removes_message } => {
+            Effect::Acknowledge { ticket, message_id, status, removal } => {
                 if !redis {
-                    return Ok(Err(Effect::Acknowledge { ticket, message_id, status, removes_message }));
+                    return Ok(Err(Effect::Acknowledge { ticket, message_id, status, removal }));
                 }
                 self.may_acknowledge(message_id, status.as_ref())?;
                 if let Some((job_id, status)) = status {
@@ -197,7 +198,7 @@ impl World {
                     };
                     self.durable.status.insert(job_id, (state.into(), message_id));
                 }
-                if removes_message {
+                if removal != MessageRemoval::Leave {
                     self.durable.pending.remove(&message_id);
                 }
                 self.ended += 1;

@@ -118,6 +118,7 @@ impl World {
         if self.memory.draining {
             self.crash(false);
         }
+        self.tell_of_the_store()?;
         for _ in 0..2_000 {
             self.read()?;
             self.sweep()?;

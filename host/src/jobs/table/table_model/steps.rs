@@ -16,12 +16,23 @@ impl World {
             90..92 => self.request_cancel(),
             92..95 => self.apply(Event::CancelPoll)?,
             95 => self.redis_up = !self.redis_up || self.chance(2),
-            96 => self.disk_works = !self.disk_works || self.chance(2),
+            96 => {
+                self.disk_works = !self.disk_works || self.chance(2);
+                if self.chance(2) {
+                    self.tell_of_the_store()?;
+                }
+            }
             97 => self.change_device()?,
             98 => self.pass_time()?,
             _ => self.stop_or_crash()?,
         }
         self.check()
+    }
+
+    /// Another write than the table's own finds the disk as it is.
+    pub(super) fn tell_of_the_store(&mut self) -> Result<(), Broken> {
+        let error = (!self.disk_works).then(|| "disk full".to_string());
+        self.apply(Event::StoreChanged { error })
     }
 
     pub(super) fn send(&mut self) {
