@@ -75,7 +75,7 @@ pub enum LocateError {
     #[error("{origin} is '{value}', which names Python code, and no interpreter for it was found; looked for {}",
             looked.join(", "))]
     NoInterpreter { value: String, origin: FactorySource, looked: Vec<String> },
-    #[error("CODA_EXECUTOR_SHA256 pins a library, and {origin} names Python code")]
+    #[error("the pin in CODA_EXECUTOR_SHA256 is of a library, and {origin} names Python code")]
     Unpinnable { origin: FactorySource },
     #[error("CODA_EXECUTOR_PYTHON is '{value}', which is neither an interpreter nor a virtual environment")]
     BadInterpreter { value: String },

@@ -106,7 +106,7 @@ async fn a_pin_of_a_library_lets_no_python_code_pass() {
     host.launch();
     assert_eq!(host.wait_exit().await, Exit::Code(3));
     assert!(
-        host.log().contains("CODA_EXECUTOR_SHA256 pins a library, and executor_factory"),
+        host.log().contains("the pin in CODA_EXECUTOR_SHA256 is of a library, and executor_factory"),
         "{}",
         host.log()
     );
