@@ -25,11 +25,14 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 # For executors in Python code: coda-node 0.1.1 and 0.1.0, and the newest Python that is there.
 NODE_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/node-venv)
 NEW_PYTHON := $(firstword $(foreach n,14 13 12,$(if $(shell python3.$(n) --version 2> /dev/null),python3.$(n))))
+# For Qiskit backends: several providers, and IQM's, which needs an older Qiskit.
+QISKIT_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/qiskit-venv)
+IQM_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/iqm-venv)
 # Empty if the venv could not be created: its tests are then skipped, with a message.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: cxx sdk help run test test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: cxx sdk help run test test-all test-qiskit qiskit-deps test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
@@ -44,6 +47,13 @@ run: deps build plugins ## Start a local Coda sandbox with a simulator: three de
 test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps failpoints build plugins sdk ## Run all tests, on the release binary with a real Redis and real plugins
 	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi -p futures-timer $(addprefix -p ,$(PLUGINS))
+
+# Apart from `test`, for the size of what it installs. Each test imports Qiskit several times, so few run at once.
+test-qiskit: deps qiskit-deps build ## Run the tests of Qiskit backends (installs over 300 MB of wheels once; about five minutes)
+	CODA_TEST_QISKIT_VENV='$(QISKIT_VENV)' CODA_TEST_IQM_VENV='$(IQM_VENV)' CODA_TEST_NODE_VENV='$(NODE_VENV)' \
+	  $(CARGO) test --release -p coda-host-tests --test scenarios -- qiskit:: --test-threads=2
+
+test-all: test test-qiskit ## Run all tests, the heavy ones too
 
 # The model test of the job table runs fewer events than in `make test`, so that this stays short.
 test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
@@ -158,10 +168,15 @@ python-deps: ## Create venvs with py-libp2p, schemathesis and coda-node for the 
 	@$(if $(NEW_PYTHON),$(call node_venv,$(NEW_PYTHON),$(NODE_VENV)-newest,coda-node==0.1.1 numpy),\
 	  echo 'no Python newer than 3.11 is here; executors are tested with $(PYTHON) alone')
 
+# Sizes: 520 and 560 MB on disk.
+qiskit-deps: ## Create venvs with Qiskit and real providers for the tests of Qiskit backends, which are skipped without
+	@$(call node_venv,$(PYTHON),$(QISKIT_VENV),qiskit==2.4.1 qiskit-aer==0.18.2 qiskit-ibm-runtime==0.51.0 qiskit-aqt-provider==2.0.1 mypy==2.4.1)
+	@$(call node_venv,$(PYTHON),$(IQM_VENV),iqm-client[qiskit]==36.0.0)
+
 # A venv with these packages, unless it is there: interpreter, directory, packages. Without one its tests are skipped.
 define node_venv
 [ -e '$(2)/complete' ] || { \
-  $(1) -m venv '$(2)' && '$(2)/bin/pip' install --quiet --disable-pip-version-check $(3) && touch '$(2)/complete'; } \
+  $(1) -m venv '$(2)' && '$(2)/bin/pip' install --quiet --disable-pip-version-check $(foreach package,$(3),'$(package)') && touch '$(2)/complete'; } \
 || { rm -rf '$(2)'; echo 'no venv with $(3) could be created; tests of executors in Python code are skipped'; }
 endef
 
@@ -231,7 +246,7 @@ sdk: ## Collect what a project of `coda-host plugin new` builds against: crate, 
 	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
 
 # install(1) replaces files instead of overwriting them, so that a running host keeps what it has loaded.
-install: build plugins sdk ## Install binary, simulator, headers, SDK, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+install: build plugins sdk ## Install binary, simulator, headers, SDK, Python package, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
@@ -241,6 +256,11 @@ install: build plugins sdk ## Install binary, simulator, headers, SDK, manual pa
 	rm -rf '$(ROOT)/share/coda-host/sdk'
 	install -d '$(ROOT)/share/coda-host'
 	cp -r '$(SDK)' '$(ROOT)/share/coda-host/sdk'
+	rm -rf '$(ROOT)/share/coda-host/python'
+	install -d '$(ROOT)/share/coda-host/python/coda_executor'
+	install -m 644 host/src/executor/python/carried/coda_executor.py '$(ROOT)/share/coda-host/python/coda_executor/__init__.py'
+	install -m 644 /dev/null '$(ROOT)/share/coda-host/python/coda_executor/py.typed'
+	sed 's/@VERSION@/$(VERSION)/' packaging/python/pyproject.toml > '$(ROOT)/share/coda-host/python/pyproject.toml'
 	$(HOST) man --dir '$(ROOT)/share/man/man1'
 	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
 
 use crate::wait::{LIMIT, eventually, eventually_some};
 
@@ -137,15 +138,34 @@ impl Said {
 
 /// Runs a command that ends by itself, and returns what it said.
 pub async fn said(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Said {
-    let Output { status, stdout, stderr } = output(arguments, env, cwd).await;
+    said_within(LIMIT, arguments, env, cwd).await
+}
+
+/// As [`said`], for a command that takes longer than most.
+pub async fn said_within(
+    limit: Duration,
+    arguments: &[&str],
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> Said {
+    let Output { status, stdout, stderr } = output_within(limit, arguments, env, cwd).await;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Said { code: status.code().unwrap_or(-1), out: text(&stdout), err: text(&stderr) }
 }
 
 /// Runs a command that ends by itself, and returns what it wrote.
 pub async fn output(arguments: &[&str], env: &BTreeMap<String, String>, cwd: &Path) -> Output {
+    output_within(LIMIT, arguments, env, cwd).await
+}
+
+async fn output_within(
+    limit: Duration,
+    arguments: &[&str],
+    env: &BTreeMap<String, String>,
+    cwd: &Path,
+) -> Output {
     let mut command = tokio::process::Command::from(command(arguments, env, cwd));
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let done = tokio::time::timeout(LIMIT, command.output()).await;
+    let done = tokio::time::timeout(limit, command.output()).await;
     done.expect("the command ends").expect("the command can be started")
 }

@@ -16,6 +16,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod python;
+pub mod qiskit;
 pub mod random;
 pub mod raw;
 pub mod refusing_redis;

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use coda_host::dev::cloud::{DevCloud, Keys, Options};
 use coda_host::dev::redis::DevRedis;
@@ -16,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::circuits::{Circuit, Job};
-use crate::host_process::{Exit, HostProcess, Said, said};
+use crate::host_process::{Exit, HostProcess, Said, said, said_within};
 use crate::state::StateFile;
 use crate::wait::{LIMIT, eventually, eventually_some};
 
@@ -225,6 +226,11 @@ impl TestHost {
     /// Runs a command in this site's surroundings, as from a terminal in its directory.
     pub async fn cli(&self, arguments: &[&str]) -> Said {
         said(arguments, &self.env, self.dir()).await
+    }
+
+    /// As [`TestHost::cli`], for a command that takes longer than most.
+    pub async fn cli_within(&self, limit: Duration, arguments: &[&str]) -> Said {
+        said_within(limit, arguments, &self.env, self.dir()).await
     }
 
     /// The port of the local service.

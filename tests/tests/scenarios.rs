@@ -70,6 +70,14 @@ mod python {
     mod without_node;
 }
 
+/// Qiskit backends as devices, by the module that the host brings. `make test-qiskit` runs them.
+mod qiskit {
+    /// Backends, providers and primitives of every form.
+    mod backends;
+    /// `plugin check` on them.
+    mod check;
+}
+
 /// The host as a peer that lends its slots.
 mod peers {
     /// Cloud jobs and reservations share the slots, without over-admission.

@@ -2,12 +2,14 @@
 //!
 //! The sources are those of the examples under the new name, so the tests of the examples cover the generated code.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
+use crate::executor::python::carried;
 
 macro_rules! example {
     ($path:literal) => {
@@ -20,6 +22,7 @@ pub enum Language {
     Rust,
     C,
     Cpp,
+    Python,
 }
 
 #[derive(Debug, clap::Args)]
@@ -29,7 +32,10 @@ Examples:
   cd acme-qpu && cargo test && cargo build --release
   coda-host plugin check target/release/libacme_qpu.so --device device.yaml
 
-  coda-host plugin new acme-qpu --lang cpp && make -C acme-qpu check")]
+  coda-host plugin new acme-qpu --lang cpp && make -C acme-qpu check
+
+  coda-host plugin new acme-qpu --lang python
+  cd acme-qpu && python3 -m pytest && coda-host plugin check --device device.yaml")]
 pub struct Args {
     /// The plugin's name: small letters, digits and dashes
     #[arg(value_name = "NAME")]
@@ -37,13 +43,13 @@ pub struct Args {
     /// The language
     #[arg(long, value_enum)]
     lang: Language,
-    /// The SDK (CODA_SDK; share/coda-host/sdk next to this program, if it exists)
+    /// The SDK, which Python does without (CODA_SDK; share/coda-host/sdk next to this program, if it exists)
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     sdk: Option<PathBuf>,
 }
 
 /// A file of the project: its path and what is in it.
-type Content = (&'static str, String);
+type Content = (Cow<'static, str>, String);
 
 /// Why no project was created.
 #[derive(Debug, thiserror::Error)]
@@ -89,18 +95,18 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     {
         return Err(PluginNewError::Name(args.name.clone()).into());
     }
-    let sdk = sdk(args, env)?;
     let dir = env.cwd.join(&args.name);
     if dir.exists() {
         return Err(PluginNewError::Exists(dir).into());
     }
     let files = match args.lang {
-        Language::Rust => rust(&args.name, &sdk),
-        Language::C => foreign(&args.name, &sdk, "c"),
-        Language::Cpp => foreign(&args.name, &sdk, "cpp"),
+        Language::Rust => rust(&args.name, &sdk(args, env)?),
+        Language::C => foreign(&args.name, &sdk(args, env)?, "c"),
+        Language::Cpp => foreign(&args.name, &sdk(args, env)?, "cpp"),
+        Language::Python => python(&args.name),
     };
     for (path, content) in files {
-        let path = dir.join(path);
+        let path = dir.join(path.as_ref());
         let written = path
             .parent()
             .map_or(Ok(()), std::fs::create_dir_all)
@@ -111,13 +117,15 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let (build, library) = match args.lang {
         Language::Rust => (
             "cargo test && cargo build --release",
-            format!("target/release/lib{}.so", args.name.replace('-', "_")),
+            format!("target/release/lib{}.so ", args.name.replace('-', "_")),
         ),
-        _ => ("make", format!("lib{}.so", args.name)),
+        Language::C | Language::Cpp => ("make", format!("lib{}.so ", args.name)),
+        // The executor that device.yaml names.
+        Language::Python => ("python3 -m pytest", String::new()),
     };
     out.line(&format!("created {}; next:", args.name))?;
     out.line(&format!("  cd {} && {build}", args.name))?;
-    out.line(&format!("  coda-host plugin check {library} --device device.yaml"))?;
+    out.line(&format!("  coda-host plugin check {library}--device device.yaml"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -134,6 +142,32 @@ fn sdk(args: &Args, env: &ProcessEnv) -> Result<PathBuf, PluginNewError> {
         None => usual.into_iter().flatten().find(is_sdk),
     };
     found.ok_or(named.map_or(PluginNewError::NoSdk, PluginNewError::NotSdk))
+}
+
+/// The project of an executor in Python code, with a copy of the module that the host brings: for tests and editors.
+fn python(name: &str) -> Vec<Content> {
+    let module = name.replace('-', "_");
+    let renamed = |text: &str| {
+        text.replace("acme_example", &module).replace("acme-example", name).replace("Acme", &pascal(name))
+    };
+    let sources = [
+        ("__init__.py", example!("example-python/acme_example/__init__.py")),
+        ("executor.py", example!("example-python/acme_example/executor.py")),
+        ("executor_factory.py", example!("example-python/acme_example/executor_factory.py")),
+        ("instrument.py", example!("example-python/acme_example/instrument.py")),
+    ];
+    let mut files: Vec<Content> =
+        sources.iter().map(|(file, text)| (format!("{module}/{file}").into(), renamed(text))).collect();
+    let others = [
+        ("device.yaml", example!("example-python/device.yaml")),
+        ("pyproject.toml", example!("example-python/pyproject.toml")),
+        ("README.md", example!("example-python/README.md")),
+        ("tests/test_executor.py", example!("example-python/tests/test_executor.py")),
+    ];
+    files.extend(others.iter().map(|(file, text)| ((*file).into(), renamed(text))));
+    files.push(("tests/coda_executor.py".into(), carried::modules()["coda_executor"].into()));
+    files.push((".gitignore".into(), "__pycache__/\n".into()));
+    files
 }
 
 /// A plugin's name in the form of a type: `AcmeQpu` for `acme-qpu`.
@@ -160,7 +194,11 @@ fn common(name: &str, lang: &str, library: &str, build: &str) -> Vec<Content> {
          jobs:\n  plugin:\n    runs-on: ubuntu-latest\n    steps:\n      - uses: actions/checkout@v4\n      \
          - run: {build}\n      - run: coda-host plugin check {library} --device device.yaml --junit results.xml\n"
     );
-    vec![("device.yaml", config), ("README.md", readme), (".github/workflows/ci.yml", ci)]
+    vec![
+        ("device.yaml".into(), config),
+        ("README.md".into(), readme),
+        (".github/workflows/ci.yml".into(), ci),
+    ]
 }
 
 fn rust(name: &str, sdk: &Path) -> Vec<Content> {
@@ -193,12 +231,12 @@ fn rust(name: &str, sdk: &Path) -> Vec<Content> {
     let library = format!("target/release/lib{lib}.so");
     let mut files = common(name, "Rust", &library, "cargo test && cargo build --release");
     files.extend([
-        ("Cargo.toml", manifest),
-        (".cargo/config.toml", config),
-        (".gitignore", "/target\n/results.xml\n".into()),
-        ("src/lib.rs", renamed(example!("example-rust/src/lib.rs"))),
-        ("src/device.rs", example!("example-rust/src/device.rs").into()),
-        ("tests/example.rs", renamed(example!("example-rust/tests/example.rs"))),
+        ("Cargo.toml".into(), manifest),
+        (".cargo/config.toml".into(), config),
+        (".gitignore".into(), "/target\n/results.xml\n".into()),
+        ("src/lib.rs".into(), renamed(example!("example-rust/src/lib.rs"))),
+        ("src/device.rs".into(), example!("example-rust/src/device.rs").into()),
+        ("tests/example.rs".into(), renamed(example!("example-rust/tests/example.rs"))),
     ]);
     files
 }
@@ -227,10 +265,10 @@ fn foreign(name: &str, sdk: &Path, ending: &'static str) -> Vec<Content> {
     );
     let mut files = common(name, lang, &library, "make");
     files.extend([
-        ("Makefile", makefile),
-        (".gitignore", "*.so\n/results.xml\n".into()),
-        (source, text),
-        ("toy_device.h", example!("example-c/toy_device.h").into()),
+        ("Makefile".into(), makefile),
+        (".gitignore".into(), "*.so\n/results.xml\n".into()),
+        (source.into(), text),
+        ("toy_device.h".into(), example!("example-c/toy_device.h").into()),
     ]);
     files
 }
@@ -249,6 +287,13 @@ mod tests {
                 let found: Vec<_> = left.iter().filter(|l| content.contains(**l)).collect();
                 assert!(found.is_empty(), "{path} still has {found:?}");
             }
+        }
+        let python = python("my-qpu");
+        assert!(python.iter().any(|(path, _)| path == "my_qpu/executor_factory.py"));
+        for (path, content) in python.iter().filter(|(path, _)| path != "tests/coda_executor.py") {
+            let left = ["acme_example", "acme-example", "Acme"];
+            let found: Vec<_> = left.iter().filter(|l| content.contains(**l)).collect();
+            assert!(found.is_empty(), "{path} still has {found:?}");
         }
         assert_eq!(pascal("my-qpu-2"), "MyQpu2");
     }

@@ -259,7 +259,9 @@ class CarriedModules:
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         if name not in self.sources:
             return None
-        return importlib.util.spec_from_loader(name, self, origin=f"<coda-host {name}>")  # type: ignore[arg-type]
+        is_package = any(other.startswith(f"{name}.") for other in self.sources)
+        origin = f"<coda-host {name}>"
+        return importlib.util.spec_from_loader(name, self, origin=origin, is_package=is_package)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> None:
         return None
@@ -804,7 +806,11 @@ class Bridge:
             left = None if until is None else max(until - self.loop.time(), 0)
             if left == 0:
                 return False
-            await asyncio.wait([asyncio.wrap_future(call) for call in list(job.calls)], timeout=left)
+            calls = [asyncio.wrap_future(call) for call in list(job.calls)]
+            for call in calls:
+                # What it raises belongs to a run that is over, so nobody else asks for it.
+                call.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait(calls, timeout=left)
         return True
 
     async def outlasts(self, job: Job) -> bool:

@@ -6,6 +6,8 @@ use serde_yaml::Value;
 
 /// Words that a secret's key contains.
 const WORDS: [&str; 4] = ["password", "token", "secret", "key"];
+/// Endings of keys that say where a secret is: an environment variable, a file.
+const SOURCES: [&str; 2] = ["_env", "_file"];
 /// Shorter values would mask parts of ordinary words.
 const SHORTEST: usize = 4;
 
@@ -22,7 +24,9 @@ pub fn secrets(config: &str) -> Vec<String> {
 
 fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    WORDS.iter().any(|word| key.contains(word))
+    // What names the place of a secret is none, and an error about it must show it.
+    let names_place = SOURCES.iter().any(|source| key.ends_with(source));
+    !names_place && WORDS.iter().any(|word| key.contains(word))
 }
 
 fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
@@ -56,5 +60,6 @@ mod tests {
         assert_eq!(secrets(config), ["abcdef", "hunter22", "first1", "123456"]);
         assert_eq!(secrets("[login]\npassword = \"hunter22\"\nhost = lab\n"), ["hunter22"]);
         assert!(secrets("host: lab\n").is_empty());
+        assert!(secrets("token_env: ACME_TOKEN\nargs: {key_file: /etc/acme/key}\n").is_empty());
     }
 }

@@ -1,0 +1,1 @@
+"""The executor of acme-example, for coda-host."""
