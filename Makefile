@@ -76,14 +76,14 @@ crash: deps build plugins ## Send SIGKILL at random moments under 50 jobs/s (KIL
 	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
 
 bench: deps python-deps build plugins ## Measure speed, latency, memory, duty cycle, and the ceiling of this machine
-	$(PEERS_ENV) $(CARGO) bench -p coda-host-tests --bench speed
+	PYTHONPATH='$(CURDIR)/tests/benches/python' $(PEERS_ENV) $(CARGO) bench -p coda-host-tests --bench speed
 
 # coda-node 0.1.1 stops in batch mode with redis-py 8.
 bench-python: deps build plugins ## Measure coda-host and the Python node (coda-node 0.1.1 from PyPI), with ratios
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "error: no venv could be created; install Debian's python3-venv (Python 3.11 or newer), or set PYTHON=" >&2; exit 1; }
 	$(VENV)/bin/pip install --quiet 'coda-node==0.1.1' 'redis<8'
-	CODA_BENCH_PYTHON='$(abspath $(VENV))/bin/coda-node' $(CARGO) bench -p coda-host-tests --bench speed
+	CODA_TEST_NODE_VENV='$(abspath $(VENV))' CODA_BENCH_PYTHON='$(abspath $(VENV))/bin/coda-node' $(CARGO) bench -p coda-host-tests --bench speed
 
 # In the release profile, so that dependencies are built only once.
 check: ## Check format and lints

@@ -511,6 +511,7 @@ fn of_the_executor(found: &mut Findings) {
     found.of_enum(vec![
         LocateError::NoInterpreter { value: text(), origin: origin(), looked: vec![text()] },
         LocateError::BadInterpreter { value: text() },
+        LocateError::Unpinnable { origin: origin() },
         LocateError::BadValue { value: text(), origin: origin(), why: "it is empty" },
         LocateError::NoFile { value: text(), origin: origin(), path: path() },
         LocateError::NoFile { value: text(), origin: device(), path: path() },
@@ -635,7 +636,11 @@ fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinError) {
             SqliteFailure::from(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None))
         })
     };
-    let mut store = vec![StoreError::Newer { path: path(), found: 9 }, StoreError::Stopped];
+    let mut store = vec![
+        StoreError::Newer { path: path(), found: 9 },
+        StoreError::Removed { path: path() },
+        StoreError::Stopped,
+    ];
     store.extend(failures().map(|failure| StoreError::Open { path: path(), failure }));
     store.extend(failures().map(StoreError::Write));
     store.extend(failures().map(StoreError::Read));

@@ -35,6 +35,7 @@ pub struct Plan {
     device: String,
     env: BTreeMap<String, String>,
     num_qubits: u16,
+    native_gate_set: &'static str,
     redis_arguments: Vec<&'static str>,
     wrapper: Vec<String>,
 }
@@ -57,7 +58,14 @@ impl Plan {
             ("CODA_MIN_FREE_MIB", "1"),
         ];
         let env = short.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
-        Plan { device: text.into(), env, num_qubits: 5, redis_arguments: Vec::new(), wrapper: Vec::new() }
+        Plan {
+            device: text.into(),
+            env,
+            num_qubits: 5,
+            native_gate_set: "cz",
+            redis_arguments: Vec::new(),
+            wrapper: Vec::new(),
+        }
     }
 
     /// The reference executor with these keys besides.
@@ -88,6 +96,12 @@ impl Plan {
         self
     }
 
+    /// As the QPU is registered.
+    pub fn gate_set(mut self, name: &'static str) -> Plan {
+        self.native_gate_set = name;
+        self
+    }
+
     /// The plugin's process runs as the tests' own user, whatever accounts this machine has.
     pub fn as_own_user(mut self) -> Plan {
         if coda_host::sys::effective_user() == 0 {
@@ -114,6 +128,7 @@ impl Plan {
         let mut options = Options::new(QPU, &redis.url());
         options.keys = Some(KEYS.clone());
         options.num_qubits = self.num_qubits;
+        options.native_gate_set = self.native_gate_set.into();
         options.tokens = vec![TOKEN.into()];
         let cloud = DevCloud::start(options).await.expect("the development cloud");
         let dir = tempfile::Builder::new().prefix("coda-scenario-").tempdir().expect("a directory");

@@ -56,6 +56,8 @@ mod python {
     mod ends;
     /// Factories of every form, and what they are given.
     mod factories;
+    /// From the Python node to coda-host and back.
+    mod migration;
     /// Whose rights an interpreter's process has, and what root trusts.
     mod rights;
     /// Results and errors of every kind, and output.

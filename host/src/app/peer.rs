@@ -161,6 +161,10 @@ impl Slots for PeerExecutor {
         })
     }
 
+    fn acquired_at(&self, _: i64) -> i64 {
+        now_micros()
+    }
+
     fn max_qubits(&self) -> Option<u16> {
         self.lender.active_plugin().hooks.evolve_qubits
     }

@@ -16,7 +16,7 @@ use crate::config::source::EffectiveSetting;
 use crate::config::suggest;
 use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
-use crate::executor::locate::{self, DeviceFactory, Located, LocatedLibrary};
+use crate::executor::locate::{self, DeviceFactory, LocateError, Located, LocatedLibrary};
 use crate::executor::python::files::Disk;
 use crate::executor::python::interpreter::InterpreterRequest;
 use crate::executor::worker::Restart;
@@ -107,6 +107,9 @@ pub fn locate_plugin(
         files: &Disk,
     };
     match (locate::locate(&request)?, &device.yaml_error, &device.path) {
+        (Located::Python(python), ..) if settings.executor.sha256.is_some() => {
+            Err(LocateError::Unpinnable { origin: python.source }.into())
+        }
         (Located::Library(_), Some(what), Some(path)) => {
             Err(ConfigError::Device { path: path.clone(), what: what.clone() }.into())
         }

@@ -8,6 +8,7 @@ use super::kit;
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
+use crate::executor::locate::Located;
 use crate::output;
 
 #[derive(Debug, clap::Args)]
@@ -53,7 +54,19 @@ pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
             .collect();
         let directories =
             format!("credentials in {}\nstate in {}\n", dirs.credentials.display(), dirs.state.display());
-        rows + &directories
+        rows + &directories + &interpreter(&prepared, env)
     };
     kit::print(text.as_bytes())
+}
+
+/// The interpreter of an executor in Python code, which no setting need name. What can't be found is told by the commands
+/// that need it.
+fn interpreter(prepared: &app::Prepared, env: &ProcessEnv) -> String {
+    match app::locate_plugin(&prepared.settings, &prepared.device, env) {
+        Ok(Located::Python(python)) => {
+            let interpreter = python.interpreter;
+            format!("python is {}, chosen by {}\n", interpreter.path.display(), interpreter.chosen_by)
+        }
+        _ => String::new(),
+    }
 }

@@ -58,6 +58,9 @@ Examples:
         /// The device config (CODA_DEVICE_CONFIG; ./site/device.yaml when it exists)
         #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
         device: Option<PathBuf>,
+        /// The interpreter of Python code, or its virtual environment (CODA_EXECUTOR_PYTHON)
+        #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+        python: Option<String>,
         /// JSON for machines
         #[arg(long)]
         json: bool,
@@ -107,9 +110,9 @@ pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure>
                 None => inspect(file, json)?,
             })?;
         }
-        PluginCommand::Device { device, json } => {
+        PluginCommand::Device { device, python, json } => {
             let runtime = kit::runtime()?;
-            let view = runtime.block_on(describe(device, env));
+            let view = runtime.block_on(describe(device, python, env));
             runtime.shutdown_background();
             match json {
                 true => out.line(&serde_json::json!(view?).to_string())?,
@@ -121,9 +124,14 @@ pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure>
 }
 
 /// Starts the plugin, asks for its device, and shuts it down again.
-async fn describe(device: Option<PathBuf>, env: ProcessEnv) -> Result<DeviceView, Failure> {
+async fn describe(
+    device: Option<PathBuf>,
+    python: Option<String>,
+    env: ProcessEnv,
+) -> Result<DeviceView, Failure> {
     let dispositions = Arc::new(Dispositions::capture());
-    let flags = device.map(|d| kit::device_flag(&d)).transpose()?.into_iter().collect();
+    let device = device.map(|d| kit::device_flag(&d)).transpose()?;
+    let flags = device.into_iter().chain(python.map(|path| ("CODA_EXECUTOR_PYTHON", path))).collect();
     let prepared = app::prepare(&env, flags)?;
     let located = app::locate_plugin(&prepared.settings, &prepared.device, &env)?;
     let starting = app::start_executor(&prepared.settings, &prepared.device, located, dispositions);

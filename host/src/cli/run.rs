@@ -146,6 +146,10 @@ async fn one_run(
                 let (reached, total) = context.progress();
                 bar.set_length(total.max(1));
                 bar.set_position(reached);
+                if executor.status().stuck_run().is_some() {
+                    bar.finish_and_clear();
+                    return Err("the run does not end, although it was asked to; the plugin is left as it is".into());
+                }
             }
             () = stop.cancelled(), if !context.is_cancelled() => {
                 context.set_cancelled();

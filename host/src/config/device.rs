@@ -3,12 +3,18 @@
 //! Two readings of that key are kept. The Python node finds it line by line, and takes a file that is not YAML at all;
 //! a plugin is handed YAML. Which of the two applies depends on what the value names (`executor/locate`).
 
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_yaml::Value;
 
 use super::{ConfigError, suggest};
+
+/// Largest device config.
+const MAX_BYTES: u64 = 4 << 20;
 
 /// The text of a device config, and the values that the host reads.
 #[derive(Debug, Clone, Default)]
@@ -41,8 +47,8 @@ impl DeviceConfig {
     /// The file can't be read, is not YAML, or its `executor_factory` is not text.
     pub fn load(path: Option<&Path>) -> Result<DeviceConfig, ConfigError> {
         let Some(path) = path else { return Ok(DeviceConfig::default()) };
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
+        let text =
+            read_text(path).map_err(|source| ConfigError::DeviceRead { path: path.to_path_buf(), source })?;
         let factory_line = factory_line(&text);
         // The byte order mark of some editors does not belong to the YAML that the plugin reads.
         let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
@@ -56,6 +62,21 @@ impl DeviceConfig {
             }
             Err(what) => Err(ConfigError::Device { path: path.to_path_buf(), what }),
         }
+    }
+}
+
+/// Reads a file that may be anything: one that never ends and one whose writer never comes are refused.
+fn read_text(path: &Path) -> io::Result<String> {
+    // Opened without waiting for the other end of a FIFO.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut text = String::new();
+    let taken = file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    match taken as u64 > MAX_BYTES {
+        true => Err(io::Error::other(format!("it is larger than {} MiB", MAX_BYTES >> 20))),
+        false => Ok(text),
     }
 }
 
@@ -200,6 +221,25 @@ mod tests {
         let config = DeviceConfig::load(Some(&path)).unwrap();
         assert_eq!(config.executor_factory.as_deref(), Some("./a.so"));
         assert!(config.text.starts_with("executor_factory"), "{:?}", config.text);
+    }
+
+    #[test]
+    fn what_never_ends_and_what_never_begins_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        let large = dir.path().join("large.yaml");
+        std::fs::write(&large, vec![b'#'; MAX_BYTES as usize + 1]).unwrap();
+        for (path, says) in [
+            (Path::new("/dev/zero"), "not a regular file"),
+            (dir.path(), "not a regular file"),
+            (&fifo, "not a regular file"),
+            (&large, "larger than 4 MiB"),
+        ] {
+            let error = DeviceConfig::load(Some(path)).unwrap_err();
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(cause.contains(says), "{}: {cause}", path.display());
+        }
     }
 
     #[test]

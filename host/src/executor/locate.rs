@@ -75,6 +75,8 @@ pub enum LocateError {
     #[error("{origin} is '{value}', which names Python code, and no interpreter for it was found; looked for {}",
             looked.join(", "))]
     NoInterpreter { value: String, origin: FactorySource, looked: Vec<String> },
+    #[error("the pin in CODA_EXECUTOR_SHA256 is of a library, and {origin} names Python code")]
+    Unpinnable { origin: FactorySource },
     #[error("CODA_EXECUTOR_PYTHON is '{value}', which is neither an interpreter nor a virtual environment")]
     BadInterpreter { value: String },
     #[error("{origin} is '{value}': {why}")]
@@ -110,6 +112,7 @@ impl Explain for LocateError {
         match self {
             LocateError::NoInterpreter { .. } => "executor-no-python",
             LocateError::BadInterpreter { .. } => "executor-bad-python",
+            LocateError::Unpinnable { .. } => "executor-unpinnable",
             LocateError::BadValue { .. } => "executor-bad-value",
             LocateError::NoFile { .. } | LocateError::NotFound { .. } => "executor-not-found",
             LocateError::Nothing { .. } => "executor-none",
@@ -123,6 +126,9 @@ impl Explain for LocateError {
             LocateError::NoInterpreter { .. } => "make a virtual environment with the vendor's package, for instance \
                  'python3 -m venv /opt/acme && /opt/acme/bin/pip install <package>', and set \
                  CODA_EXECUTOR_PYTHON=/opt/acme"
+                .into(),
+            LocateError::Unpinnable { .. } => "unset CODA_EXECUTOR_SHA256, and let no other user write into the \
+                 interpreter's virtual environment; or name a library"
                 .into(),
             LocateError::BadInterpreter { .. } => {
                 "set it to the directory of a virtual environment, or to an interpreter in one".into()

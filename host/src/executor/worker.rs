@@ -478,7 +478,11 @@ impl Remote {
             // The job has gone with its process.
             _ => return None,
         };
-        process.control(&ControlOrder::Cancel(job_id.into()), self.limits.control).unwrap_or_else(Some)
+        let order = ControlOrder::Cancel(job_id.into());
+        match process.form() {
+            CircuitForm::Binary => process.control(&order, self.limits.control).unwrap_or_else(Some),
+            CircuitForm::Json => process.tell(&order).err(),
+        }
     }
 
     /// Brings the device to rest.

@@ -104,6 +104,12 @@ pub trait Slots {
     /// When every slot is leased, cloud jobs wait for one, or the host is stopping.
     fn try_acquire(&self) -> Result<Self::Lease, NoSlot>;
 
+    /// The wall clock once a slot was acquired that was asked for at this time, as [`PeerTime::at`]. The log has the
+    /// hold from then on: in between, a cloud job may still have had the slot.
+    fn acquired_at(&self, asked_at: i64) -> i64 {
+        asked_at
+    }
+
     /// Most qubits of a state that the executor takes now; `None` when it can't take over a state at all.
     fn max_qubits(&self) -> Option<u16>;
 }
@@ -297,7 +303,10 @@ impl<Lease> ReservationTable<Lease> {
             }),
         };
         match acquired {
-            Ok(lease) => self.accept(now, owner, request, lease),
+            Ok(lease) => {
+                let now = PeerTime { at: slots.acquired_at(now.at), ..now };
+                self.accept(now, owner, request, lease)
+            }
             Err(reason) => self.decline(now, owner, request, reason),
         }
     }

@@ -30,7 +30,7 @@ pub use error::StoreError;
 pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
 use sql::{Op, SCHEMA, add_missing_columns, read_all};
 pub use view::{KeptEntry, KeptKind};
-use writer::{GROUPS, Request, Writer};
+use writer::{GROUPS, OpenFile, Request, Writer};
 
 const FILE: &str = "coda-host.db";
 /// How long another process may hold the write lock before a write of the host fails. Short: everybody who asks the
@@ -111,7 +111,8 @@ impl Database {
             newest.raise(id);
         }
         conn.busy_timeout(WRITE_BUSY_TIMEOUT).map_err(|e| fail(e.into()))?;
-        let writer = Writer::new(conn, qpu_id, newest.clone());
+        let file = OpenFile::at(path.clone()).map_err(|e| fail(e.into()))?;
+        let writer = Writer::new(conn, file, qpu_id, newest.clone());
         let failure = writer.failure();
         let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(e.into()))?;
         Ok((Store { actor, newest, failure }, opened))

@@ -160,6 +160,20 @@ async fn a_full_disk_is_told_by_its_cause_and_passes() {
     store.close();
 }
 
+#[tokio::test]
+async fn a_database_that_was_removed_takes_no_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(&dir, "q1").unwrap();
+    store.insert(row(1)).await.unwrap();
+    std::fs::remove_file(dir.path().join(FILE)).unwrap();
+    let error = store.insert(row(2)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Removed { .. }), "{error}");
+    assert!(store.failure().borrow().as_ref().is_some_and(|said| said.contains("was removed")));
+    // Another file in its place, such as a backup, is not the one that is open.
+    std::fs::write(dir.path().join(FILE), "").unwrap();
+    assert!(store.insert(row(3)).await.is_err());
+}
+
 /// As a FLUSHALL makes it possible.
 #[tokio::test]
 async fn what_is_kept_outlives_another_message_with_its_id() {

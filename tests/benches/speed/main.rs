@@ -2,8 +2,9 @@
 //!
 //! Prints figures and asserts nothing. Everything is private to the run: a redis-server, a development cloud
 //! that verifies tokens, a delay proxy where a link is to be long. With `CODA_BENCH_PYTHON=<path of coda-node>`
-//! the Python node is measured in the same run, and the ratios are printed. `CODA_BENCH_SCALE` (1) makes loads
-//! larger or smaller. Sizes are in the output.
+//! the Python node is measured in the same run, and the ratios are printed. With `CODA_TEST_NODE_VENV=<a venv with
+//! coda-node>` the host runs an executor in Python code too. `CODA_BENCH_SCALE` (1) makes loads larger or smaller. Sizes
+//! are in the output.
 
 #![forbid(unsafe_code)]
 
@@ -52,15 +53,18 @@ impl Report {
     }
 
     fn print(&self) {
-        if self.nodes.len() < 2 {
+        if self.nodes.len() < 2 || self.rows.is_empty() {
             return;
         }
-        println!("\n{:<48} {:>12} {:>12} {:>10}", "", self.nodes[0].name(), self.nodes[1].name(), "ratio");
-        for row in &self.rows {
-            if let [a, b] = row.values[..] {
-                let ratio = if a > b { a / b } else { b / a };
-                println!("{:<48} {:>12} {:>12} {ratio:>9.1}x  {}", row.name, number(a), number(b), row.unit);
-            }
+        let columns = |cells: Vec<String>| cells.iter().map(|c| format!(" {c:>12}")).collect::<String>();
+        let names = self.nodes.iter().map(|node| node.name().to_string()).collect();
+        println!("\n{:<48}{} {:>10}", "", columns(names), "ratio");
+        for row in self.rows.iter().filter(|row| row.values.len() == self.nodes.len()) {
+            // Of the last column to the first.
+            let (a, b) = (row.values[0], row.values[row.values.len() - 1]);
+            let ratio = if a > b { a / b } else { b / a };
+            let values = row.values.iter().map(|value| number(*value)).collect();
+            println!("{:<48}{} {ratio:>9.1}x  {}", row.name, columns(values), row.unit);
         }
     }
 }
@@ -94,7 +98,8 @@ async fn bench() {
     if std::env::args().nth(1).as_deref() == Some("executor-worker") {
         let numbers = std::env::args().skip_while(|a| a != "--descriptors").nth(1).unwrap_or_default();
         let numbers: Vec<i32> = numbers.split(',').filter_map(|n| n.parse().ok()).collect();
-        coda_host::executor::worker::child::run(None, Default::default(), None, &numbers)
+        let python = std::env::args().skip_while(|a| a != "--python").nth(1).map(PathBuf::from);
+        coda_host::executor::worker::child::run(None, Default::default(), python.as_deref(), &numbers)
             .expect("the plugin's process serves");
         return;
     }
@@ -105,15 +110,20 @@ async fn bench() {
     let scale: f64 = std::env::var("CODA_BENCH_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
     let size = |n: usize| ((n as f64 * scale) as usize).max(10);
     let mut nodes = vec![Kind::Host];
+    nodes.extend(coda_host_tests::python::venv().map(Kind::HostPython));
     nodes.extend(std::env::var_os("CODA_BENCH_PYTHON").map(|p| Kind::Python(PathBuf::from(p))));
     let mut report = Report { nodes: nodes.clone(), rows: Vec::new() };
     println!("one machine, one run; {} core(s)", std::thread::available_parallelism().map_or(0, usize::from));
     let only = std::env::var("CODA_BENCH_ONLY").ok();
     let wanted = |part: &str| only.as_deref().is_none_or(|only| only.split(',').any(|o| o == part));
     for (i, kind) in nodes.iter().enumerate() {
-        let slow = matches!(kind, Kind::Python(_));
         // The Python node would take minutes for the host's loads.
-        let load = |n: usize| if slow { size(n / 20) } else { size(n) };
+        let slow = !matches!(kind, Kind::Host);
+        let load = |n: usize| match kind {
+            Kind::Host => size(n),
+            Kind::HostPython(_) => size(n / 4),
+            Kind::Python(_) => size(n / 20),
+        };
         if wanted("ready") {
             ready(&mut report, i, kind).await;
         }

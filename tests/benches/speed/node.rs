@@ -1,4 +1,5 @@
-//! The programs that are measured: coda-host with its reference executor, and the Python node.
+//! The programs that are measured: coda-host with its reference executor, the same with an executor in Python code, and the
+//! Python node with that.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -16,6 +17,8 @@ use crate::bare::{self, Traffic};
 #[derive(Debug, Clone)]
 pub enum Kind {
     Host,
+    /// coda-host with the interpreter of this virtual environment.
+    HostPython(PathBuf),
     /// `coda-node` of a virtual environment.
     Python(PathBuf),
 }
@@ -24,6 +27,7 @@ impl Kind {
     pub fn name(&self) -> &'static str {
         match self {
             Kind::Host => "coda-host",
+            Kind::HostPython(_) => "host+py",
             Kind::Python(_) => "coda-node",
         }
     }
@@ -61,14 +65,16 @@ impl Node {
                 command.env_clear().env("CODA_DEVICE_CONFIG", device);
                 command
             }
+            Kind::HostPython(venv) => {
+                let mut command = Command::new(binary());
+                command.env_clear().env("CODA_EXECUTOR_PYTHON", venv).env("CODA_EXECUTOR_USER", own_user());
+                python_executor(&mut command, executor);
+                command
+            }
             Kind::Python(program) => {
                 let mut command = Command::new(program);
-                command.env_clear().arg("start");
-                command.env("PYTHONPATH", project_file("tests/benches/python")).env("PYTHONUNBUFFERED", "1");
-                command.env("CODA_EXECUTOR_FACTORY", "coda_bench_executor:create_executor");
-                command
-                    .env("BENCH_MS", executor.ms.to_string())
-                    .env("BENCH_BATCH", executor.batch.to_string());
+                command.env_clear().arg("start").env("PYTHONUNBUFFERED", "1");
+                python_executor(&mut command, executor);
                 command
             }
         };
@@ -130,6 +136,20 @@ impl Node {
         };
         tokio::time::timeout(Duration::from_secs(2), ask).await.is_ok_and(|a| a.is_some())
     }
+}
+
+/// The executor in Python code that measures zeros.
+fn python_executor(command: &mut Command, executor: Executor) {
+    command
+        .env("PYTHONPATH", project_file("tests/benches/python"))
+        .env("CODA_EXECUTOR_FACTORY", "coda_bench_executor:create_executor")
+        .env("BENCH_MS", executor.ms.to_string())
+        .env("BENCH_BATCH", executor.batch.to_string());
+}
+
+/// The account of the interpreter, whatever accounts this machine has: an empty value leaves it to the host.
+fn own_user() -> &'static str {
+    if coda_host::sys::effective_user() == 0 { "root" } else { "" }
 }
 
 impl Drop for Node {

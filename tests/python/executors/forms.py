@@ -90,9 +90,7 @@ def in_main_thread(settings):
 
 class SyncRun:
     def run(self, ir, shots):
-        import asyncio
-
-        return asyncio.run_coroutine_threadsafe if False else _answer(ir, shots)
+        return _answer(ir, shots)
 
 
 def _answer(ir, shots):

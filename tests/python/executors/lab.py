@@ -19,8 +19,6 @@ from coda_node.server.executor import ExecutionResult
 from coda_node.server.ir import NativeGateIR
 
 log = logging.getLogger("lab")
-# When calls of the hardware began and ended, by the order of their starts.
-hardware: list[str] = []
 
 
 def result(counts, ms=1.5, shots=None, **_):
@@ -87,7 +85,7 @@ async def fail(error):
 def errors(mode):
     return {
         "value_error": ValueError("qubit 7 is out of calibration"),
-        "timeout": asyncio.TimeoutError("no answer of the AWG"),
+        "timeout": TimeoutError("no answer of the AWG"),
         "blank_timeout": TimeoutError(),
         "memory": MemoryError("too large"),
         "not_implemented": NotImplementedError("no cp here"),
@@ -209,6 +207,12 @@ class Lab:
         import multiprocessing
 
         context = multiprocessing.get_context(method)
+        # One that would go on: only a signal ends it.
+        helper = context.Process(target=time.sleep, args=(600,))
+        helper.start()
+        helper.terminate()
+        helper.join()
+        note(f"{method} terminated {helper.exitcode}")
         with context.Pool(1) as pool:
             note(f"{method} {pool.apply(len, ['four'])}")
 

@@ -1,7 +1,8 @@
 //! Cancels of runs in Python code: whatever the run does with it, the job is cancelled, and two calls never overlap.
 
-use coda_host_tests::python::{lab_job, notes, venv};
-use coda_host_tests::{Plan, TestHost, eventually};
+use coda_host_tests::artifacts::project_file;
+use coda_host_tests::python::{executors, lab_job, notes, venv};
+use coda_host_tests::{LIMIT, Plan, TestHost, eventually};
 use serde_json::json;
 
 /// Sends a job and waits until it is in the executor.
@@ -54,6 +55,10 @@ async fn a_run_that_blocks_the_loop_is_named_in_the_log_and_killed_after_the_gra
     // C code that keeps the interpreter's lock: not even the control thread runs.
     begin(&host, "gil", "hold_gil:600").await;
     assert_cancelled(&host, "gil").await;
+    eventually("it is killed after the grace too", async || {
+        host.log().matches("the run did not end; its process is killed").count() == 2
+    })
+    .await;
     host.send(&lab_job(&host, "after", "ok", 7)).await;
     assert_eq!(host.delivered("after").await["counts"], json!({ "00": 7 }));
 }
@@ -130,4 +135,18 @@ async fn a_run_beyond_the_time_limit_fails_with_the_limit() {
     assert!(error.contains("took longer than 0.3 s"), "{error}");
     host.send(&lab_job(&host, "J2", "ok", 10)).await;
     assert_eq!(host.delivered("J2").await["status"], "completed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_that_overtakes_its_job_cancels_it_and_a_late_one_nothing() {
+    let Some(venv) = venv() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut script = tokio::process::Command::new(venv.join("bin/python"));
+    script.arg(project_file("tests/python/early_cancel.py")).arg(project_file("host/src/executor/python"));
+    script.env("PYTHONPATH", executors()).env("LAB_NOTES", dir.path().join("notes")).kill_on_drop(true);
+    let output = tokio::time::timeout(LIMIT, script.output()).await.expect("it ends").unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(lines, ["early: error 7", "late: result", "unknown: result", "ended: 0"], "{errors}");
 }

@@ -91,7 +91,15 @@ async fn helpers_of_every_kind_work_and_none_outlives_the_process() {
     host.send(&lab_job(&host, "terminate", "terminate", 10)).await;
     assert_eq!(host.delivered("terminate").await["status"], "completed");
     let noted = notes(&host);
-    for line in ["spawn 4", "fork 4", "forkserver 4", "terminated -15"] {
+    for line in [
+        "spawn 4",
+        "fork 4",
+        "forkserver 4",
+        "terminated -15",
+        "spawn terminated -15",
+        "fork terminated -15",
+        "forkserver terminated -15",
+    ] {
         assert!(noted.contains(&line.to_string()), "{line}: {noted:?}");
     }
     host.send(&lab_job(&host, "helper", "helper", 10)).await;

@@ -62,7 +62,7 @@ async fn factories_of_every_form_are_read_as_the_python_node_reads_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_factory_is_given_the_settings_of_the_host_and_no_credential() {
     let Some(venv) = venv() else { return };
-    let plan = Plan::python(&venv, "lab:told", "").qubits(20);
+    let plan = Plan::python(&venv, "lab:told", "").qubits(20).gate_set("cnot");
     // Values that coda-node's own settings would refuse: empty ones, and fractions of seconds.
     let mut host = plan.env("CODA_PORT", "").env("CODA_VPN_PROBE_TARGETS", "").prepare().await;
     host.unset("CODA_PORT");
@@ -73,8 +73,11 @@ async fn a_factory_is_given_the_settings_of_the_host_and_no_credential() {
     let told: Vec<&String> = notes.iter().filter(|n| n.starts_with("told")).collect();
     // First with what is known before the connect, then as the QPU is registered.
     assert_eq!(told.len(), 2, "{notes:?}");
-    assert!(told[0].contains("qpu_id= ") && told[0].contains("num_qubits=5"), "{told:?}");
-    assert!(told[1].contains("qpu_id=q1 ") && told[1].contains("num_qubits=20"), "{told:?}");
+    assert!(told[0].contains("qpu_id= ") && told[0].contains("native_gate_set=cz num_qubits=5"), "{told:?}");
+    assert!(
+        told[1].contains("qpu_id=q1 ") && told[1].contains("native_gate_set=cnot num_qubits=20"),
+        "{told:?}"
+    );
     for told in told {
         assert!(told.contains("node_token=coda-host redis_url= jwt_private_key= "), "{told}");
         assert!(told.ends_with("device.yaml"), "{told}");

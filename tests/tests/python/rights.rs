@@ -99,6 +99,20 @@ async fn an_environment_that_the_account_can_not_read_is_named_with_the_remedy()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pin_of_a_library_lets_no_python_code_pass() {
+    let Some(venv) = venv() else { return };
+    let plan = Plan::python(&venv, "lab:create_executor", "").env("CODA_EXECUTOR_SHA256", "0".repeat(64));
+    let mut host = plan.prepare().await;
+    host.launch();
+    assert_eq!(host.wait_exit().await, Exit::Code(3));
+    assert!(
+        host.log().contains("the pin in CODA_EXECUTOR_SHA256 is of a library, and executor_factory"),
+        "{}",
+        host.log()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn root_runs_no_packages_that_others_may_change_with_its_own_rights() {
     let Some(venv) = venv().filter(|_| is_root()) else { return };
     let dir = tempfile::tempdir().unwrap();

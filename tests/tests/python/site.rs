@@ -167,3 +167,109 @@ async fn without_a_factory_the_only_package_that_offers_one_is_used_and_never_al
     assert!(said.code == 3 && said.err.contains("several packages offer one"), "{}", said.text());
     assert!(said.err.contains("acme_one") && said.err.contains("acme_two"), "{}", said.text());
 }
+
+/// How a package may be installed.
+#[derive(Debug, Clone, Copy)]
+enum Install {
+    /// By its wheel.
+    Wheel,
+    /// As editable, by a file that names its directory: uv, hatchling.
+    PathFile,
+    /// As editable, by an import hook: setuptools.
+    ImportHook,
+}
+
+/// Installs a package that offers an executor.
+fn install(how: Install, venv: &Path, project: &Path) {
+    offer(project, "acme_one");
+    std::fs::write(project.join("acme_one/__init__.py"), "").unwrap();
+    let site = packages(venv);
+    let distribution = site.join("acme_one-1.2.dist-info");
+    std::fs::create_dir(&distribution).unwrap();
+    let metadata = "Metadata-Version: 2.1\nName: acme-one\nVersion: 1.2\n";
+    std::fs::write(distribution.join("METADATA"), metadata).unwrap();
+    match how {
+        Install::Wheel => {
+            std::fs::rename(project.join("acme_one"), site.join("acme_one")).unwrap();
+            std::fs::write(distribution.join("RECORD"), "acme_one/__init__.py,,\n").unwrap();
+        }
+        Install::PathFile => {
+            std::fs::write(site.join("_acme_one.pth"), format!("{}\n", project.display())).unwrap();
+            std::fs::write(distribution.join("RECORD"), "_acme_one.pth,,\n").unwrap();
+        }
+        Install::ImportHook => {
+            let finder = format!(
+                "import sys\nfrom importlib.util import spec_from_file_location\n\n\n\
+                 class Finder:\n    @classmethod\n    def find_spec(cls, name, path=None, target=None):\n        \
+                 if name == 'acme_one':\n            return spec_from_file_location(name, '{0}/acme_one/__init__.py', \
+                 submodule_search_locations=['{0}/acme_one'])\n\n\n\
+                 def install():\n    sys.meta_path.append(Finder)\n",
+                project.display()
+            );
+            std::fs::write(site.join("__editable___acme_finder.py"), finder).unwrap();
+            let hook = "import __editable___acme_finder; __editable___acme_finder.install()\n";
+            std::fs::write(site.join("__editable__.acme.pth"), hook).unwrap();
+            std::fs::write(distribution.join("top_level.txt"), "acme_one\n").unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_package_is_found_however_it_is_installed() {
+    let Some(venv) = venv() else { return };
+    for how in [Install::Wheel, Install::PathFile, Install::ImportHook] {
+        let plan = Plan::device("num_qubits: 5\n").as_own_user();
+        let mut host = plan.env("PYTHONPATH", executors().display().to_string()).prepare().await;
+        let own = venv_at(host.dir(), &venv);
+        let project = host.dir().join("project");
+        std::fs::create_dir(&project).unwrap();
+        install(how, &own, &project);
+        host.start().await;
+        good_job(&host, "J1").await;
+        let python = host.ready().await.1["plugin"]["python"].clone();
+        assert_eq!(python["factory"], "acme_one.executor_factory:create_executor", "{how:?}");
+        assert_eq!(python["package"], "acme-one 1.2", "{how:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interpreter_that_can_not_run_coda_node_says_so() {
+    let Some(venv) = venv() else { return };
+    let mut host = Plan::python(&venv, "lab:create_executor", "").prepare().await;
+    let device = async |host: &TestHost| host.cli(&["plugin", "device"]).await;
+    // Without coda-node.
+    let bare = host.dir().join("bare");
+    output(Command::new(venv.join("bin/python")).args(["-m", "venv", "--without-pip"]).arg(&bare));
+    host.set("CODA_EXECUTOR_PYTHON", bare.display().to_string());
+    let said = device(&host).await;
+    let missing = "No module named 'numpy'; install what has it for this interpreter";
+    assert!(said.code == 3 && said.err.contains(missing), "{}", said.text());
+    assert!(
+        said.err.contains(&format!("{}/bin/python -m pip install numpy", bare.display())),
+        "{}",
+        said.text()
+    );
+    // A program that is no interpreter, and one that does not start.
+    for (program, says) in
+        [("/bin/true", "ended by itself with status 0"), ("/etc/passwd", "can't be started")]
+    {
+        host.set("CODA_EXECUTOR_PYTHON", program);
+        let said = device(&host).await;
+        assert!(said.code == 3 && said.err.contains(says), "{program}: {}", said.text());
+    }
+    // Too old, where there is such a one.
+    let old =
+        (6..11).map(|minor| PathBuf::from(format!("/usr/bin/python3.{minor}"))).find(|path| path.is_file());
+    match old.or_else(|| std::env::var_os("CODA_TEST_OLD_PYTHON").map(PathBuf::from)) {
+        None => eprintln!("SKIPPED: no Python before 3.11 is here"),
+        Some(old) => {
+            host.set("CODA_EXECUTOR_PYTHON", old.display().to_string());
+            let said = device(&host).await;
+            assert!(
+                said.code == 3 && said.err.contains("is too old, coda-node needs 3.11"),
+                "{}",
+                said.text()
+            );
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The commands with an executor in Python code: check, inspect, run, dev, reload, doctor, status.
 
 use coda_host_tests::artifacts::circuit_file;
-use coda_host_tests::python::{lab_job, notes, venv};
+use coda_host_tests::python::{executors, lab_job, notes, venv};
 use coda_host_tests::{Exit, Plan, TestHost, example};
 use serde_json::{Value, json};
 
@@ -81,6 +81,10 @@ async fn ready_status_and_doctor_tell_the_interpreter_and_why() {
         finding(&host, "isolation").await["found"].as_str().unwrap().contains("the plugin's process runs as")
     );
 
+    let said = host.cli(&["config"]).await;
+    let line = format!("python is {}, chosen by CODA_EXECUTOR_PYTHON", venv.join("bin/python").display());
+    assert!(said.out.contains(&line), "{}", said.text());
+
     host.start().await;
     let ready = host.ready().await.1;
     let python = &ready["plugin"]["python"];
@@ -134,21 +138,40 @@ async fn a_reload_swaps_python_code_and_plugins_between_two_runs() {
 async fn a_reload_under_load_loses_no_job_and_runs_none_twice() {
     const JOBS: usize = 60;
     let Some(venv) = venv() else { return };
-    let host = Plan::python(&venv, "lab:create_executor", "").start().await;
+    let mut host = Plan::python(&venv, "acme_versions:create_executor", "").prepare().await;
+    let packages = host.dir().join("packages");
+    std::fs::create_dir(&packages).unwrap();
+    // Each version tells itself in the time of its results.
+    let publish = |version: u32| {
+        let text = format!(
+            "from lab import Lab, result, zeros\n\n\nclass Version(Lab):\n    async def run(self, ir, shots):\n        \
+             await super().run(ir, shots)\n        return result({{zeros(ir): shots}}, {version}.0, shots)\n\n\n\
+             create_executor = Version\n"
+        );
+        std::fs::write(packages.join("acme_versions.py"), text).unwrap();
+    };
+    publish(1);
+    let path = format!("{}:{}", executors().display(), packages.display());
+    host.set("PYTHONPATH", path);
+    host.start().await;
     for n in 0..JOBS {
         host.send(&lab_job(&host, &format!("J{n}"), "sleep:0.05", 10 + n as u32)).await;
     }
-    for swap in 0..3 {
-        let version = if swap % 2 == 0 { "batches" } else { "create_executor" };
-        host.write_device(&format!("executor_factory: lab:{version}\n"));
+    for version in 2..5 {
+        publish(version);
         let said = host.cli(&["reload"]).await;
-        assert_eq!(said.code, 0, "{}", said.text());
+        assert!(said.code == 0 && said.out.contains("no run for"), "{}", said.text());
     }
+    let mut versions = Vec::new();
     for n in 0..JOBS {
         let id = format!("J{n}");
-        assert_eq!(host.delivered(&id).await["counts"], json!({ "00": 10 + n }));
+        let body = host.delivered(&id).await;
+        assert_eq!(body["counts"], json!({ "00": 10 + n }));
         assert_eq!(host.attempts(&id), (1, 1), "{id}");
+        versions.push(body["execution_time_ms"].as_f64().unwrap());
     }
+    assert!(versions.is_sorted(), "no job ran on a former version after a later one: {versions:?}");
+    assert_eq!(versions.last(), Some(&4.0), "{versions:?}");
     let begun = notes(&host).iter().filter(|n| n.starts_with("begins")).count();
     assert_eq!(begun, JOBS, "each job ran once");
     host.wait_nothing_pending().await;

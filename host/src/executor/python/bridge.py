@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import faulthandler
 import gc
 import importlib
 import importlib.machinery
@@ -30,6 +31,7 @@ import threading
 import time
 import traceback
 import types
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -378,13 +380,13 @@ def factory_of(spec: dict[str, Any], log: Log) -> str:
 
 def check(spec: dict[str, Any], log: Log) -> tuple[Node, dict[str, Any]]:
     """Makes sure that an executor can be made, without running anything of the vendor's."""
-    sys.meta_path.insert(0, CarriedModules(spec["modules"]))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, CarriedModules(spec["modules"]))
     own = importlib.import_module("coda_executor")
     own._read_by_host = (spec["config_path"], spec["config"]) if isinstance(spec["config"], dict) else None
     log.mask = own._masked
     node = Node(own)
     factory = factory_of(spec, log)
-    spec["factory"] = factory
+    spec["factory"] = spec["settings"]["executor_factory"] = factory
     module = factory.partition(":")[0]
     package = module.partition(".")[0]
     try:
@@ -467,7 +469,7 @@ def describe_device(executor: Any, node: Node) -> dict[str, Any]:
     if device is not None:
         directed = getattr(device, "directed_edges", None)
         is_directed = bool(directed)
-        pairs = directed if is_directed else device.logical_edges
+        pairs: Any = directed if is_directed else device.logical_edges
         edges = None if is_full and pairs is None else [[operator.index(a), operator.index(b)] for a, b in pairs]
     qubits = getattr(device, "num_qubits", None)
     try:
@@ -509,7 +511,8 @@ def whole(value: Any, name: str) -> int:
     except (TypeError, ValueError):
         number = None
     if number is None or not number.is_integer():
-        raise BadResult(f"the executor returned {name} {value!r} of type {type(value).__name__}, expected a whole number")
+        kind = type(value).__name__
+        raise BadResult(f"the executor returned {name} {value!r} of type {kind}, expected a whole number")
     return int(number)
 
 
@@ -622,6 +625,9 @@ class Bridge:
         self.jobs: list[Job] = []
         self.run: asyncio.Task[Any] | None = None
         self.is_cancelling = False
+        # Jobs that were cancelled before their request was read, and those that were answered last.
+        self.early_cancels: deque[str] = deque(maxlen=16)
+        self.answered: set[str] = set()
         self.blocked_told: set[str] = set()
         self.background: set[asyncio.Task[Any]] = set()
         self.end = self.loop.create_future()
@@ -652,6 +658,10 @@ class Bridge:
             self.log.traceback("the executor could not be created", error)
             message = self.log.mask(end_of_process(error) if is_end(error) else describe(error))
             code = CODE_NAMES[code_of(error, self.node)]
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                package = error.name.partition(".")[0].replace("_", "-")
+                message += f"; install what has it for this interpreter: {sys.executable} -m pip install {package}"
+                code = CODE_NAMES[CONFIG]
             failed = {"code": code, "stage": "Create", "retryable": False, "text": clean(message[:MAX_TEXT])}
             self.send(json_frame(STEP, {"Create": failed}))
             return False
@@ -716,7 +726,12 @@ class Bridge:
             os._exit(LOOP_ENDED)
 
     def begin(self, jobs: list[Job], serve: Callable[[], Awaitable[None]]) -> None:
-        self.jobs, self.run, self.is_cancelling = jobs, None, False
+        self.jobs, self.run = jobs, None
+        for job in jobs:
+            if job.id in self.early_cancels:
+                job.is_cancelled = True
+                self.early_cancels.remove(job.id)
+        self.is_cancelling = all(job.is_cancelled for job in jobs)
         self.blocked_told.clear()
         self.start(serve())
 
@@ -817,6 +832,8 @@ class Bridge:
         pairs = [(circuit, jobs[index].shots) for index, circuit in circuits]
         whole_error, surplus = None, 0
         try:
+            if self.was_cancelled():
+                raise asyncio.CancelledError
             self.run = self.start_run(lambda: self.executor.batch_run(pairs), None)
             results = await self.run
             if isinstance(results, Ended):
@@ -826,7 +843,7 @@ class Bridge:
                 raise BadResult(f"batch_run returned {type(results).__name__}, expected results in order")
             results = list(results)
             surplus = max(len(results) - len(circuits), 0)
-            for (index, _), result in zip(circuits, results):
+            for (index, _), result in zip(circuits, results, strict=False):
                 answers[index] = self.batch_answer(result, jobs[index])
         except BaseException as error:
             if self.was_cancelled():
@@ -849,6 +866,7 @@ class Bridge:
         self, answers: list[bytes | None], is_last: bool, whole_error: bytes | None = None, surplus: int = 0
     ) -> None:
         """Sends the answers; the process ends after a last one."""
+        self.answered = {job.id for job in self.jobs}
         self.jobs, self.run = [], None
         output_is_read()
         whole_part = struct.pack("<H", 0) if whole_error is None else struct.pack("<H", 1) + whole_error
@@ -861,7 +879,7 @@ class Bridge:
     # --- cancels
 
     def take_orders(self) -> None:
-        """The control thread: answers at once and leaves the work to the loop."""
+        """The control thread: takes orders at once and leaves the work to the loop."""
         # The host's word that there are no further slots.
         receive(self.control, 1)
         while True:
@@ -870,10 +888,11 @@ class Bridge:
                 os._exit(LOOP_ENDED)
             order = json.loads(Reader(body).text())
             if isinstance(order, dict) and "Cancel" in order:
-                # Before the answer: a run that the host sends after it, of the same id, is not the one that was meant.
+                # Not answered: code that keeps the interpreter's lock would delay that.
                 taken = threading.Event()
                 self.loop.call_soon_threadsafe(self.cancel, order["Cancel"], taken)
                 threading.Thread(target=self.watch_cancel, args=(order["Cancel"], taken), daemon=True).start()
+                continue
             try:
                 self.control.sendall(json_frame(ORDER_DONE, {"Done": None}))
             except OSError:
@@ -889,6 +908,9 @@ class Bridge:
 
     def cancel(self, job_id: str, taken: threading.Event) -> None:
         taken.set()
+        # An order may overtake the request of its job. One that comes after the answer is late.
+        if job_id not in self.answered and all(job.id != job_id for job in self.jobs):
+            self.early_cancels.append(job_id)
         for job in self.jobs:
             job.is_cancelled = job.is_cancelled or job.id == job_id
         # A batch has one run for all: it ends when nobody waits for it any more.
@@ -951,18 +973,44 @@ def output_is_read() -> None:
         time.sleep(0.0005)
 
 
-def signals() -> None:
-    """Stop signals are the host's: a handler that does nothing is not inherited by helpers, as ignoring would be."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def do_nothing(number: int, stack: types.FrameType | None) -> None:
+    """Stop signals are the host's. Helpers do not inherit a handler, as they would that a signal is ignored."""
+
+
+def take_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+    for number in STOP_SIGNALS:
+        signal.signal(number, do_nothing)
 
 
-def leave_sockets(log: Log, sockets: list[socket.socket]) -> None:
-    """A forked child has no part in the exchange with the host."""
-    log.leave()
-    for sock in sockets:
-        sock.close()
+class Forks:
+    """A forked child has no part in the exchange with the host, and can be terminated from its first moment on."""
+
+    def __init__(self, log: Log, sockets: list[socket.socket]) -> None:
+        self.log = log
+        self.sockets = sockets
+        # What each forking thread had blocked before.
+        self.masks = threading.local()
+        os.register_at_fork(before=self.before, after_in_parent=self.in_parent, after_in_child=self.in_child)
+
+    def before(self) -> None:
+        # A stop signal for the child waits until it has the handlers of a child.
+        self.masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def in_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.masks.before)
+
+    def in_child(self) -> None:
+        self.log.leave()
+        for sock in self.sockets:
+            sock.close()
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is do_nothing:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.masks.before)
 
 
 def main(descriptors: list[int]) -> None:
@@ -970,13 +1018,14 @@ def main(descriptors: list[int]) -> None:
     for sock in sockets:
         sock.set_inheritable(False)
     control, events, slot = sockets
-    signals()
+    faulthandler.enable()
+    take_stop_signals()
     kind, body = receive_frame(slot)
     if kind != CHECK:
         os._exit(LOOP_ENDED)
     spec: dict[str, Any] = json.loads(Reader(body).text())
     log = Log(events, spec["log_level"])
-    os.register_at_fork(after_in_child=lambda: leave_sockets(log, sockets))
+    Forks(log, sockets)
     logging.root.addHandler(log)
     logging.root.setLevel(logging.INFO)
     logging.captureWarnings(True)

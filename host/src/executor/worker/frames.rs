@@ -537,6 +537,52 @@ mod tests {
         assert_eq!(ControlOrder::decode(&event), Err(Garbled));
     }
 
+    /// The value of a constant of the bridge: `A, B = 1, 2`.
+    fn bridge_constant(name: &str) -> u32 {
+        let mut lines = super::super::super::python::BRIDGE.lines().filter_map(|line| line.split_once(" = "));
+        let found = lines.find_map(|(names, values)| {
+            let at = names.split(", ").position(|known| known == name)?;
+            values.split(", ").nth(at)?.parse().ok()
+        });
+        found.unwrap_or_else(|| panic!("the bridge has no {name}"))
+    }
+
+    #[test]
+    fn the_bridge_has_the_same_numbers() {
+        for (name, kind) in [
+            ("CHECK", Kind::Check),
+            ("CREATE", Kind::Create),
+            ("RUN", Kind::Run),
+            ("BATCH", Kind::Batch),
+            ("DESTROY", Kind::Destroy),
+            ("STEP", Kind::Step),
+            ("JOBS", Kind::Jobs),
+            ("DESTROYED", Kind::Destroyed),
+            ("ORDER", Kind::Order),
+            ("ORDER_DONE", Kind::OrderDone),
+            ("LOG", Kind::Log),
+            ("FINAL", Kind::Final),
+        ] {
+            assert_eq!(bridge_constant(name), kind as u32, "{name}");
+        }
+        for code in [
+            ErrorCode::Other,
+            ErrorCode::Config,
+            ErrorCode::Unsupported,
+            ErrorCode::Resources,
+            ErrorCode::Timeout,
+            ErrorCode::Cancelled,
+            ErrorCode::Panic,
+            ErrorCode::Contract,
+        ] {
+            assert_eq!(bridge_constant(&code.name().to_uppercase()), code.code(), "{code}");
+        }
+        assert_eq!(bridge_constant("STAGE_RUN"), coda_plugin_abi::Stage::Run.code());
+        for (name, level) in [("ERROR", 1), ("WARN", 2), ("INFO", 3), ("DEBUG", 4), ("TRACE", 5)] {
+            assert_eq!(bridge_constant(name), level, "{name}");
+        }
+    }
+
     #[test]
     fn what_is_no_frame_is_refused() {
         for bytes in [&[0, 0, 0, 0, 1][..], &[1, 0, 0, 0, 99], &[255, 255, 255, 255, 1], &[2, 0, 0, 0, 2]] {

@@ -381,6 +381,17 @@ impl Process {
         }
     }
 
+    /// Tells a Python executor's process of an order that it does not answer: it may be in code that lets no other thread run,
+    /// and has the grace of its run to come back from it.
+    ///
+    /// # Errors
+    /// When the process ends meanwhile, with how it ended.
+    pub fn tell(&self, order: &ControlOrder) -> Result<(), Error> {
+        let message = order.encode().map_err(|e| Error::new(ErrorCode::Resources, e.to_string()))?;
+        let _turn = self.control.turn.lock();
+        (&self.control.stream).write_all(&message).map_err(|_| self.death(Stage::Cancel))
+    }
+
     /// The device as the plugin describes it now. A process that takes longer than the limit is killed.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ pub fn run(interpreter: &Path, descriptors: &[i32], rights: Result<(), String>) 
         Ok(()) => {
             let mut command = Command::new(interpreter);
             // Not `-I` and not `-E`: what the vendor's environment sets for its interpreter applies.
-            command.args(["-u", "-X", "faulthandler", "-c", BOOT]);
+            command.args(["-u", "-c", BOOT]);
             let error = command.args(descriptors.iter().map(ToString::to_string)).exec();
             refusal(interpreter, &error)
         }

@@ -16,6 +16,8 @@ pub enum StoreError {
     Write(SqliteFailure),
     #[error("the state database could not be read: {0}")]
     Read(SqliteFailure),
+    #[error("the state database {} was removed or replaced while the host runs", path.display())]
+    Removed { path: PathBuf },
     #[error("the state database has stopped")]
     Stopped,
 }
@@ -30,6 +32,7 @@ impl Explain for StoreError {
             StoreError::Newer { .. } => "store-newer",
             StoreError::Write(_) => "store-write",
             StoreError::Read(_) => "store-read",
+            StoreError::Removed { .. } => "store-removed",
             StoreError::Stopped => "store-stopped",
         }
     }
@@ -45,6 +48,7 @@ impl Explain for StoreError {
             StoreError::Newer { .. } => "use the newer coda-host, or another CODA_STATE_DIR".into(),
             StoreError::Write(failure) => failure.write_hint(NAME),
             StoreError::Read(failure) => failure.read_hint(NAME),
+            StoreError::Removed { .. } => "restart coda-host: what is not on disk runs again".into(),
             StoreError::Stopped => "report this as a bug of coda-host".into(),
         })
     }
@@ -55,7 +59,7 @@ impl Explain for StoreError {
                 failure.exit()
             }
             StoreError::Newer { .. } => exit::CONFIG,
-            StoreError::Stopped => exit::FAILURE,
+            StoreError::Removed { .. } | StoreError::Stopped => exit::FAILURE,
         }
     }
 }

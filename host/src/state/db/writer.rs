@@ -1,5 +1,7 @@
 //! The thread behind [`Store`](super::Store): writes in groups, reads at once.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,8 +45,29 @@ struct WaitingWrite {
     reply: Option<Reply<()>>,
 }
 
+/// Which file a path led to when it was opened. What is written to one that was removed since is lost with the
+/// process, although every write succeeds.
+pub(super) struct OpenFile {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl OpenFile {
+    /// # Errors
+    /// When the file is not there.
+    pub(super) fn at(path: PathBuf) -> std::io::Result<OpenFile> {
+        let metadata = path.metadata()?;
+        Ok(OpenFile { path, id: (metadata.dev(), metadata.ino()) })
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == self.id)
+    }
+}
+
 pub(super) struct Writer {
     conn: Connection,
+    file: OpenFile,
     qpu_id: String,
     newest: Arc<NewestInHistory>,
     waiting: Vec<WaitingWrite>,
@@ -123,10 +146,16 @@ impl SqliteWorker for Writer {
 }
 
 impl Writer {
-    pub(super) fn new(conn: Connection, qpu_id: &str, newest: Arc<NewestInHistory>) -> Writer {
+    pub(super) fn new(
+        conn: Connection,
+        file: OpenFile,
+        qpu_id: &str,
+        newest: Arc<NewestInHistory>,
+    ) -> Writer {
         let qpu_id = qpu_id.to_string();
         Writer {
             conn,
+            file,
             qpu_id,
             newest,
             waiting: Vec::new(),
@@ -151,6 +180,9 @@ impl Writer {
 
     /// What became of each write, once their transaction is on disk.
     fn transaction(&mut self, group: &[WaitingWrite]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+        if !self.file.is_in_place() {
+            return Err(StoreError::Removed { path: self.file.path.clone() });
+        }
         // The lock is asked for once, and not by each write of the group in turn.
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(write_failed)?;
         let now = time::OffsetDateTime::now_utc().unix_timestamp();
