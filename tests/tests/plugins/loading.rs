@@ -76,7 +76,8 @@ async fn values_that_name_no_plugin_are_explained() {
     let simulator = library("coda_simulator");
     let simulator = simulator.to_str().unwrap();
     for (value, says) in [
-        ("acme_qpu.executor_factory:create_executor", "names Python code"),
+        // Whether an interpreter was found or not.
+        ("acme_qpu.executor_factory:create_executor", "CODA_EXECUTOR_PYTHON"),
         ("no_such_plugin", "no plugin directory has it"),
         ("libc.so.6", "no plugin directory has it"),
         ("./nowhere.so", "there is no file"),

@@ -23,6 +23,7 @@ import json
 import logging
 import operator
 import os
+import select
 import signal
 import socket
 import struct
@@ -628,6 +629,8 @@ class Bridge:
         # Jobs that were cancelled before their request was read, and those that were answered last.
         self.early_cancels: deque[str] = deque(maxlen=16)
         self.answered: set[str] = set()
+        # Held while an order is read and scheduled.
+        self.taking_order = threading.Lock()
         self.blocked_told: set[str] = set()
         self.background: set[asyncio.Task[Any]] = set()
         self.end = self.loop.create_future()
@@ -716,14 +719,23 @@ class Bridge:
         del self.buffer[: 4 + length]
         reader = Reader(body)
         if kind == RUN:
-            self.begin([Job(reader)], self.run_one)
+            self.begin_after_orders([Job(reader)], self.run_one)
         elif kind == BATCH:
-            self.begin([Job(reader) for _ in range(reader.number("<Q"))], self.run_batch)
+            self.begin_after_orders([Job(reader) for _ in range(reader.number("<Q"))], self.run_batch)
         elif kind == DESTROY:
             self.start(self.destroy())
         else:
             self.log.say(ERROR, f"a request of kind {kind}, which Python executors don't know", "")
             os._exit(LOOP_ENDED)
+
+    def begin_after_orders(self, jobs: list[Job], serve: Callable[[], Awaitable[None]]) -> None:
+        """Begins behind every order that the host wrote before: a cancel of an ended run must not hit one of the same id."""
+        while select.select([self.control], [], [], 0)[0]:
+            # The other thread reads it as soon as this one lets it.
+            time.sleep(0.0001)
+        with self.taking_order:
+            # What it has read is scheduled by now.
+            self.loop.call_soon(self.begin, jobs, serve)
 
     def begin(self, jobs: list[Job], serve: Callable[[], Awaitable[None]]) -> None:
         self.jobs, self.run = jobs, None
@@ -883,20 +895,26 @@ class Bridge:
         # The host's word that there are no further slots.
         receive(self.control, 1)
         while True:
-            kind, body = receive_frame(self.control)
-            if kind != ORDER:
-                os._exit(LOOP_ENDED)
-            order = json.loads(Reader(body).text())
-            if isinstance(order, dict) and "Cancel" in order:
-                # Not answered: code that keeps the interpreter's lock would delay that.
-                taken = threading.Event()
-                self.loop.call_soon_threadsafe(self.cancel, order["Cancel"], taken)
-                threading.Thread(target=self.watch_cancel, args=(order["Cancel"], taken), daemon=True).start()
-                continue
-            try:
-                self.control.sendall(json_frame(ORDER_DONE, {"Done": None}))
-            except OSError:
-                os._exit(0)
+            # Not within the lock: an order may be long in coming.
+            select.select([self.control], [], [])
+            with self.taking_order:
+                self.take_order()
+
+    def take_order(self) -> None:
+        kind, body = receive_frame(self.control)
+        if kind != ORDER:
+            os._exit(LOOP_ENDED)
+        order = json.loads(Reader(body).text())
+        if isinstance(order, dict) and "Cancel" in order:
+            # Not answered: code that keeps the interpreter's lock would delay that.
+            taken = threading.Event()
+            self.loop.call_soon_threadsafe(self.cancel, order["Cancel"], taken)
+            threading.Thread(target=self.watch_cancel, args=(order["Cancel"], taken), daemon=True).start()
+            return
+        try:
+            self.control.sendall(json_frame(ORDER_DONE, {"Done": None}))
+        except OSError:
+            os._exit(0)
 
     def watch_cancel(self, job_id: str, taken: threading.Event) -> None:
         if taken.wait(BLOCKED_AFTER_SEC) or job_id in self.blocked_told:
