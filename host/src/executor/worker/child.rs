@@ -4,7 +4,7 @@
 //! slot, each on a socket of its own, and one for control calls, as in the host itself. It ends when
 //! the executor was destroyed, when the host asks for no more, and by the kernel when the host dies.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -20,6 +20,7 @@ use super::super::ffi::{
     BatchAnswers, CallEvolve, CallJob, Common, CreateRequest, DeviceReply, Instance, JobContext, Library,
     Sink,
 };
+use super::super::job::cancelled;
 use super::super::loader::descriptor_path;
 use super::super::schema;
 use super::super::wire::MAX_FRAME;
@@ -68,8 +69,53 @@ impl Sink for Events {
 struct Worker {
     instance: Instance,
     common: Arc<Common>,
-    /// Jobs in a call.
-    running: Mutex<HashMap<String, Arc<JobContext>>>,
+    calls: Mutex<Calls>,
+}
+
+/// What is known of calls, by the ids of their jobs. Requests and orders come on sockets of their own, so that an order
+/// to cancel may overtake the request of its job, and may come when the job has just been answered.
+#[derive(Default)]
+struct Calls {
+    running: HashMap<String, Arc<JobContext>>,
+    /// Cancelled before their requests were read.
+    early: VecDeque<String>,
+    /// Answered last.
+    ended: VecDeque<String>,
+}
+
+/// How many early cancels and ended calls are remembered: more than there are slots.
+const REMEMBERED: usize = 128;
+
+fn remember(list: &mut VecDeque<String>, id: &str) {
+    list.push_back(id.to_string());
+    if list.len() > REMEMBERED {
+        list.pop_front();
+    }
+}
+
+impl Calls {
+    fn begin(&mut self, id: &str, context: &Arc<JobContext>) {
+        if let Some(at) = self.early.iter().position(|early| early == id) {
+            self.early.remove(at);
+            context.set_cancelled();
+        }
+        self.ended.retain(|ended| ended != id);
+        self.running.insert(id.to_string(), context.clone());
+    }
+
+    fn end(&mut self, id: &str) {
+        self.running.remove(id);
+        remember(&mut self.ended, id);
+    }
+
+    fn cancel(&mut self, id: &str) {
+        match self.running.get(id) {
+            Some(context) => context.set_cancelled(),
+            // Late: the host has not read the answer yet.
+            None if self.ended.iter().any(|ended| ended == id) => {}
+            None => remember(&mut self.early, id),
+        }
+    }
 }
 
 /// Runs the process, as `account` when one is named; as a Python interpreter when that is named. For the command
@@ -145,7 +191,7 @@ fn first_slot(
         Ok(made) => made,
         Err(made) => return say(&mut socket, made),
     };
-    let worker = Arc::new(Worker { instance, common, running: Mutex::default() });
+    let worker = Arc::new(Worker { instance, common, calls: Mutex::default() });
     let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body).map(drop)
     };
@@ -219,9 +265,7 @@ fn controller(worker: &Worker, mut socket: UnixStream) {
         let Ok(order) = ControlOrder::decode(&frame) else { return };
         let answer = match order {
             ControlOrder::Cancel(job_id) => {
-                if let Some(context) = worker.running.lock().get(&job_id) {
-                    context.set_cancelled();
-                }
+                worker.calls.lock().cancel(&job_id);
                 ControlAnswer::Done(worker.instance.cancel(&job_id))
             }
             ControlOrder::Describe => ControlAnswer::Device(Box::new(worker.instance.device())),
@@ -254,17 +298,21 @@ impl Worker {
     /// Makes a call known to the control thread until `end` is told of it.
     fn begin(&self, id: &str) -> Arc<JobContext> {
         let context = Arc::new(JobContext::in_executor(self.common.clone(), id.into()));
-        self.running.lock().insert(id.to_string(), context.clone());
+        self.calls.lock().begin(id, &context);
         context
     }
 
     fn end(&self, id: &str) {
-        self.running.lock().remove(id);
+        self.calls.lock().end(id);
     }
 
     fn run(&self, job: &ReceivedJob) -> BatchAnswers {
         let context = self.begin(&job.id);
-        let answer = self.instance.run(&call_job(job, &context));
+        // The plugin was told of an early cancel before it knew the job, and can't be told again.
+        let answer = match context.is_cancelled() {
+            true => Some(Err(cancelled())),
+            false => self.instance.run(&call_job(job, &context)),
+        };
         self.end(&job.id);
         BatchAnswers { answers: vec![answer], whole: None, surplus: 0 }
     }
@@ -280,13 +328,16 @@ impl Worker {
 
     fn evolve(&self, job: &ReceivedEvolution) -> Result<Vec<coda_plugin_abi::Amplitude>, Error> {
         let context = self.begin(&job.id);
-        let answer = self.instance.evolve_state(&CallEvolve {
-            job_id: &job.id,
-            num_qubits: job.num_qubits,
-            amplitudes: &job.amplitudes,
-            operations: &job.operations,
-            context: &context,
-        });
+        let answer = match context.is_cancelled() {
+            true => Err(cancelled()),
+            false => self.instance.evolve_state(&CallEvolve {
+                job_id: &job.id,
+                num_qubits: job.num_qubits,
+                amplitudes: &job.amplitudes,
+                operations: &job.operations,
+                context: &context,
+            }),
+        };
         self.end(&job.id);
         answer
     }
@@ -294,4 +345,31 @@ impl Worker {
 
 fn call_job<'a>(job: &'a ReceivedJob, context: &'a Arc<JobContext>) -> CallJob<'a> {
     CallJob { job_id: &job.id, program: &job.program, shots: job.shots, context }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(id: &str) -> Arc<JobContext> {
+        Arc::new(JobContext::in_executor(Arc::new(Common::new("test".into())), id.into()))
+    }
+
+    #[test]
+    fn an_order_that_overtakes_its_job_cancels_it_and_a_late_one_nothing() {
+        let mut calls = Calls::default();
+        calls.cancel("J");
+        let first = context("J");
+        calls.begin("J", &first);
+        assert!(first.is_cancelled(), "it came first");
+        calls.end("J");
+        calls.cancel("J");
+        let second = context("J");
+        calls.begin("J", &second);
+        assert!(!second.is_cancelled(), "that one was for the run before");
+        calls.cancel("J");
+        assert!(second.is_cancelled());
+        (0..1000).for_each(|n| calls.cancel(&format!("unknown {n}")));
+        assert_eq!(calls.early.len(), REMEMBERED);
+    }
 }
