@@ -319,7 +319,7 @@ mod tests {
             conda_prefix: None,
             device_config: Some(Path::new("/lab/site/device.yaml")),
             search_path: "/opt/bin:/usr/bin",
-            cwd: Path::new("/work"),
+            cwd: Path::new("/cwd"),
         }
     }
 
@@ -350,8 +350,8 @@ mod tests {
         };
         expect(system(), &|_| (), "/usr/bin/python3");
         expect(node("#!/opt/py/bin/python3\nimport sys"), &|_| (), "/opt/py/bin/python3");
-        expect(venv("/work/venv", true), &|_| (), "/work/venv/bin/python");
-        expect(venv("/work/.venv", true), &|_| (), "/work/.venv/bin/python");
+        expect(venv("/cwd/venv", true), &|_| (), "/cwd/venv/bin/python");
+        expect(venv("/cwd/.venv", true), &|_| (), "/cwd/.venv/bin/python");
         expect(venv("/lab/.venv", true), &|_| (), "/lab/.venv/bin/python");
         expect(venv("/lab/site/venv", true), &|_| (), "/lab/site/venv/bin/python");
         expect(venv("/lab/site/.venv", true), &|_| (), "/lab/site/.venv/bin/python");
@@ -360,13 +360,13 @@ mod tests {
         expect(venv("/set", false), &|r| r.setting = Some("/set"), "/set/bin/python");
         expect(vec![], &|r| r.setting = Some("/opt/py/bin/python3"), "/opt/py/bin/python3");
         expect(vec![], &|r| r.setting = Some("python3"), "/usr/bin/python3");
-        expect(venv("/work/rel", false), &|r| r.setting = Some("rel"), "/work/rel/bin/python");
+        expect(venv("/cwd/rel", false), &|r| r.setting = Some("rel"), "/cwd/rel/bin/python");
     }
 
     #[test]
     fn places_without_coda_node_are_passed_over_and_named() {
         let mut files = venv("/active", false);
-        files.extend(venv("/work/.venv", false));
+        files.extend(venv("/cwd/.venv", false));
         files.push(("/usr/bin/python3".into(), ""));
         files.push(("/opt/bin/coda-node".into(), "#!/bin/bash\n"));
         let mut request = request();
@@ -378,7 +378,7 @@ mod tests {
         for part in [
             "VIRTUAL_ENV=/active (coda-node is not installed)",
             "CONDA_PREFIX (not set)",
-            "/work/.venv (coda-node is not installed)",
+            "/cwd/.venv (coda-node is not installed)",
             "/lab/site/.venv (not there)",
             "the script /opt/bin/coda-node (it names no Python interpreter)",
             "/usr/bin/python3 (coda-node is not installed)",
@@ -398,12 +398,12 @@ mod tests {
                 assert_eq!(found.as_deref(), path.map(Path::new));
             };
         expect(vec![], None, Some("/usr/bin/python3"));
-        expect(venv("/work/.venv", false), None, Some("/work/.venv/bin/python"));
+        expect(venv("/cwd/.venv", false), None, Some("/cwd/.venv/bin/python"));
         expect(venv("/lab/site/.venv", false), None, Some("/lab/site/.venv/bin/python"));
         expect(venv("/active", false), Some("/active"), Some("/active/bin/python"));
         expect(vec![], Some("/gone"), Some("/lab/site/.venv/bin/python"));
         // One with coda-node precedes all of them, also a later one.
-        expect(venv("/work/venv", true), Some("/active"), Some("/work/venv/bin/python"));
+        expect(venv("/cwd/venv", true), Some("/active"), Some("/cwd/venv/bin/python"));
         assert!(find_for_factory(&request(), &disk(vec![])).is_err());
     }
 
