@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod artifacts;
 mod circuits;
 mod host_process;

@@ -287,6 +287,17 @@ async fn messages_beyond_those_that_can_be_parked_are_not_claimed() {
     assert_eq!((host.runs().await, host.attempts("J1")), (2, (1, 1)));
 }
 
+/// Empties the server, and sends a job under the id of a message from before.
+async fn flush_and_use_again(host: &TestHost, message: &str, job: &str) {
+    host.redis::<()>(redis::cmd("FLUSHALL").arg("SYNC")).await;
+    let mut add = redis::cmd("XADD");
+    add.arg(host.stream()).arg(message);
+    for (name, value) in &host.job(job, &example(), 100).fields {
+        add.arg(name).arg(&value[..]);
+    }
+    assert_eq!(host.redis::<String>(&add).await, message);
+}
+
 /// After a FLUSHALL the server gives the same ids again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_id_that_is_used_again_costs_no_job() {
@@ -294,14 +305,7 @@ async fn a_message_id_that_is_used_again_costs_no_job() {
         Plan::simulator("execution_time_ms: 700").env("CODA_RECOVER_INTERVAL_SEC", "0.1").start().await;
     let message = host.submit("J1", &example(), 100).await;
     host.wait_state("J1", "executing").await;
-    host.redis::<()>(redis::cmd("FLUSHALL").arg("SYNC")).await;
-    let second = host.job("J2", &example(), 100);
-    let mut add = redis::cmd("XADD");
-    add.arg(host.stream()).arg(&message);
-    for (name, value) in &second.fields {
-        add.arg(name).arg(&value[..]);
-    }
-    assert_eq!(host.redis::<String>(&add).await, message);
+    flush_and_use_again(&host, &message, "J2").await;
     host.delivered("J1").await;
     host.delivered("J2").await;
     host.wait_nothing_pending().await;
@@ -315,14 +319,7 @@ async fn a_message_id_that_is_used_again_before_a_restart_costs_no_job() {
     host.cloud.on_webhook(|_| Some(Answer::status(503)));
     let message = host.submit("J1", &example(), 100).await;
     eventually("its result was tried", async || host.attempts("J1").0 > 0).await;
-    host.redis::<()>(redis::cmd("FLUSHALL").arg("SYNC")).await;
-    let second = host.job("J2", &example(), 100);
-    let mut add = redis::cmd("XADD");
-    add.arg(host.stream()).arg(&message);
-    for (name, value) in &second.fields {
-        add.arg(name).arg(&value[..]);
-    }
-    assert_eq!(host.redis::<String>(&add).await, message);
+    flush_and_use_again(&host, &message, "J2").await;
     eventually("the second message is claimed", async || host.pending().await.len() == 1).await;
     host.kill();
     host.start().await;

@@ -1,31 +1,15 @@
 //! The rights of a plugin's own process: whose account, no capability, nothing inherited.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coda_host::sys;
+use coda_host_tests::account::{NOBODY, is_root, mode};
 use coda_host_tests::artifacts::{library, project_file};
 use coda_host_tests::process::children;
 use coda_host_tests::{Exit, Plan, TestHost, eventually, example};
 use serde_json::json;
-
-/// An account that every machine has, and that may do nothing.
-const NOBODY: &str = "nobody";
-
-/// Only root can start a process of another account.
-fn is_root() -> bool {
-    let root = sys::effective_user() == 0;
-    if !root {
-        println!("SKIPPED: only root can start a process of another account");
-    }
-    root
-}
-
-fn mode(path: &Path, mode: u32) {
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-}
 
 /// A host whose device config everybody may read, as under /etc, with its plugin in a process of this account.
 async fn host_with_account(account: &str, plan: Plan) -> TestHost {

@@ -1,31 +1,15 @@
 //! The rights of an interpreter's process: its account, what it can read, what root trusts, capabilities.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coda_host::sys;
+use coda_host_tests::account::{NOBODY, is_root, mode};
 use coda_host_tests::process::children;
 use coda_host_tests::python::{lab_job, packages, venv};
 use coda_host_tests::{Exit, Plan, TestHost};
 use serde_json::json;
-
-/// An account that every machine has, and that may do nothing.
-const NOBODY: &str = "nobody";
-
-/// Only root can start a process of another account.
-fn is_root() -> bool {
-    let root = sys::effective_user() == 0;
-    if !root {
-        println!("SKIPPED: only root can start a process of another account");
-    }
-    root
-}
-
-fn mode(path: &Path, mode: u32) {
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-}
 
 /// A virtual environment that every account can read, with the packages of the tests' own; `None` where this machine has no
 /// interpreter of that version outside of a home.
