@@ -137,7 +137,7 @@ impl Redis {
                 return Ok(Vec::new());
             }
             Value::ServerError(e) if e.code() == "NOGROUP" => return Ok(Vec::new()),
-            // Not allowed for good: the pending list has the names.
+            // The account has no right to it: the pending list has the names.
             Value::ServerError(e) if e.code() == "NOPERM" => {}
             // Busy, loading or no list: nothing can be said of who is active, so nothing is to be taken from anybody.
             other => return Err(unlisted("XINFO", &other)),
