@@ -66,8 +66,8 @@ fuzz: ## Feed mutated inputs to every parser (INPUTS=12000000)
 	ulimit -v 524288; CODA_FUZZ_INPUTS=1000000 \
 	  $$(ls -t $(RELEASE)/deps/hostile_plugins-* | grep -v '\.d$$' | head -n 1) --nocapture
 
-faults: deps fault-deps build plugins ## Print what is lost or run twice under each fault (about six minutes)
-	CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults
+faults: deps fault-deps python-deps build plugins ## Print what is lost or run twice under each fault (about six minutes)
+	$(PEERS_ENV) CODA_FAULTS_SCALE=1 $(CARGO) test --release -p coda-host-tests --test faults
 
 soak: deps build plugins ## Run 20 jobs/s with random faults; check that nothing is lost and memory and open files stay flat (SECONDS=3600)
 	CODA_SOAK_SECONDS=$(SECONDS) $(CARGO) test --release -p coda-host-tests --test soak
@@ -163,7 +163,7 @@ python-deps: ## Create venvs with py-libp2p, schemathesis and coda-node for the 
 	|| { rm -rf '$(PEERS_VENV)'; \
 	     echo 'no venv with py-libp2p could be created (install python3-venv); the tests against it are skipped'; }
 
-	@$(call node_venv,$(PYTHON),$(NODE_VENV),coda-node==0.1.1 numpy)
+	@$(call node_venv,$(PYTHON),$(NODE_VENV),coda-node==0.1.1 numpy setuptools>=77 hatchling editables uv)
 	@$(call node_venv,$(PYTHON),$(NODE_VENV)-0.1.0,coda-node==0.1.0 numpy)
 	@$(if $(NEW_PYTHON),$(call node_venv,$(NEW_PYTHON),$(NODE_VENV)-newest,coda-node==0.1.1 numpy),\
 	  echo 'no Python newer than 3.11 is here; executors are tested with $(PYTHON) alone')
@@ -173,10 +173,11 @@ qiskit-deps: ## Create venvs with Qiskit and real providers for the tests of Qis
 	@$(call node_venv,$(PYTHON),$(QISKIT_VENV),qiskit==2.4.1 qiskit-aer==0.18.2 qiskit-ibm-runtime==0.51.0 qiskit-aqt-provider==2.0.1 mypy==2.4.1)
 	@$(call node_venv,$(PYTHON),$(IQM_VENV),iqm-client[qiskit]==36.0.0)
 
-# A venv with these packages, unless it is there: interpreter, directory, packages. Without one its tests are skipped.
+# A venv with exactly these packages, unless it is there: interpreter, directory, packages. Without one its tests are skipped.
 define node_venv
-[ -e '$(2)/complete' ] || { \
-  $(1) -m venv '$(2)' && '$(2)/bin/pip' install --quiet --disable-pip-version-check $(foreach package,$(3),'$(package)') && touch '$(2)/complete'; } \
+[ "$$(cat '$(2)/complete' 2> /dev/null)" = '$(3)' ] || { rm -rf '$(2)' && \
+  $(1) -m venv '$(2)' && '$(2)/bin/pip' install --quiet --disable-pip-version-check $(foreach package,$(3),'$(package)') \
+  && echo '$(3)' > '$(2)/complete'; } \
 || { rm -rf '$(2)'; echo 'no venv with $(3) could be created; tests of executors in Python code are skipped'; }
 endef
 

@@ -52,7 +52,7 @@ pub enum AppError {
     Setup(#[source] tokio::task::JoinError),
     #[error("the host has neither a cloud nor a peer network, so there is nothing to do")]
     NothingToDo,
-    #[error("the plugin stopped the host: it sent a signal to its own process, which nobody asked for")]
+    #[error("the plugin stopped the host: it sent a signal to its own process, which no one asked for")]
     StoppedByPlugin,
 }
 

@@ -34,7 +34,7 @@ impl BackoffRange {
     pub fn pause(&self, failures: u32, random: f64) -> Duration {
         let shortest = self.shortest();
         let spread = self.longest(failures).saturating_sub(shortest);
-        // NaN is no number to multiply with.
+        // NaN is not a number to multiply with.
         let random = if random.is_finite() { random.clamp(0.0, 1.0) } else { 0.0 };
         shortest + spread.mul_f64(random)
     }

@@ -194,7 +194,7 @@ impl Findings {
             found.extend(wrong_with_text("hint", &hint));
             let first = hint.trim_start_matches(['`', '\'']).split([' ', ':', '`']).next().unwrap_or("");
             if !VERBS.contains(&first) && !COMMANDS.contains(&first) {
-                found.push(format!("the hint begins with '{first}', which is no verb or command: {hint}"));
+                found.push(format!("the hint begins with '{first}', which is not a verb or command: {hint}"));
             }
         }
         let code = error.code();
@@ -688,7 +688,7 @@ fn malformed_texts_are_found() {
     for text in ["Failed.", "failed.", "the  file", "a\nb", "", "Failed to"] {
         assert!(wrong_with_text("message", text).is_some(), "{text:?}");
     }
-    for text in ["the file is gone", "CODA_PORT is wrong", "Redis is unreachable", "'x' is no file"] {
+    for text in ["the file is gone", "CODA_PORT is wrong", "Redis is unreachable", "'x' is not a file"] {
         assert_eq!(wrong_with_text("message", text), None);
     }
 }

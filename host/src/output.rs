@@ -203,7 +203,7 @@ enum Keep {
     LinesAndColour,
 }
 
-/// The text with its control characters made visible: `\u{1b}` for an escape. Bytes that are no UTF-8 are replaced.
+/// The text with its control characters made visible: `\u{1b}` for an escape. Bytes that are not UTF-8 are replaced.
 fn visible(bytes: &[u8], keep: Keep) -> Cow<'_, [u8]> {
     let kept = |c: char| c == '\t' || (c == '\n' && matches!(keep, Keep::Lines | Keep::LinesAndColour));
     let text = String::from_utf8_lossy(bytes);

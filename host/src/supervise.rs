@@ -84,7 +84,7 @@ impl TaskKind {
             | TaskKind::Heartbeat
             | TaskKind::Notifier
             | TaskKind::LogRotation => OnEnd::Fatal,
-            // At a terminal nobody can ask for a reload.
+            // At a terminal no one can ask for a reload.
             TaskKind::Reloads => OnEnd::Expected,
             TaskKind::StreamReader
             | TaskKind::WebhookDispatcher
@@ -172,7 +172,7 @@ impl PanicWatch {
         watch
     }
 
-    /// What is done at every panic, in its thread: a panic of the runtime itself may leave nobody to hear of it.
+    /// What is done at every panic, in its thread: a panic of the runtime itself may leave no one to hear of it.
     pub fn then(&self, act: impl Fn() + Send + 'static) {
         *self.then.lock() = Some(Box::new(act));
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! signals       what is waited for, and how signals are called
 //! dispositions  what a plugin changed of signal handling is put back   (unsafe)
-//! exit_guard    an end that nobody asked for is a failure              (unsafe)
+//! exit_guard    an end that no one asked for is a failure              (unsafe)
 //! handover      descriptors that go through a socket
 //! process       signals to other processes, and waiting for their end
 //! spawn         children that die with their parent; workers           (unsafe)

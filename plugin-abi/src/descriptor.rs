@@ -125,7 +125,7 @@ pub struct Descriptor {
     pub entries: Vec<String>,
 }
 
-/// Why a section's content is no descriptor.
+/// Why a section's content is not a descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DescriptorError {
     #[error("the {SECTION} section holds {0} bytes, a descriptor has at least {1}")]

@@ -62,7 +62,7 @@ impl<'a> HostServices<'a> {
         unsafe { self.raw.as_ref() }
     }
 
-    /// Logs to the host's log, tagged with plugin and job. Formatting is skipped when nobody listens.
+    /// Logs to the host's log, tagged with plugin and job. Formatting is skipped when no one listens.
     pub fn log(&self, level: LogLevel, message: impl fmt::Display) {
         let Some(host) = self.get() else { return };
         if (host.log_enabled)(host.ctx, level.code()) != 0 {

@@ -311,7 +311,7 @@ fn text_that_is_not_utf8_is_refused() {
             assert!(parse([before, bytes, after].concat()).is_err());
         }
     }
-    // Lone surrogates as escapes are no text either.
+    // Lone surrogates as escapes are not text either.
     assert!(with("target", r#""\ud800""#).is_err());
     assert_eq!(with_metadata(r#""compiler_version":"\u00e9\ud83d\ude00""#).map(|p| p.gates().len()), Ok(1));
 }

@@ -66,7 +66,7 @@ pub async fn refuses(scale: Scale) -> Row {
     Ok(load.settle(&host, LIMIT).await)
 }
 
-/// Refused for good: kept, until an operator sends them again.
+/// Refused permanently: kept, until an operator sends them again.
 pub async fn says_422(scale: Scale) -> Row {
     let mut load = Load::new();
     let host = plan(&load).start().await;

@@ -62,6 +62,7 @@ const CASES: &[Case] = &cases! {
     "cancel before, during, at the end, after": host::cancels,
     "plugin never returns, honours cancel": plugin::hangs_until_cancelled,
     "plugin never returns, ignores cancel": plugin::hangs_for_good,
+    "Python code crashes, exits, blocks, hangs": plugin::python_fails_at_random,
     "strangers flood the peer port": peers::floods,
     "state disk full": machine::disk_full,
     "state database locked": machine::database_locked,

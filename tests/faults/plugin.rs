@@ -1,7 +1,8 @@
-//! A plugin whose run never returns.
+//! A plugin whose run never returns, and Python code that fails in every way.
 
 use coda_host_tests::load::Load;
-use coda_host_tests::{Exit, LIMIT, Plan};
+use coda_host_tests::process::children;
+use coda_host_tests::{Exit, LIMIT, Plan, python};
 
 use crate::{Row, Scale};
 
@@ -44,4 +45,20 @@ pub async fn hangs_for_good(_: Scale) -> Row {
     host.start().await;
     host.delivered(&again).await;
     Ok(load.settle(&host, LIMIT).await)
+}
+
+/// Two minutes at 20 jobs/s: one run in ten hangs, blocks, crashes or exits. The host stays, and nothing else is left.
+pub async fn python_fails_at_random(scale: Scale) -> Row {
+    let venv = python::venv().ok_or("no coda-node is here")?;
+    let mut load = Load::new();
+    let plan = Plan::python(&venv, "unreliable:create_executor", "").env("UNRELIABLE_RECORD", load.record());
+    let mut host = plan.env("CODA_JOB_TIMEOUT_SEC", "0.3").env("CODA_CANCEL_GRACE_SEC", "0.1").start().await;
+    let pid = host.process().pid();
+    let time = scale.seconds(120.0);
+    load.send_for(&host, 20.0, time).await;
+    // Each failure costs a start of the interpreter, so that the jobs come faster than they can run.
+    let tally = load.settle(&host, LIMIT + 4 * time).await;
+    assert_eq!(host.process().pid(), pid, "the host is the same");
+    assert!(children(pid).len() <= 1, "nothing is left behind: {:?}", children(pid));
+    Ok(tally)
 }

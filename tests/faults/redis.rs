@@ -1,4 +1,4 @@
-//! Faults of Redis, or of the way to it. Jobs are sent before, and after; while it is away nobody can send any.
+//! Faults of Redis, or of the way to it. Jobs are sent before, and after; while it is away no one can send any.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

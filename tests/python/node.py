@@ -61,7 +61,7 @@ def gossip_of(peer_id, addresses):
 
 
 def apply(state, fragment):
-    """The few operations that the tests send; everything else is no business of this peer."""
+    """The few operations that the tests send; everything else is not the business of this peer."""
     ids, text = state["qubit_ids"], fragment["raw_text"]
     bit = lambda q: 1 << ids.index(q)
     amplitudes = [complex(a) for a in state["amplitudes"] or []] or [1] + [0] * (2 ** len(ids) - 1)

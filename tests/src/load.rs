@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -46,7 +47,12 @@ impl Load {
 
     /// Keys of the faulty executor's config that have it write the record.
     pub fn device(&self) -> String {
-        format!("record: {}\n", self.record.path().display())
+        format!("record: {}\n", self.record())
+    }
+
+    /// The file of the record, for other executors that write it.
+    pub fn record(&self) -> String {
+        self.record.path().display().to_string()
     }
 
     /// Where results are to go, instead of straight to the cloud.
@@ -62,7 +68,10 @@ impl Load {
     pub async fn send(&mut self, host: &TestHost) -> String {
         let id = format!("J{}", self.sent.len());
         let callback = self.callback.clone().unwrap_or_else(|| host.cloud.webhook_url());
-        host.send(&Job::new(&id, &callback, &example(), 10)).await;
+        // For executors that aren't told which job a circuit is of.
+        let mut circuit = example().json();
+        circuit["metadata"]["source_hash"] = json!(id);
+        host.send(&Job::new(&id, &callback, &example(), 10).field("ir_json", circuit.to_string())).await;
         self.sent.push(id.clone());
         id
     }

@@ -39,7 +39,7 @@ impl Node {
         String::from_utf8_lossy(&std::fs::read(self.dir.join("node.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Starts it anew with the same state; its addresses may be others.
+    /// Starts it again with the same state; its addresses may be others.
     pub async fn restart(&mut self) {
         let from = self.log().len();
         self.host = HostProcess::spawn(&self.arguments, &self.env, &self.dir, &self.dir.join("node.log"));

@@ -92,7 +92,7 @@ async fn serve(
     }
 }
 
-/// True when the link refuses, false when nobody can say so any more.
+/// True when the link refuses, false when no one can say so any more.
 async fn refused(link: &mut watch::Receiver<Link>) -> bool {
     link.wait_for(|l| *l == Link::Refuse).await.is_ok()
 }

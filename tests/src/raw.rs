@@ -127,7 +127,7 @@ impl Raw {
         tokio::time::timeout(time, turn).await.unwrap_or(());
     }
 
-    /// Sends on a stream of its own and reads to the end of the answer; connects anew where needed.
+    /// Sends on a new stream and reads to the end of the answer; connects again where needed.
     ///
     /// # Errors
     /// Why there is no answer.

@@ -157,7 +157,7 @@ impl Plan {
     }
 }
 
-/// A site of its own for one scenario.
+/// A complete site for one scenario.
 pub struct TestHost {
     /// The host's next environment.
     pub env: BTreeMap<String, String>,
@@ -300,7 +300,7 @@ impl Drop for TestHost {
     }
 }
 
-/// A port that nobody has. Outside of the range that the kernel takes clients' ports from, so that it stays so.
+/// A port that no one has. Outside of the range that the kernel takes clients' ports from, so that it stays so.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let base = std::process::id() * 101;
@@ -372,7 +372,7 @@ impl TestHost {
 // --- Redis
 
 impl TestHost {
-    /// One command; the connection is made anew after an error.
+    /// One command; the connection is made again after an error.
     pub async fn try_redis<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
         let mut held = self.connection.lock().await;
         let mut connection = match held.take() {

@@ -14,13 +14,13 @@ use tempfile::TempDir;
 
 use crate::wait::eventually;
 
-/// Set in a process that has a network of its own.
+/// Set in a process that has a separate network.
 const INSIDE: &str = "CODA_TEST_OWN_NETWORK";
 /// The server's end of the wire, and of the tunnel.
 const WIRE: &str = "10.77.0.1";
 pub const FAR_END: &str = "10.78.0.1";
 
-/// Whether this process has a network of its own, with nothing but loopback. If not, the test of this name is run
+/// Whether this process has a separate network, with nothing but loopback. If not, the test of this name is run
 /// in a process that has, and its failure is this one's; where that can't be had, a message is all that comes of it.
 ///
 /// # Panics
@@ -46,7 +46,7 @@ pub fn own_network(test: &str) -> bool {
     let said =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");
     println!("{said}");
-    assert!(output.status.success(), "{test}, in a network of its own");
+    assert!(output.status.success(), "{test}, in a separate network");
     assert!(said.contains("1 passed"), "there is a test of the name {test}");
     false
 }

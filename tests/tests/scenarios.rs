@@ -26,7 +26,7 @@ mod plugins {
     mod check;
     /// The device configs of this repository, and `coda-host run`.
     mod device_configs;
-    /// Plugins in processes of their own: deaths, time limits, reloads.
+    /// Plugins in separate processes: deaths, time limits, reloads.
     mod isolation;
     /// Plugins that can't be loaded: one message, status 3, no connect.
     mod loading;

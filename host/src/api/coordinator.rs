@@ -191,7 +191,7 @@ async fn reservation(State(api): State<Api>, Path(id): Path<String>) -> Result<R
     let state =
         state.ok_or_else(|| ApiProblem::new(StatusCode::NOT_FOUND, "there is no such reservation"))?;
     let until = state.requested_at.saturating_add(micros(state.request.ttl_seconds));
-    // Its time is over, and nobody has looked yet.
+    // Its time is over, and no one has looked yet.
     let state = match !state.transition.is_terminal() && until <= now_micros() {
         true => log.execute(&id, ReservationCommand::Expire).await.unwrap_or(state),
         false => state,

@@ -393,7 +393,7 @@ impl JobParts {
         };
         let status = executor.status();
         let recorder = RunRecorder::new(cloud.run_journal, cloud.answer_journal);
-        // An impatient operator is no death either.
+        // An impatient operator is not a death either.
         let (running, slots) = (recorder.clone(), usize::from(active.device.slots));
         abrupt_end.prepare(move || running.forget_running(slots));
         let recovered = cloud.contents.rows.into_iter().filter_map(|row| recovered(row, &sender)).collect();

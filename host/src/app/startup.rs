@@ -344,7 +344,7 @@ fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
     let is_isolated = settings.executor.isolated || info.python.is_some();
     let runs_in = match runs_as(settings, is_isolated)? {
         _ if !is_isolated => "the host's process".into(),
-        RunsAs::Host => "a process of its own".into(),
+        RunsAs::Host => "a separate process".into(),
         RunsAs::Account(account) => format!("a process of account {}", account.name),
         RunsAs::Root => {
             tracing::warn!(

@@ -47,7 +47,7 @@ impl Bench {
     /// Loads the library under check; a case that needs one does not apply to Python code.
     pub fn load(&self) -> Result<Loaded, Stop> {
         if self.options.python.is_some() {
-            return skipped("Python code has a process of its own, and is no library");
+            return skipped("Python code runs in a separate process, and is not a library");
         }
         let located = LocatedLibrary {
             path: self.options.library.clone(),

@@ -17,7 +17,7 @@ use crate::sys;
 const LOAD_LIMIT: Duration = Duration::from_secs(1);
 /// How long threads may take to end after `destroy`.
 const SETTLE: Duration = Duration::from_secs(3);
-/// Growth over the runs that is no leak yet.
+/// Growth over the runs that is not a leak yet.
 const GROWTH: u64 = 8 << 20;
 
 pub fn descriptor(bench: &Bench) -> Done {
@@ -185,7 +185,7 @@ fn holdings() -> (usize, usize) {
 
 pub fn left_behind(bench: &Bench) -> Done {
     let loaded = bench.load()?;
-    // What the first executor leaves in caches is no leak.
+    // What the first executor leaves in caches is not a leak.
     for round in 0..2 {
         let before = holdings();
         let live = bench.start_from(&loaded)?;

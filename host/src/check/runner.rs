@@ -1,4 +1,4 @@
-//! Runs each case in a child of its own: this program again, which loads the plugin and writes its verdict to a file.
+//! Runs each case in a child process: this program again, which loads the plugin and writes its verdict to a file.
 //!
 //! A child that dies, exits or takes too long is a verdict too. What it printed is kept for the reader of the failure.
 

@@ -26,7 +26,7 @@ wait for its next start. If the host will not start again, another host can adop
   coda-host jobs consumers                      each consumer and its messages
   coda-host jobs adopt --consumer worker-1      run them here
 
-Only adopt from a host that is gone for good: while one runs a long job it looks idle, and the job would run twice.")]
+Only adopt from a host that is gone permanently: while one runs a long job it looks idle, and the job would run twice.")]
 pub enum JobsCommand {
     /// List the consumers of the stream and their pending messages
     Consumers {

@@ -97,7 +97,7 @@ async fn failures_to_connect_say_so_in_plain_words() {
         format!("no connection to http://{free} could be made: Connection refused (os error 111)")
     );
 
-    // A label of 70 characters is no name: the resolver refuses it without asking anyone.
+    // A label of 70 characters is not a name: the resolver refuses it without asking anyone.
     let name = "x".repeat(70);
     let error = post(&client(), &format!("http://{name}/"), LONG).await.unwrap_err();
     assert!(matches!(error, HttpError::Dns { .. }) && error.before_sending(), "{error:?}");

@@ -200,7 +200,7 @@ pub(super) struct ProxyRefusal {
     source: BoxError,
 }
 
-/// A host name without an address, as a type of its own so that it differs from other connection failures.
+/// A host name without an address, as a separate type so that it differs from other connection failures.
 #[derive(Debug, thiserror::Error)]
 #[error("the name could not be resolved")]
 pub(super) struct Unresolved(#[source] std::io::Error);

@@ -19,7 +19,7 @@ pub struct Component {
 }
 
 impl Component {
-    /// A qubit that nobody has touched.
+    /// A qubit that no one has touched.
     pub fn fresh(qubit: u32) -> Component {
         Component { qubits: vec![qubit], amplitudes: None, measured: Vec::new(), previous_peer_id: None }
     }

@@ -428,7 +428,7 @@ enum DispatchOutcome {
     Failed(String),
 }
 
-/// Why a peer's answer is no use.
+/// Why a peer's answer is of no use.
 #[derive(Debug, thiserror::Error)]
 enum AnswerError {
     #[error(transparent)]

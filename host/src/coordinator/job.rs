@@ -178,7 +178,7 @@ async fn run_waiting_block(
     }
 }
 
-/// Records that a block has failed for good, and turns the reason into the job's error.
+/// Records that a block has failed permanently, and turns the reason into the job's error.
 async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError, LogError> {
     if let BlockError::AllFailed { block_id, attempts, last, .. } = &error {
         let (block_id, attempts, error) = (block_id.clone(), *attempts, last.clone());

@@ -155,7 +155,7 @@ impl JobProgress {
                 self.status = JobStatus::Failed;
                 self.finished_at = Some(at);
                 self.error = Some(error.clone());
-                // Nobody follows these blocks any more.
+                // No one follows these blocks any more.
                 for block in self.blocks.values_mut().filter(|b| b.state == BlockState::Running) {
                     block.state = BlockState::Abandoned;
                 }

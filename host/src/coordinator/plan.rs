@@ -1,7 +1,7 @@
 //! Pure: which fragments make a block, in which stage it runs, and which peers may run it.
 //!
 //! Every operation is a fragment that depends on the last earlier one on each of its qubits; a stage is all whose
-//! predecessors lie in earlier stages. Each qubit starts as a component of its own; in a stage fragments that share
+//! predecessors lie in earlier stages. Each qubit starts as a separate component; in a stage fragments that share
 //! a component, transitively, are one block, whose components are one afterwards.
 //!
 //! Candidates are ranked by `total = 0.55 (1 - F) + 0.20 move + 0.25 load`, each rounded to 6 decimals:

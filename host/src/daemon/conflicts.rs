@@ -47,7 +47,7 @@ impl Explain for ConflictError {
                     .into()
             }
             ConflictError::Host { .. } => {
-                "stop it first, or give this one its own CODA_CONSUMER_NAME if it has a device of its own"
+                "stop it first, or give this one its own CODA_CONSUMER_NAME if it drives another device"
                     .into()
             }
         })

@@ -170,7 +170,7 @@ fn spawn(port: u16, dir: &TempDir, arguments: &[String]) -> Result<Child, DevRed
     })
 }
 
-/// A port that nobody has, above the range that the kernel takes clients' ports from, and not the last one's: so a
+/// A port that no one has, above the range that the kernel takes clients' ports from, and not the last one's: so a
 /// server that is away for a moment finds its port free when it comes back.
 async fn free_port() -> Result<u16, DevRedisError> {
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -11,7 +11,7 @@ use super::locate::{FactorySource, LocatedPython};
 use super::python::interpreter::Interpreter;
 use super::python::spec::PythonFacts;
 
-/// Most slots of a device. Each slot is a thread, and a socket where the plugin has a process of its own; more slots
+/// Most slots of a device. Each slot is a thread, and a socket where the plugin runs in a separate process; more slots
 /// than this are a mistake of the plugin.
 pub(super) const MAX_SLOTS: usize = 64;
 const MAX_QUBITS: u32 = 50;

@@ -1,6 +1,6 @@
 //! An executor that one caller drives by itself, without queue and slot threads: for checks and tools.
 //!
-//! A library is in this process. Python code has a process of its own, as under the host.
+//! A library is in this process. Python code runs in a separate process, as under the host.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

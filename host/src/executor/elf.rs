@@ -183,7 +183,7 @@ pub fn inspect_reader(path: &Path, reader: impl Read + Seek, bytes: u64) -> Resu
 /// What a library needs of others, plugin or not.
 ///
 /// # Errors
-/// When it is no library for this machine.
+/// When it is not a library for this machine.
 pub fn links(path: &Path, file: &File) -> Result<Links, ElfError> {
     let bytes = check_size(path, file)?;
     Ok(parse(path, &ReadCache::new(file), bytes)?.links)

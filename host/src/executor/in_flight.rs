@@ -41,7 +41,7 @@ impl InFlightCalls {
         self.0.lock().remove(&ticket);
     }
 
-    /// A copy of the present calls, so that nobody holds the lock while looking at them.
+    /// A copy of the present calls, so that no one holds the lock while looking at them.
     pub fn snapshot(&self) -> Vec<(u64, Arc<InFlightCall>)> {
         self.0.lock().iter().map(|(ticket, call)| (*ticket, call.clone())).collect()
     }

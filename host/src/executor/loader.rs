@@ -135,7 +135,7 @@ fn loader_hint(text: &str) -> String {
     }
 }
 
-/// A file that may be opened: checked, and copied where nobody else writes.
+/// A file that may be opened: checked, and copied where no one else writes.
 #[derive(Debug, Clone)]
 pub struct PreparedLibrary {
     pub descriptor: Descriptor,
@@ -173,7 +173,7 @@ pub struct HashedFile {
 /// Checks the library's file and makes the copy. Nothing of it has run then.
 ///
 /// # Errors
-/// When the file is no plugin, others may write to it or in a folder on its way, it is not the pinned one, it can't be
+/// When the file is not a plugin, others may write to it or in a folder on its way, it is not the pinned one, it can't be
 /// copied, or it must not be opened in this process while it is not `isolated`.
 pub fn prepare(
     located: &LocatedLibrary,

@@ -361,7 +361,7 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<LocatedLibrary, LocateError> {
             match elf::inspect(&file).map(|i| i.descriptor.kind) {
                 Ok(Kind::Hardware) => hardware.push(file),
                 Ok(Kind::Simulator) => others.push(file),
-                // Test plugins, and libraries that are no plugins, are never chosen.
+                // Test plugins, and libraries that are not plugins, are never chosen.
                 Ok(Kind::Test) | Err(_) => {}
             }
         }

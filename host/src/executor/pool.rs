@@ -263,7 +263,7 @@ impl ExecutorThreads {
             let reply = control.plugin.device();
             drop(asking);
             signals::restore_after(&control.shared.dispositions, &control.common.plugin(), "device");
-            // Also when nobody waits for the description any more: the thread is needed for the shutdown.
+            // Also when no one waits for the description any more: the thread is needed for the shutdown.
             drop(describe.send(reply));
             control.serve(&inbox);
         })?);

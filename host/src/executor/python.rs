@@ -1,4 +1,4 @@
-//! Executors in Python code: `pkg.module:attr`, run by the vendor's interpreter in a process of its own.
+//! Executors in Python code: `pkg.module:attr`, run by the vendor's interpreter in a separate process.
 //!
 //! ```text
 //! interpreter  which interpreter: a decision; `files` is the disk that it looks at

@@ -39,9 +39,9 @@ impl fmt::Display for ConfigFault {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    #[error("the schema that the plugin exports is no JSON schema: {0}")]
+    #[error("the schema that the plugin exports is not a JSON schema: {0}")]
     Schema(String),
-    #[error("it is no YAML: {0}")]
+    #[error("it is not YAML: {0}")]
     Yaml(String),
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Config(Vec<ConfigFault>),
@@ -50,7 +50,7 @@ pub enum SchemaError {
 /// Checks a config; returns the values of its secret keys.
 ///
 /// # Errors
-/// When the schema can't be used, the text is no YAML, or the config doesn't fit.
+/// When the schema can't be used, the text is not YAML, or the config doesn't fit.
 pub fn check(schema: &str, yaml: &str) -> Result<Vec<String>, SchemaError> {
     let schema: Value = serde_json::from_str(schema).map_err(|e| SchemaError::Schema(e.to_string()))?;
     let validator = jsonschema::validator_for(&schema).map_err(|e| SchemaError::Schema(e.to_string()))?;

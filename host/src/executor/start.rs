@@ -53,7 +53,7 @@ pub struct StartRequest {
     pub batch_max: usize,
     /// The signal dispositions that are restored after each call of the plugin.
     pub dispositions: Arc<Dispositions>,
-    /// With a value the plugin runs in a process of its own, which is started again when it dies. Python code always does.
+    /// With a value the plugin runs in a separate process, which is started again when it dies. Python code always does.
     pub isolation: Option<Restart>,
     /// The account of that process.
     pub runs_as: RunsAs,
@@ -276,7 +276,7 @@ fn create_from_python(
     let common = Arc::new(Common::new(spec.plugin().into()));
     common.output.limit(request.log_bytes_per_second);
     let Some(restart) = request.isolation else {
-        let what = "it needs a process of its own, and the request has none".into();
+        let what = "it needs a separate process, and the request has none".into();
         return Err(StartError::Process { path: python_subject(located), what });
     };
     let remote = start_worker(WorkerSpec::Python(spec), request, &common, restart, shared).map_err(|e| {

@@ -21,7 +21,7 @@ use super::worker::Kill;
 use crate::error::exit;
 use crate::sys;
 
-/// Looks at the runs until the executor is gone, which it notices by itself. For a thread of its own.
+/// Looks at the runs until the executor is gone, which it notices by itself. Runs on a separate thread.
 pub(super) fn watch(
     shared: &Weak<Shared>,
     plugin: &Plugin,

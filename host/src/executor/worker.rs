@@ -1,4 +1,4 @@
-//! A plugin in a process of its own: what happens to that process costs the call that is its cause and nothing else.
+//! A plugin in a separate process: what happens to that process costs the call that is its cause and nothing else.
 //!
 //! ```text
 //! this process                                   the child, this program again (`child`)
@@ -301,7 +301,7 @@ impl Remote {
 
     /// Starts a process in the place of one that is down, while the caller goes on. The caller holds the state's lock.
     ///
-    /// Nobody joins the thread. It ends by itself as soon as the phase is another one than `Down`: when the process is
+    /// No one joins the thread. It ends by itself as soon as the phase is another one than `Down`: when the process is
     /// up, and at the latest when `destroy` sets `Stopped`.
     fn start_again_in_background(this: &Arc<Remote>, state: &mut State, end: String) {
         let remote = this.clone();

@@ -21,7 +21,7 @@ impl RunRecorder {
         RunRecorder { running: Arc::new(running), answers: Arc::new(answers) }
     }
 
-    /// An orderly stop is no death of the executor.
+    /// An orderly stop is not a death of the executor.
     pub fn forget_running(&self, slots: usize) {
         (0..slots).for_each(|slot| self.running.end(slot));
     }

@@ -37,7 +37,7 @@ impl Message {
         self.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    /// The fields as JSON for the dead-letter list, long values cut and bytes that are no text replaced.
+    /// The fields as JSON for the dead-letter list, long values cut and bytes that are not text replaced.
     pub fn to_json(&self) -> String {
         let text = |b: &[u8]| cut(&String::from_utf8_lossy(b), MAX_KEPT_CHARS).to_string();
         let map: serde_json::Map<String, serde_json::Value> =
@@ -133,7 +133,7 @@ fn shots(field: Option<&[u8]>) -> Result<u32, String> {
     let shown = || cut(&String::from_utf8_lossy(bytes), 40).to_string();
     let text = std::str::from_utf8(bytes).map_err(|_| "shots is not UTF-8 text".to_string())?;
     let digits = text.trim();
-    // Signs, underscores, exponents and fractions are no shots.
+    // Signs, underscores, exponents and fractions are not shots.
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(format!("shots is {:?}, expected a whole number from 1 to 2147483647", shown()));
     }

@@ -6,7 +6,7 @@
 //! status    what is asked about jobs: status hash, cancel key
 //! writes    what is written, in order, until it is confirmed
 //! replies   replies of Redis: a value, an absence or an error, pure
-//! inspect   what an operator asks, on a connection of its own
+//! inspect   what an operator asks, on a separate connection
 //! ```
 //!
 //! The job path sends XGROUP, XREADGROUP, XPENDING, XRANGE, XACK, HGET, HSET and GET alone (and AUTH, SELECT; PING, whose

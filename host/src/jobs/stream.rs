@@ -287,7 +287,7 @@ impl Reader {
     }
 
     /// Takes up this consumer's own pending messages, except those that the driver holds. A server that refuses to
-    /// tell about them is no reason to claim nothing new: they stay pending, and are looked at again.
+    /// tell about them is not a reason to claim nothing new: they stay pending, and are looked at again.
     async fn sweep(&self, stream: &mut StreamConnection, pages: &mut FetchPages) -> Result<(), End> {
         let error = match self.take_up_pending(stream, pages).await {
             Ok(None) => None,

@@ -34,7 +34,7 @@ pub enum StateError {
 }
 
 /// Reads the amplitudes of a state of so many qubits from JSON: a list of texts. Each is decoded where it stands, so
-/// that no more memory is used than the state takes. An empty list is no state.
+/// that no more memory is used than the state takes. An empty list is not a state.
 ///
 /// # Errors
 /// As [`read_state`].
@@ -129,7 +129,7 @@ pub fn check_norm(state: &[Complex]) -> Result<(), StateError> {
     let norm = norm(state);
     match (norm - 1.0).abs() <= NORM_TOLERANCE {
         true => Ok(()),
-        // A norm that is no number is wrong too.
+        // A norm that is not a number is wrong too.
         false => Err(StateError::Norm(norm)),
     }
 }
@@ -155,7 +155,7 @@ pub fn read(text: &str) -> Option<Complex> {
     let Some(body) = text.strip_suffix(['j', 'J']) else {
         return number(text).map(|re| [re, 0.0]);
     };
-    // The imaginary part begins at the last sign that is no exponent's.
+    // The imaginary part begins at the last sign that is not an exponent's.
     let bytes = body.as_bytes();
     let exponent = |i: usize| i > 0 && matches!(bytes[i - 1], b'e' | b'E');
     let split = (0..bytes.len()).rev().find(|&i| matches!(bytes[i], b'+' | b'-') && !exponent(i));

@@ -7,7 +7,7 @@
 //!   the end is recorded. So reservations and executions together never exceed the slots;
 //! - a reservation ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
 //! - ids are their owner's: a reservation or execution is known by its owner's authenticated peer id and the id together,
-//!   so nobody else can commit, cancel, use or occupy it;
+//!   so no one else can commit, cancel, use or occupy it;
 //! - an execution id runs at most once for its owner, and its answer is kept.
 //!
 //! Time is elapsed time: a clock that is set doesn't lengthen a reservation.

@@ -18,7 +18,7 @@ pub struct Statement {
 /// Longest text that is parsed. A longer one is taken as an unknown gate.
 const MAX_TEXT: usize = 4096;
 
-/// Reads a text; none when it is no statement. What is wrong with its parameters shows as an unknown name, so that
+/// Reads a text; none when it is not a statement. What is wrong with its parameters shows as an unknown name, so that
 /// the failure names the statement.
 pub fn read(raw_text: &str) -> Option<Statement> {
     let text = raw_text.split("//").next().unwrap_or_default().trim();

@@ -1,6 +1,6 @@
 //! The libp2p shell: TCP, Noise, Yamux; identify, ping, gossip on two topics; the four stream protocols.
 //!
-//! It has a thread of its own with everything of the network on it: a request is read, answered by the [`Role`] and
+//! It runs on a separate thread with everything of the network on it: a request is read, answered by the [`Role`] and
 //! written without a change of threads, and neither gossip nor a prepare ever waits for an execution. The rest of
 //! the host holds a [`Network`], which sends commands and hides the channels.
 //!
@@ -154,7 +154,7 @@ pub enum CallError {
     EmptyAnswer,
     #[error("the stream failed: {0}")]
     Stream(String),
-    #[error("it reads documents of at most {limit} bytes (it is no coda-host), this one has {bytes}")]
+    #[error("it reads documents of at most {limit} bytes (it is not a coda-host), this one has {bytes}")]
     TooLarge { bytes: usize, limit: usize },
     #[error("the network has stopped")]
     Stopped,

@@ -176,7 +176,10 @@ impl<'a> Expander<'a> {
                 let qubit = t.word("a qubit of the gate")?;
                 let place = definition.qubits.iter().position(|own| own == qubit);
                 on.push(place.and_then(|place| qubits.get(place).copied()).ok_or_else(|| {
-                    at.error(format!("'{}' is no qubit of the gate '{name}'", crate::model::cut(qubit, 40)))
+                    at.error(format!(
+                        "'{}' is not a qubit of the gate '{name}'",
+                        crate::model::cut(qubit, 40)
+                    ))
                 })?);
                 if !t.eat(",") {
                     break;

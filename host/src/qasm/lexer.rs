@@ -169,7 +169,8 @@ impl<'a> Lexer<'a> {
                 pos.error(format!("'{text}' runs into a word: a unit or a name can't follow a number"))
             );
         }
-        let wrong = || pos.error(format!("'{}' is no number that can be used", crate::model::cut(&text, 40)));
+        let wrong =
+            || pos.error(format!("'{}' is not a number that can be used", crate::model::cut(&text, 40)));
         match real {
             true => text.parse().ok().filter(|n: &f64| n.is_finite()).map(Token::Real).ok_or_else(wrong),
             // A longer integer is still a number, only not an exact one.

@@ -3,7 +3,7 @@
 //! ```text
 //! requested ─> accepted ─> committed          cancelled, expired, rejected and committed are terminal
 //!      │           ├─────> cancelled
-//!      │           └─────> expired            a peer's hold on its slot is a thing of its own: it begins with
+//!      │           └─────> expired            a peer's hold on its slot is separate: it begins with
 //!      ├─> rejected                           `accepted { held }` and ends with exactly one `hold_released`,
 //!      ├─> cancelled                          whatever the transition is by then
 //!      └─> expired

@@ -85,9 +85,9 @@ pub fn read(bytes: &[u8]) -> Result<ExportedLog, Damage> {
 fn parse(text: &[u8]) -> Result<Row, String> {
     let text = std::str::from_utf8(text).map_err(|e| format!("it is not UTF-8 text: {e}"))?;
     let parts = text.split_once(FACT).and_then(|(head, fact)| Some((head, fact.strip_suffix('}')?)));
-    let (head, body) = parts.ok_or("it is no event")?;
+    let (head, body) = parts.ok_or("it is not an event")?;
     let value: Value =
-        serde_json::from_str(&format!("{head}}}")).map_err(|e| format!("it is no event: {e}"))?;
+        serde_json::from_str(&format!("{head}}}")).map_err(|e| format!("it is not an event: {e}"))?;
     let number = |key: &str| value[key].as_i64().ok_or_else(|| format!("it has no number '{key}'"));
     let words =
         |key: &str| value[key].as_str().map(String::from).ok_or_else(|| format!("it has no text '{key}'"));

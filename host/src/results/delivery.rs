@@ -51,7 +51,7 @@ pub struct DeliveryId(pub(super) u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttemptEnd {
     Accepted,
-    /// Refused for good.
+    /// Refused permanently.
     Refused {
         why: String,
     },
@@ -152,6 +152,6 @@ pub struct EndRecord {
     pub id: DeliveryId,
     pub message_id: MessageId,
     pub job_id: JobId,
-    /// Why the result was refused for good; `None` for an accepted one.
+    /// Why the result was refused permanently; `None` for an accepted one.
     pub refused: Option<String>,
 }

@@ -336,7 +336,7 @@ impl WebhookDispatcher {
                 job_id,
                 attempts,
                 error = why,
-                "the result was refused for good; it is kept on disk"
+                "the result was refused permanently; it is kept on disk"
             ),
         }
         self.store.record_attempt(message_id, attempts, why);

@@ -195,7 +195,7 @@ async fn what_is_kept_outlives_another_message_with_its_id() {
     assert_eq!(of(KeptKind::DeadLetter).count(), 3, "the same one twice is one");
 }
 
-/// Whoever wrote: here only writes that nobody waits for. They are tried again, so that the end is noticed too.
+/// Whoever wrote: here only writes that no one waits for. They are tried again, so that the end is noticed too.
 #[tokio::test]
 async fn a_failing_database_is_known_until_a_write_succeeds() {
     let dir = tempfile::tempdir().unwrap();
@@ -247,7 +247,7 @@ async fn what_is_kept_is_listed_by_kind_and_removed() {
     ];
     assert_eq!(kinds, expected);
     assert_eq!(&*database.result(&kept[1]).unwrap().unwrap().job_id, "job-2");
-    assert!(database.result(&kept[2]).unwrap().is_none(), "a dead letter is no result");
+    assert!(database.result(&kept[2]).unwrap().is_none(), "a dead letter is not a result");
     kept.iter().for_each(|k| database.end(k).unwrap());
     assert!(database.list().unwrap().is_empty());
     // However a result ended, its job does not run again when Redis does not know of the end.

@@ -163,7 +163,7 @@ pub fn give_up_rights(account: Option<&Account>, kept: KeptCapabilities) -> io::
     }
     match parent_id() == parent {
         true => Ok(()),
-        // Its end came before the signal was asked for, so nobody would send it.
+        // Its end came before the signal was asked for, so no one would send it.
         false => Err(io::Error::other("the parent has ended")),
     }
 }

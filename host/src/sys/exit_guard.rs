@@ -14,12 +14,12 @@ use std::os::raw::c_int;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The process whose ends are guarded, and the status of an end that nobody asked for; 0 for none.
+/// The process whose ends are guarded, and the status of an end that no one asked for; 0 for none.
 static GUARDED: AtomicU32 = AtomicU32::new(0);
 static STATUS: AtomicU32 = AtomicU32::new(0);
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Has this process guarded from the first plugin on that is loaded in it, with this status for an end that nobody asked
+/// Has this process guarded from the first plugin on that is loaded in it, with this status for an end that no one asked
 /// for. For a program that announces its own ends.
 pub fn allow_exit_guard(status: u8) {
     STATUS.store(status.into(), Ordering::Release);
@@ -68,12 +68,12 @@ extern "C" fn at_exit() {
     }
 }
 
-/// The status of an end that nobody asked for; `None` for an orderly one, and for a process that this one has forked.
+/// The status of an end that no one asked for; `None` for an orderly one, and for a process that this one has forked.
 fn unasked() -> Option<c_int> {
     if GUARDED.load(Ordering::Acquire) != std::process::id() {
         return None;
     }
-    let text = b"error: the plugin ended the process of coda-host by exit, which nobody asked for\n  \
+    let text = b"error: the plugin ended the process of coda-host by exit, which no one asked for\n  \
                  to do: tell the vendor; with CODA_EXECUTOR_ISOLATION=process it would end its own process alone\n";
     // SAFETY: a plain system call with bytes that live as long as the program; whether they arrive changes nothing.
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };

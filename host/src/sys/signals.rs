@@ -31,7 +31,7 @@ pub struct StopSignal {
     pub from_itself: bool,
 }
 
-/// Waits for the next stop signal. For a thread of its own.
+/// Waits for the next stop signal. Runs on a separate thread.
 ///
 /// # Errors
 /// When the kernel refuses, which it does for no valid set.

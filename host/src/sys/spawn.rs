@@ -49,7 +49,7 @@ pub fn spawn_dying_with_parent(mut command: Command) -> io::Result<Child> {
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the call; then nobody would send the signal.
+            // The parent may have died before the call; then no one would send the signal.
             match getppid().is_some_and(|pid| pid.as_raw_pid() == parent) {
                 true => Ok(()),
                 false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
@@ -116,7 +116,7 @@ pub fn inherited(numbers: &[i32]) -> io::Result<Vec<OwnedFd>> {
         }
         // SAFETY: a plain system call; nothing that the plugin starts shall inherit it.
         match unsafe { libc::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC) } {
-            // SAFETY: the descriptor is open, and nobody else in this process knows of it.
+            // SAFETY: the descriptor is open, and no one else in this process knows of it.
             0 => Ok(unsafe { OwnedFd::from_raw_fd(*fd) }),
             _ => Err(io::Error::last_os_error()),
         }
@@ -124,7 +124,7 @@ pub fn inherited(numbers: &[i32]) -> io::Result<Vec<OwnedFd>> {
     numbers.iter().map(own).collect()
 }
 
-/// Starts a process in a session of its own, which neither the caller's terminal nor its end touches.
+/// Starts a process in a separate session, which neither the caller's terminal nor its end touches.
 ///
 /// # Errors
 /// When it can't be started.

@@ -149,7 +149,7 @@ async fn a_pid_file_is_believed_only_for_an_openvpn_with_our_profile() {
     assert_eq!(vpn.running().unwrap(), None);
     vpn.down().await.unwrap();
     assert!(openvpn(&elsewhere).down().await.unwrap(), "it still ran");
-    // The profile's path in the arguments of something that is no OpenVPN.
+    // The profile's path in the arguments of something that is not OpenVPN.
     let mut like = Command::new("sh")
         .args(["-c", "read never", "x", "--config"])
         .arg(standin.profile())

@@ -80,7 +80,7 @@ impl fmt::Display for ProfileProblem {
             ProfileProblem::TooManyWords => write!(f, "has more than {MAX_WORDS} words"),
             ProfileProblem::Backslash => write!(f, "has a backslash before a character that needs none"),
             ProfileProblem::Quote(quote) => write!(f, "has no closing {quote}"),
-            ProfileProblem::NoDirective => write!(f, "begins with something that is no directive"),
+            ProfileProblem::NoDirective => write!(f, "begins with something that is not a directive"),
             ProfileProblem::NotAllowed(name) => write!(f, "has the directive '{name}', which is not allowed"),
             ProfileProblem::NotInline(name) => {
                 write!(f, "has '{name}' with an argument; only the block <{name}> is allowed")

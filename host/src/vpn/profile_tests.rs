@@ -74,7 +74,7 @@ fn every_way_to_say_a_forbidden_directive_is_refused_by_its_name() {
             ProfileError::Line { line: 4, problem: ProfileProblem::NotAllowed(name) } => {
                 assert_eq!(name, "up")
             }
-            // An empty first word is no directive to OpenVPN either.
+            // An empty first word is not a directive to OpenVPN either.
             ProfileError::Line { line: 4, problem: ProfileProblem::NoDirective } => {
                 assert!(form.starts_with("''"))
             }
@@ -274,7 +274,7 @@ fn words_are_those_of_openvpn() {
 fn errors_tell_line_and_directive_but_nothing_of_a_key() {
     let text = format!("client\nremote h\n<key>\n{CERT}\n</key>\nMIIBszCCAVmgAwIBAgIUZm9v\n");
     let failure = Failure::from(check(text.as_bytes()).unwrap_err());
-    assert_eq!(failure.message, "line 8 of the VPN profile begins with something that is no directive");
+    assert_eq!(failure.message, "line 8 of the VPN profile begins with something that is not a directive");
     let shown = format!("{} {failure:?}", failure.render());
     assert!(!shown.contains("MIIB") && failure.hint.is_some(), "{shown}");
     let failure = Failure::from(with("remote SECRET/ 1").unwrap_err());

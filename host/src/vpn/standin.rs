@@ -158,7 +158,7 @@ impl Drop for Standin {
     }
 }
 
-/// Written by a process of its own: a descriptor for writing that a fork of another test inherits would make
+/// Written by a separate process: a descriptor for writing that a fork of another test inherits would make
 /// the script unusable for a moment.
 pub(crate) fn executable(path: &Path, text: &str) {
     let mut install = Command::new("install")

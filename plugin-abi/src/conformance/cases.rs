@@ -94,7 +94,7 @@ fn bit_order(m: &mut Maker<'_>) {
     m.add("bit order: the worked example", 3, &[rx(2, PI)], &[2, 0], 100, BIT_ORDER);
     m.add("bit order: first qubit set", 3, &[rx(0, PI)], &[0, 1, 2], 100, BIT_ORDER);
     m.add("bit order: last qubit set", 3, &[rx(2, PI)], &[0, 1, 2], 100, BIT_ORDER);
-    // Each qubit with a probability of its own, so that no two orders give the same distribution.
+    // Each qubit with another probability, so that no two orders give the same distribution.
     let tilted = [ry(0, 0.6), ry(1, 1.3), ry(2, 2.2)];
     m.add("measurements in order", 3, &tilted, &[0, 1, 2], SHOTS, BIT_ORDER);
     m.add("measurements reversed", 3, &tilted, &[2, 1, 0], SHOTS, BIT_ORDER);

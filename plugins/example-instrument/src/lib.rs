@@ -1,8 +1,8 @@
 //! Example of a plugin that talks to an instrument server over TCP, as most control stacks do.
 //!
-//! One request and one answer, each a line of JSON (`wire`), on one connection that is kept open and opened anew after
+//! One request and one answer, each a line of JSON (`wire`), on one connection that is kept open and opened again after
 //! a failure. Every wait has a limit: to connect, to write, and for a run from `run_timeout_ms` on. While it waits, a
-//! run looks for its cancel and has the server abort the job over a connection of its own. Try it with the server
+//! run looks for its cancel and has the server abort the job over a separate connection. Try it with the server
 //! that comes with it: `coda-example-instrument 127.0.0.1:5555`.
 
 pub mod wire;
@@ -118,7 +118,7 @@ impl Executor for Instrument {
         let mut live = kept.map_or_else(|| self.open(), Ok)?;
         let limit = Duration::from_millis(self.config.run_timeout_ms);
         let answer = live.ask(&request, limit, &mut look);
-        // After a failure nobody knows what the next line answers, so the session goes.
+        // After a failure no one knows what the next line answers, so the session goes.
         let answer = answer?;
         *session = Some(live);
         match answer {

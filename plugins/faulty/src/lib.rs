@@ -32,7 +32,7 @@ fn schema(_entry: &str) -> Option<String> {
 /// Whether an executor was made in this process before.
 static CREATED: AtomicBool = AtomicBool::new(false);
 
-/// How soon a run notices `is_cancelled`, which nobody rings a bell for.
+/// How soon a run notices `is_cancelled`, which no one rings a bell for.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// How long a run whose flag is set waits for its hook, which is called beside it a moment later.

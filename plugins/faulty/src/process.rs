@@ -127,7 +127,7 @@ fn leave_threads() {
 fn print_10mb() {
     let line = format!("{}\n", "faulty ".repeat(145));
     for _ in 0..10 * 1024 * 1024 / line.len() {
-        // A closed output is no concern of a plugin that floods it.
+        // A closed output is not a concern of a plugin that floods it.
         drop(std::io::stdout().write_all(line.as_bytes()));
         drop(std::io::stderr().write_all(line.as_bytes()));
     }

@@ -227,7 +227,7 @@ fn sample<R: Rng>(
     tally: &mut Tally,
     watch: &mut Watch<'_>,
 ) -> Result<(), Error> {
-    // Outcome bit of each bit of the state, `None` for those that nobody looks at.
+    // Outcome bit of each bit of the state, `None` for those that no one looks at.
     let mut outcome_of = vec![None; register.size];
     for (slot, bit) in register.measured_bits() {
         outcome_of[plan.place(slot)] = Some(bit);

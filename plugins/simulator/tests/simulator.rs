@@ -229,7 +229,7 @@ fn gates_on_pairs_that_are_not_connected_are_refused() {
     assert_eq!(text, "gate 1: qubits 1 and 3 are not connected on this device in this direction");
     let grid = "{num_qubits: 6, connectivity: {grid: [2, 3]}}";
     assert_eq!((refused(grid, 0, 3), refused(grid, 1, 2)), (None, None));
-    assert!(refused(grid, 2, 3).is_some(), "the end of a row is no neighbour of the next row's start");
+    assert!(refused(grid, 2, 3).is_some(), "the end of a row is not a neighbour of the next row's start");
 }
 
 #[test]
@@ -288,5 +288,5 @@ fn bad_configs_are_named() {
     assert!(text.contains("gate set 'xy'"), "{text}");
     let text = make_for("", "cz", 0).err().unwrap().text;
     assert!(text.contains("`num_qubits` is 0"), "{text}");
-    assert!(make("target: iswap").is_ok(), "a target of its own overrides the registered one");
+    assert!(make("target: iswap").is_ok(), "its own target overrides the registered one");
 }

@@ -2,7 +2,7 @@
 //!
 //! The same Redis commands in the same groups (as much read as there is read-ahead for, three questions per message
 //! in one group, the writes of one moment in one pipeline, one question before the end) and the same posts, as many
-//! messages and posts in flight, in a process of its own; but nothing is parsed, signed or stored on disk and no
+//! messages and posts in flight, in a separate process; but nothing is parsed, signed or stored on disk and no
 //! executor is called.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The ceiling for peers: streams that carry a document there and one back, and nothing that decides anything.
 //!
 //! Once as libp2p comes (its defaults, the loop on its events without a hand-over between threads), once on the host's
-//! own network, whose answer is there already. The other side is this program in a process of its own.
+//! own network, whose answer is there already. The other side is this program in a separate process.
 
 use std::io::{self, Write as _};
 use std::process::Stdio;

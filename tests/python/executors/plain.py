@@ -34,5 +34,5 @@ def create_executor(settings: Settings) -> Plain:
     config = read_device_config(settings)
     mask_secret("hunter22")
     if config.get("flip") == "hunter22":
-        raise ConfigError("flip: hunter22 is no qubit")
+        raise ConfigError("flip: hunter22 is not a qubit")
     return Plain(config.get("flip", -1))

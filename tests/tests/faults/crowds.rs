@@ -36,7 +36,7 @@ async fn served_soon(host: &TestHost, what: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_and_slow_clients_do_not_shut_out_health_and_status() {
-    // So long that nobody is served by the end of a time limit.
+    // So long that no one is served by the end of a time limit.
     let host = Plan::simulator("").env("CODA_REQUEST_TIMEOUT_SEC", "600").start().await;
     let port = host.port();
     for (what, first_bytes) in [

@@ -137,7 +137,10 @@ async fn a_group_destroyed_during_a_run_brings_nothing_back_to_the_plugin() {
         assert_eq!(host.attempts(id), (1, 1), "{id}");
     }
     assert_eq!(host.runs().await, 4);
-    assert!(!host.log().contains("refused to write"), "an acknowledgement that finds nothing is no error");
+    assert!(
+        !host.log().contains("refused to write"),
+        "an acknowledgement that finds nothing is not an error"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -422,7 +425,7 @@ async fn a_refusal_in_ever_new_words_is_logged_once_and_stands_until_the_command
     }
 }
 
-/// What is refused for one job is no answer about another, and no absence.
+/// What is refused for one job is not an answer about another, and not an absence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_is_refused_concerns_its_own_job_alone() {
     const MOVED: &str = "-MOVED 3999 127.0.0.1:6381\r\n";

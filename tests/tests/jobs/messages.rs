@@ -35,7 +35,7 @@ fn gate(text: &'static str) -> Spoil {
     ir_text(move |c| c.replace(r#"{"gate":"rx","params":[3.141592653589793],"qubits":[2]}"#, text))
 }
 
-/// Changes the circuit's text, for what is no JSON.
+/// Changes the circuit's text, for what is not JSON.
 fn ir_text(change: impl Fn(String) -> String + 'static) -> Spoil {
     Box::new(move |job| {
         let before = String::from_utf8(bytes_of(&job, "ir_json").to_vec()).unwrap();

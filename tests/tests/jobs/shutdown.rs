@@ -179,7 +179,7 @@ async fn sigterm_lets_a_batch_finish_as_a_whole() {
     }
 }
 
-/// As in a container: the kernel gives pid 1 no default for signals, and nobody else reaps.
+/// As in a container: the kernel gives pid 1 no default for signals, and no one else reaps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn as_pid_1_it_stops_like_any_other() {
     let words = ["unshare", "--pid", "--fork", "--kill-child"];

@@ -211,7 +211,7 @@ async fn what_lies_under_the_names_of_our_files_is_never_written_through_and_nev
             let said = host.cli(&["start", "--daemon", "--token", "one-time-q1"]).await;
             assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{name}, {kind}: {said:?}");
             if name == "coda-host.pid" {
-                // Nobody believes it, so it is no reason not to start.
+                // No one believes it, so it does not prevent a start.
                 assert_eq!(said.code, 0, "{name}, {kind}: {said:?}");
                 assert_eq!(host.cli(&["stop"]).await.code, 0);
                 host.cloud.add_token("one-time-q1");

@@ -154,7 +154,7 @@ async fn a_host_without_a_cloud_reloads_and_tells_of_itself() {
         doctor.text()
     );
     assert_eq!(peer.stop().await, Exit::Code(0));
-    // Opened, now that nobody else has it.
+    // Opened, now that no one else has it.
     std::fs::write(
         peer.dir().join("device.yaml"),
         "executor_factory: libcoda_example_c.so\nhost: here\nport: 1\n",

@@ -8,7 +8,7 @@ use coda_host_tests::refusing_redis::RefusingRedis;
 use coda_host_tests::{Exit, HostProcess, Plan, TestHost, eventually, example, said};
 use redis::{Value, cmd};
 
-/// The environment of a further host of this site, with a state directory and a token of its own.
+/// The environment of a further host of this site, with another state directory and token.
 fn second(host: &TestHost, consumer: &str) -> BTreeMap<String, String> {
     host.cloud.add_token("one-time-second");
     let mut env = host.env.clone();
@@ -90,7 +90,7 @@ async fn what_a_dead_host_left_is_adopted_on_request() {
     assert!(!pending.is_empty(), "there was something to adopt");
 }
 
-/// Who was active can't be asked for a moment: that is no reason to take a living host's messages.
+/// Who was active can't be asked for a moment: that is not a reason to take a living host's messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_adopted_while_the_server_does_not_say_who_is_active() {
     let mut host = Plan::simulator("").start().await;
@@ -151,7 +151,7 @@ async fn a_live_coda_node_of_the_same_place_is_no_neighbour() {
     let stranger = PythonNode::start(&host, elsewhere.path());
     host.start().await;
     assert_eq!(host.stop().await, Exit::Code(0));
-    // The same QPU, from a directory of its own.
+    // The same QPU, from another directory.
     std::fs::copy(host.state_dir().join("coda.config"), elsewhere.path().join("coda.config")).unwrap();
     stranger.is_in_the_way(&host).await;
     drop(stranger);

@@ -249,7 +249,7 @@ async fn a_unit_brings_a_real_tunnel_up_watches_it_and_takes_it_down() {
     tunnel.serve();
     eventually("the tunnel is back", async || host.ready().await.1["vpn_state"] == "ready").await;
 
-    // A host that is killed takes nothing along: the unit's processes are ended by systemd, and it starts anew.
+    // A host that is killed takes nothing along: the unit's processes are ended by systemd, and it starts again.
     signal(&system, "KILL").await;
     eventually("it is restarted", async || restarts(&system, UNIT).await == 1).await;
     eventually("it is up", async || active(&system, UNIT).await == "active").await;

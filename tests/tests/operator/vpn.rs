@@ -53,7 +53,7 @@ impl Standin {
         let standin = Standin(tempfile::tempdir().unwrap());
         for (name, text) in [("openvpn", OPENVPN), ("ip", IP)] {
             let text = text.replace("@dir@", standin.0.path().to_str().unwrap());
-            // By a process of its own: no descriptor for writing is open here when the script is run.
+            // By a separate process: no descriptor for writing is open here when the script is run.
             let mut install = Command::new("install")
                 .args(["-m", "755", "/dev/stdin"])
                 .arg(standin.0.path().join(name))
@@ -97,7 +97,7 @@ fn daemon(host: &TestHost) -> Option<i32> {
     fs::read_to_string(host.state_dir().join("coda-node-openvpn.pid")).ok()?.trim().parse().ok()
 }
 
-/// Whether it does anything any more: where nobody reaps it, an ended process is still listed.
+/// Whether it does anything any more: where no one reaps it, an ended process is still listed.
 fn lives(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim().starts_with('Z'))

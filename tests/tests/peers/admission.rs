@@ -372,7 +372,7 @@ async fn a_peer_that_uses_a_jobs_id_touches_only_its_own_execution() {
         assert_eq!(ready["current_job"], id, "{isolation}: the customer's job goes on: {ready}");
         host.request_cancel(id).await;
         host.wait_state(id, "cancelled").await;
-        assert_eq!(host.attempts(id), (0, 0), "{isolation}: nobody was told that it failed");
+        assert_eq!(host.attempts(id), (0, 0), "{isolation}: no one was told that it failed");
         call(&second, &peer, PeerStep::Cancel, cancel("reservation-2")).await;
         assert_eq!(running.remove(0).await.unwrap()["transition"], "failed", "{isolation}");
     }

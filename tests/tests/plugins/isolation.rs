@@ -1,4 +1,4 @@
-//! Plugins in processes of their own: their deaths, their ends in time, their replacement; and what they tell.
+//! Plugins in separate processes: their deaths, their ends in time, their replacement; and what they tell.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -269,7 +269,7 @@ async fn a_pinned_plugin_is_that_or_none() {
     assert!(host.log().contains("CODA_EXECUTOR_SHA256 pins 0000"), "{}", host.log());
 }
 
-/// A host whose plugin is a file of its own, which can be replaced.
+/// A host whose plugin is a separate file, which can be replaced.
 async fn replaceable(first: &str, keys: &str) -> (TestHost, PathBuf) {
     let mut host = quick(Plan::device(format!("executor_factory: ./own.so\n{keys}"))).prepare().await;
     let own = host.dir().join("own.so");

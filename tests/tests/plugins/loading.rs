@@ -36,7 +36,7 @@ fn spoiled(dir: &Path, name: &str, change: impl FnOnce(&mut Vec<u8>)) -> PathBuf
     path
 }
 
-/// The C library of this system: a shared library that is no plugin.
+/// The C library of this system: a shared library that is not a plugin.
 fn some_library() -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|l| l.split_whitespace().nth(5)).find(|p| p.contains("/libc.so"));

@@ -141,7 +141,7 @@ async fn an_orderly_end_runs_what_libraries_have_registered_for_it() {
     let Some(venv) = venv() else { return };
     let mut host = Plan::python(&venv, "lab:with_exit_handler", "").start().await;
     let process = children(host.process().pid())[0];
-    // Of a session of its own: a terminal's Ctrl-C is for the host alone.
+    // In a separate session: a terminal's Ctrl-C is for the host alone.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
     assert_eq!(session, process.to_string(), "{stat}");

@@ -168,62 +168,52 @@ async fn without_a_factory_the_only_package_that_offers_one_is_used_and_never_al
     assert!(said.err.contains("acme_one") && said.err.contains("acme_two"), "{}", said.text());
 }
 
-/// How a package may be installed.
-#[derive(Debug, Clone, Copy)]
-enum Install {
-    /// By its wheel.
-    Wheel,
-    /// As editable, by a file that names its directory: uv, hatchling.
-    PathFile,
-    /// As editable, by an import hook: setuptools.
-    ImportHook,
-}
+/// How a package is installed: its build backend, the installer, and whether it stays where it is.
+const INSTALLS: [(&str, &str, bool); 5] = [
+    ("setuptools.build_meta", "pip", false),
+    ("setuptools.build_meta", "pip", true),
+    ("hatchling.build", "pip", true),
+    ("hatchling.build", "uv", true),
+    ("setuptools.build_meta", "uv", true),
+];
 
-/// Installs a package that offers an executor.
-fn install(how: Install, venv: &Path, project: &Path) {
+/// Installs a package that offers an executor, with what `base` has: nothing is downloaded.
+fn install((backend, installer, editable): (&str, &str, bool), base: &Path, venv: &Path, project: &Path) {
     offer(project, "acme_one");
     std::fs::write(project.join("acme_one/__init__.py"), "").unwrap();
-    let site = packages(venv);
-    let distribution = site.join("acme_one-1.2.dist-info");
-    std::fs::create_dir(&distribution).unwrap();
-    let metadata = "Metadata-Version: 2.1\nName: acme-one\nVersion: 1.2\n";
-    std::fs::write(distribution.join("METADATA"), metadata).unwrap();
-    match how {
-        Install::Wheel => {
-            std::fs::rename(project.join("acme_one"), site.join("acme_one")).unwrap();
-            std::fs::write(distribution.join("RECORD"), "acme_one/__init__.py,,\n").unwrap();
-        }
-        Install::PathFile => {
-            std::fs::write(site.join("_acme_one.pth"), format!("{}\n", project.display())).unwrap();
-            std::fs::write(distribution.join("RECORD"), "_acme_one.pth,,\n").unwrap();
-        }
-        Install::ImportHook => {
-            let finder = format!(
-                "import sys\nfrom importlib.util import spec_from_file_location\n\n\n\
-                 class Finder:\n    @classmethod\n    def find_spec(cls, name, path=None, target=None):\n        \
-                 if name == 'acme_one':\n            return spec_from_file_location(name, '{0}/acme_one/__init__.py', \
-                 submodule_search_locations=['{0}/acme_one'])\n\n\n\
-                 def install():\n    sys.meta_path.append(Finder)\n",
-                project.display()
-            );
-            std::fs::write(site.join("__editable___acme_finder.py"), finder).unwrap();
-            let hook = "import __editable___acme_finder; __editable___acme_finder.install()\n";
-            std::fs::write(site.join("__editable__.acme.pth"), hook).unwrap();
-            std::fs::write(distribution.join("top_level.txt"), "acme_one\n").unwrap();
-        }
+    let requires = backend.split('.').next().unwrap();
+    let text = format!(
+        "[build-system]\nrequires = [\"{requires}\"]\nbuild-backend = \"{backend}\"\n\n\
+         [project]\nname = \"acme-one\"\nversion = \"1.2\"\n"
+    );
+    std::fs::write(project.join("pyproject.toml"), text).unwrap();
+    let python = venv.join("bin/python");
+    let mut command = if installer == "uv" {
+        let mut command = Command::new(base.join("bin/uv"));
+        command.args(["pip", "install", "--offline", "--no-cache", "--python"]).arg(&python);
+        command
+    } else {
+        let mut command = Command::new(&python);
+        command.args(["-m", "pip", "install", "--no-index", "--disable-pip-version-check"]);
+        command
+    };
+    command.args(["--quiet", "--no-deps", "--no-build-isolation"]);
+    if editable {
+        command.arg("--editable");
     }
+    output(command.arg(project));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_package_is_found_however_it_is_installed() {
     let Some(venv) = venv() else { return };
-    for how in [Install::Wheel, Install::PathFile, Install::ImportHook] {
+    for how in INSTALLS {
         let plan = Plan::device("num_qubits: 5\n").as_own_user();
         let mut host = plan.env("PYTHONPATH", executors().display().to_string()).prepare().await;
         let own = venv_at(host.dir(), &venv);
         let project = host.dir().join("project");
         std::fs::create_dir(&project).unwrap();
-        install(how, &own, &project);
+        install(how, &venv, &own, &project);
         host.start().await;
         good_job(&host, "J1").await;
         let python = host.ready().await.1["plugin"]["python"].clone();
@@ -249,7 +239,7 @@ async fn an_interpreter_that_can_not_run_coda_node_says_so() {
         "{}",
         said.text()
     );
-    // A program that is no interpreter, and one that does not start.
+    // A program that is not an interpreter, and one that does not start.
     for (program, says) in
         [("/bin/true", "ended by itself with status 0"), ("/etc/passwd", "can't be started")]
     {

@@ -60,7 +60,7 @@ async fn a_device_of_the_hosts_own_class_is_the_device_that_is_reported() {
     // An error of the config is one of the operator's, and a declared secret is not shown.
     host.write_device("executor_factory: plain:create_executor\nflip: hunter22\n");
     let said = host.cli(&["plugin", "device"]).await;
-    assert!(said.code == 3 && said.err.contains("flip: *** is no qubit"), "{}", said.text());
+    assert!(said.code == 3 && said.err.contains("flip: *** is not a qubit"), "{}", said.text());
     assert!(said.err.contains("correct the device config"), "{}", said.text());
     // The same executor under an interpreter with coda-node gets that one's circuits.
     let venv = venv().unwrap();

@@ -210,7 +210,7 @@ async fn errors_of_providers_and_mistakes_in_the_config_say_what_to_do() {
         ("backend: qiskit_acme:Backend\n", "there is no module 'qiskit_acme'"),
         ("backend: qiskit_aer:NoSuch\n", "has no attribute 'NoSuch'"),
         ("backend: qiskit_aer\n", "write <module>:<attribute>"),
-        ("backend: json:dumps\nbackend_args: {obj: 1}\n", "which is no Qiskit backend"),
+        ("backend: json:dumps\nbackend_args: {obj: 1}\n", "which is not a Qiskit backend"),
         ("backend: backends:Line\nbackend_args: {colour: red}\n", "backend_args do not fit"),
         ("backend: backends:Line\noptimization_level: 4\n", "set it to 0, 1, 2 or 3"),
         ("backend: backends:Line\nrun_options: {shots: 5}\n", "run_options sets shots"),

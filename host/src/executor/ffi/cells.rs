@@ -85,7 +85,7 @@ impl<T: Copy + 'static> Cells<T> {
     fn take(&self, count: usize) -> (usize, usize) {
         let mut state = self.state.lock();
         if count > BLOCK {
-            // A batch of thousands of jobs: kept for good.
+            // A batch of thousands of jobs: kept permanently.
             let all = Box::leak(vec![self.long_over; count].into_boxed_slice());
             return (0, all.as_ptr() as usize);
         }

@@ -1,5 +1,5 @@
 # The first text that the interpreter runs, whatever its version: it reads the bridge from the host and starts it.
-# The bridge gets a module of its own, so that __main__ stays empty, as the helpers of multiprocessing expect it.
+# The bridge gets a separate module, so that __main__ stays empty, as the helpers of multiprocessing expect it.
 import socket
 import struct
 import sys

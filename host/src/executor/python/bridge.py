@@ -820,7 +820,7 @@ class Bridge:
                 return False
             calls = [asyncio.wrap_future(call) for call in list(job.calls)]
             for call in calls:
-                # What it raises belongs to a run that is over, so nobody else asks for it.
+                # What it raises belongs to a run that is over, so no one else asks for it.
                 call.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait(calls, timeout=left)
         return True
@@ -931,7 +931,7 @@ class Bridge:
             self.early_cancels.append(job_id)
         for job in self.jobs:
             job.is_cancelled = job.is_cancelled or job.id == job_id
-        # A batch has one run for all: it ends when nobody waits for it any more.
+        # A batch has one run for all: it ends when no one waits for it any more.
         if self.jobs and all(job.is_cancelled for job in self.jobs) and not self.is_cancelling:
             self.is_cancelling = True
             self.start(self.cancel_run(self.jobs, self.run))

@@ -92,19 +92,19 @@ fn describe_stated(
     reached: Option<u32>,
 ) -> Result<DeviceReply, String> {
     let number = python.num_qubits.and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
-    let num_qubits = u32::from(number.ok_or("its Device.num_qubits is no number from 1 to 65,535")?);
+    let num_qubits = u32::from(number.ok_or("its Device.num_qubits is not a number from 1 to 65,535")?);
     if let Some(reached) = reached.filter(|reached| *reached > num_qubits) {
         return Err(format!("an edge of its Device names qubit {}, and it has {num_qubits}", reached - 1));
     }
     let target = |name: &String| {
-        Target::from_name(name).ok_or_else(|| format!("'{name}' in its Device.targets is no target"))
+        Target::from_name(name).ok_or_else(|| format!("'{name}' in its Device.targets is not a target"))
     };
     let targets = stated.targets.iter().map(target).collect::<Result<Vec<Target>, String>>()?;
     let max_shots = match stated.max_shots {
         None => None,
         Some(shots) => {
             let shots = u32::try_from(shots).ok().filter(|shots| *shots > 0);
-            Some(shots.ok_or("its Device.max_shots is no number of shots")?)
+            Some(shots.ok_or("its Device.max_shots is not a number of shots")?)
         }
     };
     let name = if stated.name.is_empty() { name } else { &stated.name };
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(qubits(&registered, &python()), 20);
         let wired = PythonDevice { edges: Some(vec![(0, 24)]), ..python() };
         assert_eq!(qubits(&registered, &wired), 25, "an edge is on the device");
-        assert_eq!(qubits(&none, &wired), 50, "edges alone are no size");
+        assert_eq!(qubits(&none, &wired), 50, "edges alone are not a size");
         assert_eq!(DeviceBasics::read("num_qubits: many\n\t: ["), none);
     }
 

@@ -77,7 +77,7 @@ pub struct InterpreterRequest<'a> {
 /// Why there is no interpreter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoInterpreter {
-    /// What the setting names is no interpreter and no virtual environment.
+    /// What the setting names is neither an interpreter nor a virtual environment.
     Setting { value: String },
     /// None was found; each place with what is missing there.
     Nowhere { looked: Vec<String> },

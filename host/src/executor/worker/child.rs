@@ -1,7 +1,7 @@
 //! The plugin's process: plays the plugin's part towards the host, and the host's towards the plugin.
 //!
 //! First of all it gives up every right that it doesn't need, while it has but one thread. Then there is one thread per
-//! slot, each on a socket of its own, and one for control calls, as in the host itself. It ends when
+//! slot, each on a separate socket, and one for control calls, as in the host itself. It ends when
 //! the executor was destroyed, when the host asks for no more, and by the kernel when the host dies.
 
 use std::collections::{HashMap, VecDeque};
@@ -72,7 +72,7 @@ struct Worker {
     calls: Mutex<Calls>,
 }
 
-/// What is known of calls, by the ids of their jobs. Requests and orders come on sockets of their own, so that an order
+/// What is known of calls, by the ids of their jobs. Requests and orders come on separate sockets, so that an order
 /// to cancel may overtake the request of its job, and may come when the job has just been answered.
 #[derive(Default)]
 struct Calls {

@@ -127,7 +127,7 @@ impl Frame {
     /// Reads the next frame, which may have `limit` bytes. Memory is taken as the bytes arrive, not as they are announced.
     ///
     /// # Errors
-    /// When the other end is gone, or sends something that is no frame or a longer one.
+    /// When the other end is gone, or sends something that is not a frame, or too long a frame.
     pub fn read(socket: &mut impl Read, limit: usize) -> io::Result<Frame> {
         let mut head = [0; 5];
         socket.read_exact(&mut head)?;

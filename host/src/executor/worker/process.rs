@@ -137,7 +137,7 @@ pub enum CallFailure {
     NotEntered,
     /// The process ended during the call.
     Died(Death),
-    /// What came is no answer; why.
+    /// What came is not an answer; why.
     Unreadable(String),
 }
 

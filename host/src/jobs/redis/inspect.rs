@@ -1,4 +1,4 @@
-//! What an operator asks and does, on a connection of its own: a look at the server, the commands that the account
+//! What an operator asks and does, on a separate connection: a look at the server, the commands that the account
 //! may send, the consumers of the group, and taking over what a dead one left.
 //!
 //! Adopted messages are claimed for this host's own consumer, unchanged; the host that runs under that name takes

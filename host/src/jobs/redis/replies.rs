@@ -243,7 +243,7 @@ mod tests {
         ("HGET", |v| Ok(hash_field("HGET", v)?.is_none())),
         ("GET", |v| Ok(!existence("GET", v)?)),
         ("GET", |v| Ok(optional_text("GET", v)?.is_none())),
-        // A confirmation is no absence either.
+        // A confirmation is not an absence either.
         ("HSET", |v| number_of_changes("HSET", v).map(|()| true)),
         ("XACK", |v| number_of_changes("XACK", v).map(|()| true)),
         ("XGROUP", |v| confirmation("XGROUP", v).map(|()| true)),

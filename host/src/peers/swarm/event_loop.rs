@@ -202,7 +202,7 @@ impl<R: Role> EventLoop<R> {
                 Topic::Heartbeat => (heartbeat, &said.heartbeat),
             };
             if wanted && let Err(error) = self.swarm.behaviour_mut().gossip.publish(name, bytes.clone()) {
-                // Nobody listens yet, most often.
+                // No one listens yet, most often.
                 tracing::debug!(?topic, %error, "nothing was said to the network");
             }
         }

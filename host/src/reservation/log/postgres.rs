@@ -1,4 +1,4 @@
-//! The log in PostgreSQL, for coordinators that share one: a few connections, each append a transaction of its own.
+//! The log in PostgreSQL, for coordinators that share one: a few connections, each append a separate transaction.
 //!
 //! A transaction first takes an advisory lock on its stream (and before that on its idempotency key), so that what it
 //! decides on can't change under it, whoever else writes. A lost connection is replaced for the next request, with
@@ -216,7 +216,7 @@ impl Worker {
                 drop(answer.send(appended));
             }
             StoreRequest::Batches(batches) => {
-                // A peer's log is a file of its own; here for completeness, each at once.
+                // A peer's log is a separate file; here for completeness, each at once.
                 for batch in batches {
                     if let Err(error) = self.append_batch(&batch).await {
                         self.writable.store(false, Ordering::Release);

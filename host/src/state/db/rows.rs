@@ -33,7 +33,7 @@ pub enum Phase {
     Stored,
     /// A cancel comes too late: the result goes to the cloud.
     Announced,
-    /// The cloud refused it for good.
+    /// The cloud refused it permanently.
     Refused,
 }
 

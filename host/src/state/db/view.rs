@@ -12,7 +12,7 @@ use crate::model::MessageId;
 pub enum KeptKind {
     /// A result that the host still delivers by itself.
     Undelivered,
-    /// A result that the cloud refused for good.
+    /// A result that the cloud refused permanently.
     Refused,
     /// A message that could not be answered.
     DeadLetter,

@@ -26,7 +26,7 @@ const HISTORY_SECONDS: i64 = 30 * 86_400;
 /// Old history is looked for once in so many transactions.
 const PRUNE_EVERY: u64 = 10_000;
 
-/// Gets the answer to a request; nobody waits for it when the host stops.
+/// Gets the answer to a request; no one waits for it when the host stops.
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// What the handle asks for.
@@ -39,7 +39,7 @@ pub(super) enum Request {
     LoadResult(MessageId, Reply<Option<ResultRow>>),
 }
 
-/// A write that waits for the next transaction; lazy ones have nobody to answer.
+/// A write that waits for the next transaction; lazy ones have no one to answer.
 struct WaitingWrite {
     op: Op,
     reply: Option<Reply<()>>,

@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// The process ends. In a crash the messages in the plugin are suspects; a forced stop is no death.
+    /// The process ends. In a crash the messages in the plugin are suspects; a forced stop is not a death.
     pub(super) fn crash(&mut self, death: bool) {
         self.crashes += 1;
         self.trace("crash", &death);

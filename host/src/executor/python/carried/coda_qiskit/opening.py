@@ -56,7 +56,7 @@ def backend_of_provider(provider: Any, config: Config) -> Any:
             if hasattr(provider, method):
                 get = getattr(provider, method)
                 return get(name, **config.backend_args) if name else get(**config.backend_args)
-        # A provider with a tree of its own: `offline.ideal` is provider.offline.ideal().
+        # A provider with a tree of backends: `offline.ideal` is provider.offline.ideal().
         found = operator.attrgetter(name or "")(provider)
         return found if hasattr(found, "run") else found(**config.backend_args)
     except Exception as error:
@@ -95,7 +95,7 @@ def open_backend(config: Config) -> Any:
         # Backends of the old kind exist up to Qiskit 1.
         backend = load("backend", "qiskit.providers:BackendV2Converter")(backend)
     if not hasattr(backend, "target"):
-        raise ConfigError(f"{config.provider or config.backend} is {type(backend).__name__}, which is no Qiskit backend")
+        raise ConfigError(f"{config.provider or config.backend} is {type(backend).__name__}, which is not a Qiskit backend")
     return backend
 
 
