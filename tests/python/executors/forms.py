@@ -149,3 +149,15 @@ class Edgeless(Lab):
 
 class NoEdges(Lab):
     device = Device(name="bare")
+
+
+def with_edges(edges):
+    """A factory of an executor with these edges, whatever they are."""
+    return lambda: setattr(lab := Lab(), "device", Device(directed_edges=edges)) or lab
+
+
+endless_edges = with_edges(([0, 1] for _ in iter(int, 1)))
+fractions = with_edges([(0, 1), (0.5, 1)])
+triples = with_edges([(0, 1, 2)])
+a_text = with_edges("ab")
+a_number = with_edges(7)

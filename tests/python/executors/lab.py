@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import itertools
 import logging
 import os
 import subprocess
@@ -35,6 +36,21 @@ def note(line):
         file.write(f"{line}\n")
 
 
+class Endless(dict):
+    """Counts without an end, as of a broken reader."""
+
+    def items(self):
+        return zip(itertools.repeat("0" * 1_000_000), itertools.repeat(1))
+
+
+class Exiting:
+    """A result that ends the process when it is read."""
+
+    @property
+    def counts(self):
+        sys.exit(4)
+
+
 Tuple = namedtuple("Tuple", "counts execution_time_ms shots_completed")
 
 
@@ -53,6 +69,8 @@ def results(mode, ir, shots):
         "fraction": lambda: result({key: 2.5}, 1.0, shots),
         "text_count": lambda: result({key: "7"}, 1.0, shots),
         "huge": lambda: result({key: 2**70}, 1.0, shots),
+        "endless": lambda: result(Endless(a=1), 1.0, shots),
+        "exiting": Exiting,
         "int_keys": lambda: result({0: shots}, 1.0, shots),
         "bytes_keys": lambda: result({b"00": shots}, 1.0, shots),
         "list_counts": lambda: result([(key, shots)], 1.0, shots),
@@ -250,6 +268,8 @@ class Batches(Lab):
             return made[1:]
         if mode == "surplus":
             return [*made, made[0]]
+        if mode == "endless":
+            return itertools.repeat(made[0])
         if mode == "mixed":
             return [ValueError("the first"), None, *[result({zeros(ir): n}, 1.0, n) for ir, n in jobs[2:]]]
         return (one for one in made)

@@ -122,6 +122,17 @@ async fn the_device_is_as_wide_as_what_is_known_of_it() {
     host.set("CODA_EXECUTOR_FACTORY", "forms:NoEdges");
     let said = host.cli(&["plugin", "device"]).await;
     assert!(said.code == 3 && said.err.contains("logical_edges"), "{}", said.text());
+    for (factory, says) in [
+        ("endless_edges", "more than 10000 directed_edges"),
+        ("fractions", "(0.5, 1) in directed_edges, expected a pair of qubits"),
+        ("triples", "(0, 1, 2) in directed_edges"),
+        ("a_text", "'a' in directed_edges"),
+        ("a_number", "directed_edges of type int, expected pairs of qubits"),
+    ] {
+        host.set("CODA_EXECUTOR_FACTORY", format!("forms:{factory}"));
+        let said = host.cli(&["plugin", "device"]).await;
+        assert!(said.code == 3 && said.err.contains(says), "{factory}: {}", said.text());
+    }
     host.write_device("target: cnot\nnum_qubits: 9\n");
     let config = device(&mut host, "forms:Undirected").await;
     assert_eq!((&config["num_qubits"], &config["targets"][0]), (&json!(9), &json!("cnot")));

@@ -61,6 +61,8 @@ async fn results_are_taken_by_their_attributes_whatever_their_numbers_are() {
         ("fraction", "count 2.5 of type float, expected a whole number"),
         ("text_count", "count '7' of type str"),
         ("huge", "too large"),
+        ("endless", "counts of more than 256 MiB"),
+        ("exiting", "the executor ended its process: sys.exit(4)"),
         ("int_keys", "the key 0 of type int, expected text of 0 and 1"),
         ("bytes_keys", "of type bytes"),
         ("list_counts", "counts of type list, expected a mapping"),
@@ -182,6 +184,9 @@ async fn batches_are_answered_in_order_and_wrong_ones_one_by_one() {
     }
     for body in batch("surplus", &["surplus", "ok"]).await {
         assert!(body["error"].as_str().unwrap().contains("3 results for 2 jobs"), "{body}");
+    }
+    for body in batch("endless", &["endless", "ok"]).await {
+        assert!(body["error"].as_str().unwrap().contains("1002 results for 2 jobs"), "{body}");
     }
     for body in batch("whole", &["whole", "ok"]).await {
         assert_eq!(body["status"], "completed", "{body}");

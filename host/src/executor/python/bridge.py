@@ -19,10 +19,12 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
 import json
 import logging
 import operator
 import os
+import reprlib
 import select
 import signal
 import socket
@@ -53,6 +55,12 @@ STAGE_RUN = 4
 
 # An error's text; the host cuts it again for the sender.
 MAX_TEXT = 10_000
+# As the host reads them: bytes of an answer.
+MAX_ANSWER = 256 << 20
+# More than any device of the host has, by far.
+MAX_EDGES = 10_000
+# Results beyond those of a batch that are counted, for the error that tells of them.
+MAX_SURPLUS = 1_000
 # A line of the log that is longer would not fit into an event.
 MAX_LINE = 60_000
 # How long a cancel may wait for the loop before the log names the line that blocks it.
@@ -462,6 +470,27 @@ def make_executor(factory: str, settings: Any, node: Node) -> Any:
     return made
 
 
+class BadDevice(Exception):
+    """A device that can't be read; says what it has."""
+
+
+def read_edges(pairs: Any, name: str) -> list[list[int]]:
+    """The edges of a device: pairs of qubits of any kind of whole number, in any iterable."""
+    if not isinstance(pairs, Iterable):
+        raise BadDevice(f"the executor's device has {name} of type {type(pairs).__name__}, expected pairs of qubits")
+    edges: list[list[int]] = []
+    for pair in pairs:
+        if len(edges) == MAX_EDGES:
+            raise BadDevice(f"the executor's device has more than {MAX_EDGES} {name}")
+        try:
+            first, second = pair
+            edges.append([operator.index(first), operator.index(second)])
+        except (TypeError, ValueError):
+            text = reprlib.repr(pair)
+            raise BadDevice(f"the executor's device has {text} in {name}, expected a pair of qubits") from None
+    return edges
+
+
 def describe_device(executor: Any, node: Node) -> dict[str, Any]:
     """What the executor says of its device: all of `coda_executor.Device`, of any other object what coda-node reads."""
     device = getattr(executor, "device", None)
@@ -470,8 +499,9 @@ def describe_device(executor: Any, node: Node) -> dict[str, Any]:
     if device is not None:
         directed = getattr(device, "directed_edges", None)
         is_directed = bool(directed)
+        name = "directed_edges" if is_directed else "logical_edges"
         pairs: Any = directed if is_directed else device.logical_edges
-        edges = None if is_full and pairs is None else [[operator.index(a), operator.index(b)] for a, b in pairs]
+        edges = None if is_full and pairs is None else read_edges(pairs, name)
     qubits = getattr(device, "num_qubits", None)
     try:
         qubits = None if qubits is None else operator.index(qubits)
@@ -537,7 +567,7 @@ def good_answer(result: Any, reverse: bool, log: Log | None = None) -> bytes:
     counts, ms, shots = parts
     if not isinstance(counts, Mapping):
         raise BadResult(f"the executor returned counts of type {type(counts).__name__}, expected a mapping")
-    entries, total = [], 0
+    entries, total, size = [], 0, 0
     for key, count in counts.items():
         if not isinstance(key, str):
             raise BadResult(
@@ -546,7 +576,11 @@ def good_answer(result: Any, reverse: bool, log: Log | None = None) -> bytes:
         bits = key[::-1] if reverse else key
         number = whole(count, f"for key {key!r} the count")
         total += number
-        entries.append(text(bits) + signed(number, "the count"))
+        entry = text(bits) + signed(number, "the count")
+        size += len(entry)
+        if size > MAX_ANSWER:
+            raise BadResult(f"the executor returned counts of more than {MAX_ANSWER >> 20} MiB")
+        entries.append(entry)
     try:
         time_ms = None if ms is None else float(ms)
     except (TypeError, ValueError):
@@ -790,6 +824,11 @@ class Bridge:
             answer = bad_answer(CONTRACT, str(error))
         except Unsupported as error:
             answer = bad_answer(UNSUPPORTED, str(error))
+        except (SystemExit, KeyboardInterrupt) as error:
+            # The run has returned: something in its result did it.
+            is_last = True
+            answer = bad_answer(PANIC, end_of_process(error))
+            self.log.traceback("the executor ended its process", error, job.id)
         except BaseException as error:
             answer = self.failed(error, job)
             is_last = await self.outlasts(job) if not self.was_cancelled() else False
@@ -853,7 +892,8 @@ class Bridge:
                 os._exit(LOOP_ENDED)
             if not isinstance(results, Iterable):
                 raise BadResult(f"batch_run returned {type(results).__name__}, expected results in order")
-            results = list(results)
+            # A generator may never end.
+            results = list(itertools.islice(results, len(circuits) + MAX_SURPLUS))
             surplus = max(len(results) - len(circuits), 0)
             for (index, _), result in zip(circuits, results, strict=False):
                 answers[index] = self.batch_answer(result, jobs[index])
