@@ -4,5 +4,6 @@
 pub mod conflicts;
 pub mod instance_lock;
 pub mod notify;
+pub mod python_node;
 pub mod rotate;
 pub mod unit;

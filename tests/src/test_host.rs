@@ -36,6 +36,7 @@ pub struct Plan {
     env: BTreeMap<String, String>,
     num_qubits: u16,
     native_gate_set: &'static str,
+    qpu: &'static str,
     redis_arguments: Vec<&'static str>,
     wrapper: Vec<String>,
 }
@@ -63,6 +64,7 @@ impl Plan {
             env,
             num_qubits: 5,
             native_gate_set: "cz",
+            qpu: QPU,
             redis_arguments: Vec::new(),
             wrapper: Vec::new(),
         }
@@ -102,6 +104,12 @@ impl Plan {
         self
     }
 
+    /// A QPU that no other test has, for one with a coda-node: hosts of the same QPU would not start meanwhile.
+    pub fn qpu(mut self, id: &'static str) -> Plan {
+        self.qpu = id;
+        self
+    }
+
     /// The plugin's process runs as the tests' own user, whatever accounts this machine has.
     pub fn as_own_user(mut self) -> Plan {
         if coda_host::sys::effective_user() == 0 {
@@ -125,7 +133,7 @@ impl Plan {
     /// Prepares everything but the host.
     pub async fn prepare(self) -> TestHost {
         let redis = DevRedis::start(&self.redis_arguments, LIMIT).await.expect("redis-server");
-        let mut options = Options::new(QPU, &redis.url());
+        let mut options = Options::new(self.qpu, &redis.url());
         options.keys = Some(KEYS.clone());
         options.num_qubits = self.num_qubits;
         options.native_gate_set = self.native_gate_set.into();
@@ -145,8 +153,8 @@ impl Plan {
         {
             env.entry("CODA_EXECUTOR_USER".into()).or_insert_with(|| "root".into());
         }
-        let (wrapper, connection) = (self.wrapper, tokio::sync::Mutex::default());
-        TestHost { env, redis, cloud, dir, wrapper, port: 0, host: None, connection }
+        let (qpu, wrapper, connection) = (self.qpu, self.wrapper, tokio::sync::Mutex::default());
+        TestHost { env, redis, cloud, dir, qpu, wrapper, port: 0, host: None, connection }
     }
 
     /// Prepares everything and starts the host.
@@ -164,6 +172,7 @@ pub struct TestHost {
     pub redis: DevRedis,
     pub cloud: DevCloud,
     dir: TempDir,
+    qpu: &'static str,
     wrapper: Vec<String>,
     port: u16,
     host: Option<HostProcess>,
@@ -398,15 +407,15 @@ impl TestHost {
     }
 
     pub fn qpu_id(&self) -> &'static str {
-        QPU
+        self.qpu
     }
 
     pub fn stream(&self) -> String {
-        format!("qpu:{QPU}:jobs")
+        format!("qpu:{}:jobs", self.qpu)
     }
 
     pub fn group(&self) -> String {
-        format!("qpu:{QPU}:workers")
+        format!("qpu:{}:workers", self.qpu)
     }
 
     /// A good message; its answer goes to the development cloud.

@@ -4,6 +4,7 @@
 //! then drive one device.
 
 mod checks;
+mod migration;
 mod peer;
 
 use std::process::ExitCode;

@@ -1,12 +1,10 @@
 //! Conflicting hosts: other processes on this machine that serve the same QPU, a Python coda-node or a coda-host with
 //! another state directory.
 //!
-//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes: by its command
-//! line, and by the directory where it keeps its credentials (`TMPDIR`, else `/tmp`), which is the one that this host
-//! uses or names the same QPU. A coda-host holds a socket whose abstract name stands for stream and consumer; the
+//! Two of them would run two jobs on one device at once. A coda-node is looked for among the processes (see
+//! [`super::python_node`]). A coda-host holds a socket whose abstract name stands for stream and consumer; the
 //! kernel removes the socket with its process, however that ends.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -14,14 +12,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
+use super::python_node::{self, PythonNode};
 use crate::error::{Explain, exit};
 use crate::model::Secret;
-use crate::state::files;
-
-/// Number of arguments at the start of a command line in which the name of the program is looked for.
-const ARGUMENTS: usize = 6;
-/// Largest `coda.config` of a coda-node that is read.
-const CONFIG_MAX: u64 = 1 << 20;
 
 /// Another process serves the same QPU.
 #[derive(Debug, thiserror::Error)]
@@ -134,68 +127,21 @@ fn server(url: &Secret) -> String {
 /// # Errors
 /// Such a process runs.
 pub fn no_python_node(dir: &Path, qpu_id: Option<&str>) -> Result<(), ConflictError> {
-    let own = std::process::id();
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Ok(()) };
-    for process in processes.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        let path = process.path();
-        if pid == own || !std::fs::read(path.join("cmdline")).is_ok_and(|line| is_python_node(&line)) {
-            continue;
-        }
-        // Another user's environment can't be read; then it keeps its files where it does by default.
-        let environment = std::fs::read(path.join("environ")).unwrap_or_default();
-        let theirs = PathBuf::from(variables(&environment).remove("TMPDIR").unwrap_or("/tmp".into()));
-        let same = |a: &Path, b: &Path| {
-            a == b || a.canonicalize().ok().is_some_and(|a| b.canonicalize().ok() == Some(a))
-        };
-        if same(&theirs, dir) || qpu_id.is_some() && stored_qpu(&theirs).as_deref() == qpu_id {
-            return Err(ConflictError::PythonNode { pid, dir: theirs });
-        }
+    match python_node::find(dir, qpu_id) {
+        Some(node) => Err(node.into()),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-/// Whether a command line is that of a coda-node, in the foreground (its script) or as a daemon (its server).
-fn is_python_node(line: &[u8]) -> bool {
-    let arguments = line.split(|b| *b == 0).take(ARGUMENTS);
-    let mut found = arguments.map(String::from_utf8_lossy).filter(|argument| {
-        let name = argument.rsplit('/').next().unwrap_or_default();
-        name == "coda-node" || *argument == "coda_node" || argument.starts_with("coda_node.")
-    });
-    found.next().is_some()
-}
-
-fn variables(environment: &[u8]) -> HashMap<String, String> {
-    let texts = environment.split(|b| *b == 0).map(String::from_utf8_lossy);
-    texts.filter_map(|t| t.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect()
-}
-
-fn stored_qpu(dir: &Path) -> Option<String> {
-    let bytes = files::read(&dir.join("coda.config"), CONFIG_MAX).ok()??;
-    let config: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
-    config["qpu_id"].as_str().map(String::from)
+impl From<PythonNode> for ConflictError {
+    fn from(node: PythonNode) -> ConflictError {
+        ConflictError::PythonNode { pid: node.pid, dir: node.dir }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_coda_node_is_recognised_by_its_command_line() {
-        let is = |arguments: &[&str]| is_python_node(arguments.join("\0").as_bytes());
-        assert!(is(&["/opt/coda/bin/python3", "/opt/coda/bin/coda-node", "start"]));
-        assert!(is(&["/usr/bin/python3", "-m", "uvicorn", "coda_node.server.app:app", "--host", "::"]));
-        assert!(is(&["python3", "-m", "coda_node", "start"]));
-        for other in [
-            &["vim", "/etc/coda-node.conf"][..],
-            &["coda-host", "start"],
-            &["tail", "-f", "/tmp/coda-node.log"],
-            &["grep", "coda_nodes"],
-            &[],
-        ] {
-            assert!(!is(other), "{other:?}");
-        }
-    }
 
     #[test]
     fn one_consumer_of_a_stream_has_one_lock() {

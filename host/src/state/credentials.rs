@@ -114,8 +114,18 @@ pub fn load(dir: &Path) -> Result<Option<StoredCredentials>, CredentialsError> {
     if config == StoredConfig::default() {
         return Ok(None);
     }
-    let key_path = dir.join(config.jwt_private_key_path.as_deref().unwrap_or(Path::new(KEY_FILE)));
-    let private_key = text(&key_path)?.filter(|t| !t.trim().is_empty()).map(Secret::new);
+    let named = dir.join(config.jwt_private_key_path.as_deref().unwrap_or(Path::new(KEY_FILE)));
+    let read_key = |path: &Path| Ok::<_, CredentialsError>(text(path)?.filter(|t| !t.trim().is_empty()));
+    // The Python node names the key by its full path, and both files together may have been copied elsewhere.
+    let copied = dir.join(KEY_FILE);
+    let (key_path, private_key) = match read_key(&named) {
+        Ok(Some(key)) => (named, Some(key)),
+        none => match read_key(&copied)? {
+            Some(key) => (copied, Some(key)),
+            None => (named, none?),
+        },
+    };
+    let private_key = private_key.map(Secret::new);
     let redeemed = text(&dir.join(TOKEN_FILE))?.map(|t| t.trim().to_owned());
     Ok(Some(StoredCredentials { config, private_key, key_path, redeemed }))
 }
@@ -401,6 +411,25 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(keys, expected);
         assert!(value["vpn_interface_hint"].is_null());
+    }
+
+    #[test]
+    fn a_key_that_was_copied_with_its_config_is_used_when_the_named_one_is_gone() {
+        let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        save(old.path(), &config(), &Secret::new("PEM"), None).unwrap();
+        for name in [CONFIG_FILE, KEY_FILE] {
+            files::write(&new.path().join(name), &fs::read(old.path().join(name)).unwrap()).unwrap();
+        }
+        let key_path = || load(new.path()).unwrap().unwrap().key_path;
+        assert_eq!(key_path(), old.path().join(KEY_FILE), "the config names it");
+        let named = old.path().join(KEY_FILE);
+        fs::set_permissions(&named, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(key_path(), new.path().join(KEY_FILE), "others may have changed it");
+        fs::remove_file(&named).unwrap();
+        assert_eq!(key_path(), new.path().join(KEY_FILE));
+        assert_eq!(load(new.path()).unwrap().unwrap().private_key.unwrap().expose(), "PEM");
+        fs::remove_file(new.path().join(KEY_FILE)).unwrap();
+        assert!(load(new.path()).unwrap().unwrap().private_key.is_none());
     }
 
     #[test]

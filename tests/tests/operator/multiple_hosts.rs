@@ -145,7 +145,7 @@ impl Drop for PythonNode {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_live_coda_node_of_the_same_place_is_no_neighbour() {
-    let mut host = Plan::simulator("").start().await;
+    let mut host = Plan::simulator("").qpu("neighbour").start().await;
     assert_eq!(host.stop().await, Exit::Code(0));
     let elsewhere = tempfile::tempdir().unwrap();
     let stranger = PythonNode::start(&host, elsewhere.path());

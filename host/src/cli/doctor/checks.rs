@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::super::running_host;
-use super::{Finding, Verdict, peer};
+use super::{Finding, Verdict, migration, peer};
 use crate::app::{self, Prepared};
 use crate::cloud::http::{HttpClient, Target};
 use crate::config::load::{self, ProcessEnv};
 use crate::config::settings::Dirs;
-use crate::daemon::conflicts;
+use crate::daemon::conflicts::ConflictError;
 use crate::daemon::instance_lock::{self, LockHolder};
+use crate::daemon::python_node::{self, PythonNode};
 use crate::executor::account::{self, RunsAs};
 use crate::executor::elf;
 use crate::executor::inspect_python;
@@ -65,13 +66,16 @@ pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
         }
     };
     findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
-    findings.push(match conflicts::no_python_node(&dirs.credentials, prepared.qpu_id()) {
-        Ok(()) => Finding::pass("coda-node", "no Python node serves this QPU here"),
-        Err(e) => Finding::failure("coda-node", &e.into()),
+    let node = python_node::find(&dirs.credentials, prepared.qpu_id());
+    findings.extend(match &node {
+        None => vec![Finding::pass("coda-node", "no Python node serves this QPU here")],
+        Some(node) => migration(node, &prepared, env),
     });
     findings.extend(runs_as(&prepared, env));
-    findings.push(plugin(&prepared, env, holder.is_some() || no_plugin).await);
-    findings.push(port(&prepared, holder.as_ref()));
+    // A second process must not open the device.
+    let is_in_use = holder.is_some() || node.is_some();
+    findings.push(plugin(&prepared, env, is_in_use || no_plugin).await);
+    findings.push(port(&prepared, holder.as_ref(), node.is_some()));
     if prepared.settings.peer.enabled {
         findings
             .extend(peer::peer_checks(&prepared.settings.peer, &dirs.state, holder.is_some(), LIMIT).await);
@@ -202,6 +206,23 @@ fn results(state: &Path) -> Finding {
         }
         Err(e) => Finding::failure("results", &e.into()),
     }
+}
+
+/// What a site that runs coda-node has to know before it switches.
+fn migration(node: &PythonNode, prepared: &Prepared, env: &ProcessEnv) -> Vec<Finding> {
+    let settings = &prepared.settings;
+    let located = app::locate_plugin(settings, &prepared.device, env).ok();
+    let host = migration::HostSide {
+        env,
+        credentials: &settings.dirs.credentials,
+        device_config: prepared.device.path.as_deref(),
+        located: located.as_ref(),
+        runs_as: app::runs_as(settings, true).ok(),
+        vpn_required: settings.vpn.required,
+    };
+    let mut findings = vec![Finding::failure("coda-node", &ConflictError::from(node.clone()).into())];
+    findings.extend(migration::changes(node, &host));
+    findings
 }
 
 /// The account of the plugin's worker process; `None` when the plugin runs in the host.
@@ -351,7 +372,7 @@ async fn opened(prepared: &Prepared, located: Located) -> Finding {
     }
 }
 
-fn port(prepared: &Prepared, holder: Option<&LockHolder>) -> Finding {
+fn port(prepared: &Prepared, holder: Option<&LockHolder>, has_python_node: bool) -> Finding {
     let api = &prepared.settings.api;
     let address = format!("{}:{}", api.host, api.port);
     if let Some(held) = holder.and_then(|h| h.address.as_ref()) {
@@ -359,6 +380,9 @@ fn port(prepared: &Prepared, holder: Option<&LockHolder>) -> Finding {
     }
     match std::net::TcpListener::bind((api.host.as_str(), api.port)) {
         Ok(_) => Finding::pass("port", format!("{address} is free")),
+        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && has_python_node => {
+            Finding::skip("port", format!("{address} is in use while coda-node runs"))
+        }
         Err(e) => Finding::fail("port", format!("{address}: {e}"), "choose another with CODA_PORT"),
     }
 }
