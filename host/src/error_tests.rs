@@ -14,7 +14,7 @@ use crate::app::AppError;
 
 use self::samples::{join_error, path, text};
 
-#[path = "error_samples.rs"]
+#[path = "error_samples_tests.rs"]
 mod samples;
 
 /// Messages that other programs and people know from the Python node, so their text stays as it is there
