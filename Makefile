@@ -7,10 +7,11 @@ DEVICE ?= device-configs/simulator.yaml
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 HOST := $(RELEASE)/coda-host
 PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
-# Plugins in C and C++, each built from one file.
+# Plugins in C and C++, and a device library of either QDMI interface; each is built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
 HEADERS := $(wildcard plugin-abi/include/*)
-FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so)
+FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so \
+  libcoda_faulty_qdmi13.so libcoda_faulty_qdmi14.so)
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
@@ -123,6 +124,10 @@ $(RELEASE)/libcoda_faulty_cpp.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
 $(RELEASE)/libcoda_faulty_isolated.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
 	@mkdir -p $(RELEASE)
 	$(CXX) -std=c++17 $(C_FLAGS) -DFAULTY_ISOLATED -o $@.new $< && mv $@.new $@
+
+$(RELEASE)/libcoda_faulty_qdmi1%.so: plugins/faulty-qdmi/faulty.c
+	@mkdir -p $(RELEASE)
+	$(CC) -std=gnu11 $(C_FLAGS) -DQDMI_MINOR=$* -o $@.new $< -lm && mv $@.new $@
 
 cxx:
 	@command -v $(CXX) > /dev/null || { \
