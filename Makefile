@@ -10,7 +10,7 @@ PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-example-in
 # Plugins in C and C++, each built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
 HEADERS := $(wildcard plugin-abi/include/*)
-FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so)
+FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so)
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
@@ -113,6 +113,10 @@ $(RELEASE)/libcoda_example_cpp.so: plugins/example-cpp/acme.cpp plugins/example-
 $(RELEASE)/libcoda_faulty_cpp.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
 	@mkdir -p $(RELEASE)
 	$(CXX) -std=c++17 $(C_FLAGS) -o $@.new $< && mv $@.new $@
+
+$(RELEASE)/libcoda_faulty_isolated.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
+	@mkdir -p $(RELEASE)
+	$(CXX) -std=c++17 $(C_FLAGS) -DFAULTY_ISOLATED -o $@.new $< && mv $@.new $@
 
 cxx:
 	@command -v $(CXX) > /dev/null || { \

@@ -34,6 +34,8 @@ mod plugins {
     mod lost_processes;
     /// Plugins that panic, hang, lie or change the process.
     mod misbehaving;
+    /// Plugins that need a process of their own.
+    mod needs_process;
     /// Calls that never return.
     mod never_returns;
     /// The rights of a plugin's process.

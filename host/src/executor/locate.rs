@@ -10,7 +10,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use coda_plugin_abi::descriptor::Kind;
+use coda_plugin_abi::descriptor::{Isolation, Kind};
 
 use super::elf;
 use super::python::interpreter::{self, FileView, Interpreter, InterpreterRequest, NoInterpreter};
@@ -50,6 +50,26 @@ pub enum Located {
     Python(LocatedPython),
 }
 
+impl Located {
+    /// What is started, for messages.
+    pub fn subject(&self) -> PathBuf {
+        match self {
+            Located::Library(library) => library.path.clone(),
+            Located::Python(python) => python.subject(),
+        }
+    }
+
+    /// Whether it runs in a process of its own whatever the settings say. Of a library that can't be read nothing is known;
+    /// loading it tells why.
+    pub fn needs_process(&self) -> bool {
+        match self {
+            Located::Python(_) => true,
+            Located::Library(library) => elf::inspect(&library.path)
+                .is_ok_and(|found| found.descriptor.isolation == Isolation::Required),
+        }
+    }
+}
+
 /// A factory in Python code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocatedPython {
@@ -57,6 +77,13 @@ pub struct LocatedPython {
     pub factory: Option<String>,
     pub source: FactorySource,
     pub interpreter: Interpreter,
+}
+
+impl LocatedPython {
+    /// The factory when it is configured, else the interpreter that is asked for one.
+    pub fn subject(&self) -> PathBuf {
+        self.factory.as_ref().map_or_else(|| self.interpreter.path.clone(), PathBuf::from)
+    }
 }
 
 /// A library file and the factory in it.
