@@ -45,7 +45,14 @@ use run::{End, Histogram, Order, Report};
 use running::{Running, Ticket};
 use thread::{LibraryThread, Opened};
 
-export_executor! { kind: Hardware, vendor: "Coda", entries: { create_executor => create }, config_schema: schema }
+// Libraries crash, print, block in a cancel and start processes: the host's own process is not the place for that.
+export_executor! {
+    kind: Hardware,
+    vendor: "Coda",
+    entries: { create_executor => create },
+    isolation: Required,
+    config_schema: schema,
+}
 
 fn schema(_entry: &str) -> Option<String> {
     Some(config::schema())
