@@ -18,6 +18,8 @@ use crate::error::{Explain, exit};
 
 /// The entry of a factory that names none.
 pub const DEFAULT_ENTRY: &str = "create_executor";
+/// The vendor of the plugins that come with the host.
+const OWN_VENDOR: &str = "Coda";
 
 /// Where a factory setting was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -385,11 +387,14 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<LocatedLibrary, LocateError> {
             if !seen.insert(same) {
                 continue;
             }
-            match elf::inspect(&file).map(|i| i.descriptor.kind) {
-                Ok(Kind::Hardware) => hardware.push(file),
-                Ok(Kind::Simulator) => others.push(file),
-                // Test plugins, and libraries that are no plugins, are never chosen.
-                Ok(Kind::Test) | Err(_) => {}
+            // Libraries that are no plugins are never chosen.
+            let Ok(elf::Inspection { descriptor, .. }) = elf::inspect(&file) else { continue };
+            match descriptor.kind {
+                // Installed with every host; which hardware it drives is in a device config that names it.
+                Kind::Hardware if descriptor.vendor == OWN_VENDOR => {}
+                Kind::Hardware => hardware.push(file),
+                Kind::Simulator => others.push(file),
+                Kind::Test => {}
             }
         }
     }
