@@ -23,6 +23,7 @@
  *   size0              keys and values have size 0; no_results: they are refused with -10
  *   few_values         a value less than keys; odd_values: the values' size is no multiple of 8; overflow: values near 2^64
  *   huge               a size of 2^40 bytes is claimed; grows: the second answer is larger than the first said
+ *   only_shots         the outcomes of single shots alone are there
  *   crash=CALL exit=CALL abort=CALL     the process ends in that call, without a call in submit
  *   print=TEXT         submit prints TEXT to stderr (underscores stand for blanks)
  *   gaps zones resonators               site numbers with gaps; zones among the sites; sites behind the qubits
@@ -56,7 +57,8 @@ enum { OK = 0, FATAL = -1, NO_MEMORY = -2, NOT_FOUND = -5, OUT_OF_RANGE = -6, IN
 enum { CREATED, SUBMITTED, QUEUED, RUNNING, DONE, CANCELLED, FAILED };
 enum { CUSTOM1 = 999999995, CUSTOM5 = 999999999 };
 enum { QASM2 = 0, QASM3 = 1 };
-enum { MAX_QUBITS = 8, MAX_SITES = 64, MAX_PROGRAMS = 256, TEXT = 1024 };
+/* SLICE: of the shots of a job, so many are done between two looks at it, so that a look takes milliseconds. */
+enum { MAX_QUBITS = 8, MAX_SITES = 64, MAX_PROGRAMS = 256, TEXT = 1024, SLICE = 100000 };
 
 typedef struct Site { size_t index; int is_zone; char name[16]; } Site;
 typedef struct Operation { char name[16]; size_t qubits, parameters; } Operation;
@@ -68,8 +70,13 @@ typedef struct Session {
     Operation operations[16];
     size_t operations_len;
 } Session;
-typedef struct Program { char *text; size_t len; int status; size_t width; unsigned keys[1u << MAX_QUBITS];
-                         size_t counts[1u << MAX_QUBITS], keys_len; } Program;
+typedef struct Program {
+    char *text;
+    size_t len, width, shots_left;
+    int status;
+    double probabilities[1u << MAX_QUBITS];
+    size_t counts[1u << MAX_QUBITS]; /* both by key: bit k is c[k] */
+} Program;
 typedef struct Job {
     Session *session;
     char faults[TEXT], id[48];
@@ -368,8 +375,8 @@ static int statement(Circuit *c, const char *at) {
     return *at == 0 && is_known && gate(c, name, parameters, np, qubits, nq);
 }
 
-/* Runs a program; 0 when the device refuses it. */
-static int run(const Session *session, Program *program, size_t shots) {
+/* Finds the probabilities of a program's keys; 0 when the device refuses it. */
+static int compile(const Session *session, Program *program, size_t shots) {
     Circuit c = {.session = session, .state = {1}};
     memset(c.measured, -1, sizeof c.measured);
     char *copy = strdup(program->text), *rest = copy;
@@ -382,22 +389,27 @@ static int run(const Session *session, Program *program, size_t shots) {
     free(copy);
     for (size_t bit = 0; bit < c.bits; bit++) is_good = is_good && c.measured[bit] >= 0;
     if (!is_good || c.bits > MAX_QUBITS) return 0;
-    size_t counts[1u << MAX_QUBITS] = {0};
-    for (size_t shot = 0; shot < shots; shot++) {
-        double left = random_unit();
-        size_t outcome = 0, key = 0;
-        const size_t last = ((size_t)1 << session->qubits) - 1;
-        while (outcome < last && (left -= creal(c.state[outcome] * conj(c.state[outcome]))) >= 0) outcome++;
+    for (size_t outcome = 0; outcome < (size_t)1 << session->qubits; outcome++) {
+        size_t key = 0;
         for (size_t bit = 0; bit < c.bits; bit++) key |= (outcome >> c.measured[bit] & 1) << bit;
-        counts[key]++;
+        program->probabilities[key] += creal(c.state[outcome] * conj(c.state[outcome]));
     }
     program->width = c.bits;
-    for (unsigned key = 0; key < 1u << c.bits; key++) {
-        if (!counts[key]) continue;
-        program->keys[program->keys_len] = key;
-        program->counts[program->keys_len++] = counts[key];
-    }
+    program->shots_left = shots;
     return 1;
+}
+
+/* Does the next shots of a program. */
+static void sample(Program *program) {
+    size_t last = 0;
+    for (size_t key = 0; key < (size_t)1 << program->width; key++)
+        if (program->probabilities[key] > 1e-12) last = key;
+    for (size_t n = 0; n < SLICE && program->shots_left; n++, program->shots_left--) {
+        double left = random_unit();
+        size_t key = 0;
+        while (key < last && (left -= program->probabilities[key]) >= 0) key++;
+        program->counts[key]++;
+    }
 }
 
 /* ---- The interface: device and session ---- */
@@ -656,12 +668,18 @@ static void advance(Job *job) {
     job->status = age < queued ? QUEUED : RUNNING;
     if (age < ran || age < queued || asked(session, job, "never", NULL)) return;
     const long failing = number(session, job, "part_fails", -1);
-    job->status = DONE;
+    int last = DONE;
     for (size_t i = 0; i < job->programs_len; i++) {
         Program *program = &job->programs[i];
-        program->status = (long)i != failing && run(session, program, job->shots) ? DONE : FAILED;
-        if (program->status == FAILED) job->status = FAILED;
+        if (program->status < RUNNING)
+            program->status = (long)i != failing && compile(session, program, job->shots) ? RUNNING : FAILED;
+        if (program->status == RUNNING) sample(program);
+        if (program->status == RUNNING && program->shots_left == 0) program->status = DONE;
+        if (program->status == RUNNING) last = RUNNING;
+        if (program->status == FAILED && last == DONE) last = FAILED;
     }
+    job->status = last;
+    if (last == RUNNING) return;
     if (asked(session, job, "ends", NULL)) end_of(job, (int)number(session, job, "ends", DONE));
     if (job->status == FAILED) say("the job %s failed: out of calibration", job->id);
 }
@@ -709,51 +727,78 @@ EXPORT void NAME(job_free)(Job *job) {
     free(job);
 }
 
-static void bits(const Program *program, unsigned key, int is_left, char *out) {
+static size_t bits(const Program *program, size_t key, int is_left, char *out) {
     for (size_t bit = 0; bit < program->width; bit++)
         out[is_left ? bit : program->width - 1 - bit] = (char)('0' + (key >> bit & 1));
     out[program->width] = 0;
+    return program->width;
+}
+
+/* The outcome of each shot, in the order of the keys. */
+static int answer_shots(const Program *program, int is_left, size_t size, void *value, size_t *size_ret) {
+    size_t shots = 0, at = 0;
+    for (size_t key = 0; key < (size_t)1 << program->width; key++) shots += program->counts[key];
+    char *text = malloc(shots * (program->width + 1) + 1);
+    if (!text) return NO_MEMORY;
+    for (size_t key = 0; key < (size_t)1 << program->width; key++)
+        for (size_t n = 0; n < program->counts[key]; n++) {
+            at += bits(program, key, is_left, text + at);
+            text[at++] = ',';
+        }
+    text[at ? at - 1 : 0] = 0;
+    const int status = answer_text(text, size, value, size_ret);
+    free(text);
+    return status;
 }
 
 static int results(Job *job, size_t index, int result, size_t size, void *value, size_t *size_ret) {
+    enum { ALL = 1u << MAX_QUBITS };
     const Session *session = job->session;
-    char order[TEXT] = "", key[MAX_QUBITS + 3];
+    char order[TEXT] = "";
+    size_t keys[ALL + 1], keys_len = 0;
     if (index >= job->programs_len) return OUT_OF_RANGE;
     const Program *program = &job->programs[index];
     if (program->status != DONE || asked(session, job, "no_results", NULL)) return BAD_STATE;
-    if (result != 1 && result != 2) return UNSUPPORTED;
+    if (result < 0 || result > 2) return UNSUPPORTED;
     if (asked(session, job, "size0", NULL) || job->format < 0) return answer(NULL, 0, size, value, size_ret);
     if (asked(session, job, "huge", NULL)) {
         if (size_ret) *size_ret = (size_t)1 << 40;
         return value ? FATAL : OK;
     }
     asked(session, job, "order", order);
-    const int is_twice = asked(session, job, "twice", NULL) && program->keys_len;
-    size_t len = 0, keys = program->keys_len + (size_t)is_twice;
+    const int is_left = !strcmp(order, "left");
+    if (result == 0) return answer_shots(program, is_left, size, value, size_ret);
+    if (asked(session, job, "only_shots", NULL)) return UNSUPPORTED;
+    for (size_t key = 0; key < ALL; key++)
+        if (program->counts[key]) keys[keys_len++] = key;
+    const size_t different = keys_len;
+    if (asked(session, job, "twice", NULL)) keys[keys_len++] = keys[0];
     if (result == 2) {
-        size_t values[(1u << MAX_QUBITS) + 1];
-        for (size_t i = 0; i < keys; i++) values[i] = i < program->keys_len ? program->counts[i] : 0;
+        size_t values[ALL + 1];
+        for (size_t i = 0; i < keys_len; i++) values[i] = i < different ? program->counts[keys[i]] : 0;
         values[0] += (size_t)number(session, job, "sum", 0);
         if (asked(session, job, "overflow", NULL)) values[0] = SIZE_MAX - 1;
-        if (asked(session, job, "few_values", NULL)) keys--;
-        len = keys * sizeof *values - (asked(session, job, "odd_values", NULL) ? 3 : 0);
-        return answer(values, len, size, value, size_ret);
+        if (asked(session, job, "few_values", NULL)) keys_len--;
+        const size_t less = asked(session, job, "odd_values", NULL) ? 3 : 0;
+        return answer(values, keys_len * sizeof *values - less, size, value, size_ret);
     }
-    char text[((1u << MAX_QUBITS) + 1) * (MAX_QUBITS + 3)] = "";
-    for (size_t i = 0; i < keys; i++) {
-        bits(program, program->keys[i < program->keys_len ? i : 0], !strcmp(order, "left"), key);
-        if (asked(session, job, "wide", NULL)) strcat(key, "0");
-        if (asked(session, job, "narrow", NULL) && *key) key[strlen(key) - 1] = 0;
+    char text[(ALL + 1) * (MAX_QUBITS + 3)] = "";
+    for (size_t i = 0, at = 0; i < keys_len; i++) {
+        char key[MAX_QUBITS + 2];
+        size_t width = bits(program, keys[i], is_left, key);
+        if (asked(session, job, "wide", NULL)) key[width++] = '0';
+        if (asked(session, job, "narrow", NULL) && width) width--;
         if (asked(session, job, "letters", NULL)) *key = 'x';
         if (asked(session, job, "not_text", NULL)) *key = (char)0xff;
-        if (i) strcat(text, ",");
-        strcat(text, key);
+        at += (size_t)sprintf(text + at, "%s%.*s", i ? "," : "", (int)width, key);
     }
-    len = strlen(text) + !asked(session, job, "no_nul", NULL);
-    if (asked(session, job, "grows", NULL) && !value) len /= 2;
-    if (asked(session, job, "grows", NULL) && value) {
-        if (size_ret) *size_ret = len;
-        return INVALID;
+    size_t len = strlen(text) + !asked(session, job, "no_nul", NULL);
+    if (asked(session, job, "grows", NULL)) {
+        if (value) {
+            if (size_ret) *size_ret = len;
+            return INVALID;
+        }
+        len /= 2;
     }
     return answer(text, len, size, value, size_ret);
 }
