@@ -80,6 +80,12 @@ mod qiskit {
     mod check;
 }
 
+/// QDMI device libraries as devices. `make test-qdmi` runs those that need libraries of vendors.
+mod qdmi {
+    /// A library that misbehaves in every way that is known.
+    mod faults;
+}
+
 /// The host as a peer that lends its slots.
 mod peers {
     /// Cloud jobs and reservations share the slots, without over-admission.
