@@ -80,6 +80,16 @@ mod qiskit {
     mod check;
 }
 
+/// QDMI device libraries as devices. `make test-qdmi` runs them.
+mod qdmi {
+    /// MQT's simulator: jobs, lists, cancels, the check, and the death of its process.
+    mod ddsim;
+    /// IQM's library against a server on loopback.
+    mod iqm;
+    /// What libraries tell of their devices, and libraries that are refused.
+    mod mapping;
+}
+
 /// The host as a peer that lends its slots.
 mod peers {
     /// Cloud jobs and reservations share the slots, without over-admission.
