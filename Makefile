@@ -6,11 +6,12 @@ CARGO ?= cargo
 DEVICE ?= device-configs/simulator.yaml
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 HOST := $(RELEASE)/coda-host
-PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
-# Plugins in C and C++, each built from one file.
+PLUGINS := coda-plugin-simulator coda-plugin-qdmi coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
+# Plugins in C and C++, and a device library of either QDMI interface; each is built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
 HEADERS := $(wildcard plugin-abi/include/*)
-FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so)
+FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so \
+  libcoda_faulty_qdmi13.so libcoda_faulty_qdmi14.so)
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
@@ -123,6 +124,10 @@ $(RELEASE)/libcoda_faulty_cpp.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
 $(RELEASE)/libcoda_faulty_isolated.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
 	@mkdir -p $(RELEASE)
 	$(CXX) -std=c++17 $(C_FLAGS) -DFAULTY_ISOLATED -o $@.new $< && mv $@.new $@
+
+$(RELEASE)/libcoda_faulty_qdmi1%.so: plugins/faulty-qdmi/faulty.c
+	@mkdir -p $(RELEASE)
+	$(CC) -std=gnu11 $(C_FLAGS) -DQDMI_MINOR=$* -o $@.new $< -lm && mv $@.new $@
 
 cxx:
 	@command -v $(CXX) > /dev/null || { \
@@ -280,12 +285,13 @@ sdk: ## Collect what a project of `coda-host plugin new` builds against: crate, 
 	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
 
 # install(1) replaces files instead of overwriting them, so that a running host keeps what it has loaded.
-install: build plugins sdk ## Install binary, simulator, headers, SDK, Python package, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, SDK, Python package, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
 	install -m 755 $(HOST) '$(ROOT)/bin/coda-host'
 	install -m 755 $(RELEASE)/libcoda_simulator.so '$(ROOT)/lib/coda-host/libcoda_simulator.so'
+	install -m 755 $(RELEASE)/libcoda_qdmi.so '$(ROOT)/lib/coda-host/libcoda_qdmi.so'
 	install -m 644 plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(ROOT)/include/'
 	rm -rf '$(ROOT)/share/coda-host/sdk'
 	install -d '$(ROOT)/share/coda-host'
@@ -300,7 +306,7 @@ install: build plugins sdk ## Install binary, simulator, headers, SDK, Python pa
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
 	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
 
-deb: build plugins ## Build a Debian package in target/debian: binary, simulator, units, manual pages, completions, docs
+deb: build plugins ## Build a Debian package in target/debian: binary, simulator, QDMI plugin, units, manual pages, completions, docs
 	rm -rf '$(DEB)'
 	$(MAKE) install PREFIX=/usr DESTDIR='$(abspath $(DEB))/tree'
 	packaging/debian/build '$(DEB)/tree' '$(VERSION)' '$(DEB)'
