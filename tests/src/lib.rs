@@ -8,6 +8,7 @@
 
 pub mod account;
 pub mod artifacts;
+pub mod checkpoints;
 mod circuits;
 mod host_process;
 pub mod iqm_server;

@@ -88,6 +88,8 @@ mod qdmi {
     mod iqm;
     /// What libraries tell of their devices, and libraries that are refused.
     mod mapping;
+    /// The chapter of docs/plugins.md, typed.
+    mod tutorial;
 }
 
 /// The host as a peer that lends its slots.
