@@ -82,8 +82,16 @@ mod qiskit {
 
 /// QDMI device libraries as devices. `make test-qdmi` runs those that need libraries of vendors.
 mod qdmi {
+    /// MQT's simulator: jobs, lists, cancels, the check, and the death of its process.
+    mod ddsim;
     /// A library that misbehaves in every way that is known.
     mod faults;
+    /// IQM's library against a server on loopback.
+    mod iqm;
+    /// What libraries tell of their devices, and libraries that are refused.
+    mod mapping;
+    /// The chapter of docs/plugins.md, typed.
+    mod tutorial;
 }
 
 /// The host as a peer that lends its slots.

@@ -210,7 +210,3 @@ fn values<const N: usize, T>(
     }
     Ok(whole.iter().map(|chunk| value(*chunk)).collect())
 }
-
-fn single<const N: usize>(call: &'static str, bytes: &[u8]) -> Answer<[u8; N]> {
-    bytes.try_into().map_err(|_| Failure { call, fault: Fault::Size { found: bytes.len(), unit: N } })
-}

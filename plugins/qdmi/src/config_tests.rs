@@ -130,3 +130,18 @@ fn secrets_are_marked_in_the_schema() {
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(schema["properties"]["job"]["additionalProperties"], false);
 }
+
+#[test]
+fn the_device_configs_of_the_project_are_understood() {
+    for text in
+        [include_str!("../../../device-configs/ddsim.yaml"), include_str!("../../../device-configs/iqm.yaml")]
+    {
+        let keys: String = text
+            .lines()
+            .filter(|line| !line.starts_with("executor_factory"))
+            .map(|l| format!("{l}\n"))
+            .collect();
+        let config: Config = serde_yaml::from_str(&keys).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert!(config.library.extension().is_some_and(|extension| extension == "so"));
+    }
+}

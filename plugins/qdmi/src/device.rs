@@ -3,16 +3,18 @@
 //! Contract: [`read`] asks the library and copies what it says, so that no handle outlives it; [`describe`] is pure. What
 //! doesn't fit is an error for the operator that names the property.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use coda_plugin_abi::ir::MAX_QUBITS;
 use coda_plugin_abi::{Connectivity, Device, Error, ErrorCode, Stage, Target};
 
-use crate::abi::{Abi, Answer, Failure, Session, Site, device_property, optional};
+use crate::abi::{Abi, Answer, Failure, INVALID_ARGUMENT, Session, Site, device_property, optional};
 use crate::config::{Addressing, BitOrder, Format, Settings};
 use crate::gates::{self, Dialect};
 use crate::program::{Form, Layout};
 
+/// Operations on one qubit that circuits are made of.
+const ROTATIONS: &[&str] = &["prx", "r", "rx", "ry", "sx"];
 /// Longest name of a device that is passed on.
 const MAX_NAME: usize = 200;
 
@@ -66,7 +68,8 @@ pub enum DeviceError {
 pub fn read(session: &Session) -> Result<Facts, DeviceError> {
     use device_property as property;
     let num_qubits = session.size(property::QUBITS_NUM)?;
-    let sites = qubits(session, num_qubits)?;
+    let mut sites = qubits(session, num_qubits)?;
+    drop_resonators(session, &mut sites)?;
     let positions: HashMap<Site<'_>, u16> =
         sites.iter().zip(0..).map(|((site, _), position)| (*site, position)).collect();
 
@@ -114,6 +117,20 @@ fn qubits(session: &Session, num_qubits: usize) -> Result<Vec<(Site<'_>, Qubit)>
         found.push((site, Qubit { index, name }));
     }
     Ok(found)
+}
+
+/// Drops sites from the end that no rotation acts on: some libraries count resonators, behind the qubits, as qubits. One
+/// before the end stays, so that a qubit that can't be used today doesn't change the numbers of the others.
+fn drop_resonators(session: &Session, sites: &mut Vec<(Site<'_>, Qubit)>) -> Result<(), DeviceError> {
+    let mut rotated = HashSet::new();
+    for operation in session.operations()? {
+        if ROTATIONS.contains(&session.operation_name(operation)?.as_str()) {
+            rotated.extend(optional(session.operation_sites(operation))?.unwrap_or_default());
+        }
+    }
+    // Without any, the library doesn't tell.
+    while !rotated.is_empty() && sites.pop_if(|(site, _)| !rotated.contains(site)).is_some() {}
+    Ok(())
 }
 
 /// Pairs of qubits; those with a site that is none of them are dropped.
@@ -263,7 +280,11 @@ pub fn status(session: &Session) -> Answer<Option<i32>> {
 /// # Errors
 /// The library's answer.
 pub fn queue_length(session: &Session) -> Answer<Option<usize>> {
-    optional(session.size(device_property::QUEUE_LENGTH))
+    match session.size(device_property::QUEUE_LENGTH) {
+        // A library that is older than this property takes its number for a mistake.
+        Err(failure) if failure.status() == Some(INVALID_ARGUMENT) => Ok(None),
+        answer => optional(answer),
+    }
 }
 
 /// Whether a register is the only way to name this device's qubits, and can't be trusted to be its sites.

@@ -16,8 +16,8 @@ use coda_plugin_abi::{Error, ErrorCode, HostServices, LogLevel, Stage};
 
 use crate::abi::{Abi, Answer, RemoteCancel, Session};
 use crate::config::Settings;
-use crate::connect::connect;
-use crate::device::{self, Description};
+use crate::connect::{self, connect};
+use crate::device::{self, Description, DeviceError};
 use crate::job_file::JobFile;
 use crate::run::{Active, CancelFlag, End, Order, Report};
 
@@ -230,13 +230,16 @@ fn serve(
 
 fn open(settings: &Settings, host: HostServices<'_>) -> Result<(Session, Opened), Error> {
     let session = connect(settings, host)?;
-    let wrong = |what: String| {
-        let text = format!("{}: {what}", settings.config_file);
-        Error::new(ErrorCode::Config, text).at(Stage::Create)
+    let wrong = |error: DeviceError| {
+        let code = match &error {
+            DeviceError::Library(failure) => connect::code(failure),
+            DeviceError::Unusable(_) => ErrorCode::Config,
+        };
+        Error::new(code, format!("{}: {error}", settings.config_file)).at(Stage::Create)
     };
     let abi = session.library().abi();
-    let facts = device::read(&session).map_err(|e| wrong(e.to_string()))?;
-    let description = device::describe(&facts, abi, settings).map_err(|e| wrong(e.to_string()))?;
+    let facts = device::read(&session).map_err(wrong)?;
+    let description = device::describe(&facts, abi, settings).map_err(wrong)?;
     Ok((session, Opened { description, abi }))
 }
 

@@ -64,6 +64,21 @@ impl Library {
         judge(&self.warnings, call, status)
     }
 
+    /// Asks for a value of a known size, in one call: behind some properties is an HTTP request.
+    pub(super) fn fetch_single<const N: usize>(
+        &self,
+        call: &'static str,
+        ask: impl Fn(usize, *mut c_void, *mut usize) -> c_int,
+    ) -> Answer<[u8; N]> {
+        debug_assert!(N <= size_of::<u64>(), "a word holds it");
+        let (mut word, mut size) = (0u64, 0usize);
+        self.judge(call, ask(N, (&raw mut word).cast(), &mut size))?;
+        match word.to_ne_bytes().first_chunk::<N>() {
+            Some(value) if size == N => Ok(*value),
+            _ => Err(Failure { call, fault: Fault::Size { found: size, unit: N } }),
+        }
+    }
+
     /// Asks for the size, then for the value. A size of 0 is an empty value and must not be asked for again.
     pub(super) fn fetch(
         &self,

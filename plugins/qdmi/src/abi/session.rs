@@ -1,6 +1,6 @@
 //! A session: parameters, and what it tells of its device.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::functions::Pointer;
 use super::job::Job;
 use super::{
-    Answer, Failure, Fault, Item, Library, MAX_LIST, MAX_TEXT, device_property, operation_property, single,
+    Answer, Failure, Fault, Item, Library, MAX_LIST, MAX_TEXT, device_property, operation_property,
     site_property, text, values,
 };
 
@@ -90,12 +90,20 @@ impl Session {
         self.library().judge("session_init", status)
     }
 
-    fn property(&self, item: Item, most: usize) -> Answer<Vec<u8>> {
-        let Item(number, call) = item;
-        self.library().fetch(call, most, |size, value, size_ret| {
-            // SAFETY: the session is live, and `fetch` lends `size` writable bytes.
+    /// Asks for a property of the device, in the form that the library's queries have.
+    fn ask(&self, number: c_int) -> impl Fn(usize, *mut c_void, *mut usize) -> c_int {
+        move |size, value, size_ret| {
+            // SAFETY: the session is live, and both kinds of `fetch` lend `size` writable bytes.
             unsafe { (self.library().functions.query_device)(self.0.pointer, number, size, value, size_ret) }
-        })
+        }
+    }
+
+    fn property(&self, item: Item, most: usize) -> Answer<Vec<u8>> {
+        self.library().fetch(item.1, most, self.ask(item.0))
+    }
+
+    fn single<const N: usize>(&self, item: Item) -> Answer<[u8; N]> {
+        self.library().fetch_single(item.1, self.ask(item.0))
     }
 
     /// # Errors
@@ -107,13 +115,13 @@ impl Session {
     /// # Errors
     /// The library's answer, or one that is no `size_t`.
     pub fn size(&self, item: Item) -> Answer<usize> {
-        Ok(usize::from_ne_bytes(single(item.1, &self.property(item, MAX_TEXT)?)?))
+        Ok(usize::from_ne_bytes(self.single(item)?))
     }
 
     /// # Errors
     /// The library's answer, or one that is no `int`.
     pub fn int(&self, item: Item) -> Answer<i32> {
-        Ok(i32::from_ne_bytes(single(item.1, &self.property(item, MAX_TEXT)?)?))
+        Ok(i32::from_ne_bytes(self.single(item)?))
     }
 
     /// # Errors
@@ -135,35 +143,34 @@ impl Session {
         values(item.1, &self.property(item, MAX_LIST)?, |bytes| Operation(pointer(bytes), PhantomData))
     }
 
-    fn site_property(&self, site: Site<'_>, item: Item, most: usize) -> Answer<Vec<u8>> {
-        let Item(number, call) = item;
-        self.library().fetch(call, most, |size, value, size_ret| {
-            // SAFETY: as in `property`; the site is one that the library gave for this session.
+    fn ask_of(&self, site: Site<'_>, number: c_int) -> impl Fn(usize, *mut c_void, *mut usize) -> c_int {
+        move |size, value, size_ret| {
+            // SAFETY: as in `ask`; the site is one that the library gave for this session.
             unsafe {
                 (self.library().functions.query_site)(self.0.pointer, site.0, number, size, value, size_ret)
             }
-        })
+        }
     }
 
     /// # Errors
     /// The library's answer, or one that is no `size_t`.
     pub fn site_index(&self, site: Site<'_>) -> Answer<usize> {
         let item = site_property::INDEX;
-        Ok(usize::from_ne_bytes(single(item.1, &self.site_property(site, item, MAX_TEXT)?)?))
+        Ok(usize::from_ne_bytes(self.library().fetch_single(item.1, self.ask_of(site, item.0))?))
     }
 
     /// # Errors
     /// The library's answer, or one that is no text.
     pub fn site_name(&self, site: Site<'_>) -> Answer<String> {
         let item = site_property::NAME;
-        text(item.1, &self.site_property(site, item, MAX_TEXT)?)
+        text(item.1, &self.library().fetch(item.1, MAX_TEXT, self.ask_of(site, item.0))?)
     }
 
     /// # Errors
     /// The library's answer, or one that is no `bool`.
     pub fn site_is_zone(&self, site: Site<'_>) -> Answer<bool> {
         let item = site_property::IS_ZONE;
-        Ok(single::<1>(item.1, &self.site_property(site, item, MAX_TEXT)?)? != [0])
+        Ok(self.library().fetch_single::<1>(item.1, self.ask_of(site, item.0))? != [0])
     }
 
     fn operation_property(&self, operation: Operation<'_>, item: Item, most: usize) -> Answer<Vec<u8>> {
