@@ -6,11 +6,12 @@ CARGO ?= cargo
 DEVICE ?= device-configs/simulator.yaml
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 HOST := $(RELEASE)/coda-host
-PLUGINS := coda-plugin-simulator coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
-# Plugins in C and C++, each built from one file.
+PLUGINS := coda-plugin-simulator coda-plugin-qdmi coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
+# Plugins in C and C++, and a device library of either QDMI interface; each is built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
 HEADERS := $(wildcard plugin-abi/include/*)
-FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so)
+FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so \
+  libcoda_faulty_qdmi13.so libcoda_faulty_qdmi14.so)
 ROOT := $(DESTDIR)$(PREFIX)
 
 .DEFAULT_GOAL := help
@@ -28,18 +29,20 @@ NEW_PYTHON := $(firstword $(foreach n,14 13 12,$(if $(shell python3.$(n) --versi
 # For Qiskit backends: several providers, and IQM's, which needs an older Qiskit.
 QISKIT_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/qiskit-venv)
 IQM_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/iqm-venv)
+# QDMI device libraries as their vendors ship them, each in a directory of its name and version.
+QDMI_LIBRARIES := $(abspath $(or $(CARGO_TARGET_DIR),target)/qdmi)
 # Empty if the venv could not be created: its tests are then skipped, with a message.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: cxx sdk help run test test-all test-qiskit qiskit-deps test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: cxx sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-unit fuzz faults soak crash bench bench-python check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
 	@echo 'make TARGET, where TARGET is one of'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
-run: deps build plugins ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
+run: deps build plugins $(if $(findstring ddsim,$(notdir $(DEVICE))),ddsim-deps) ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
 	$(HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. Two commands, because the
@@ -53,7 +56,11 @@ test-qiskit: deps qiskit-deps build ## Run the tests of Qiskit backends (install
 	CODA_TEST_QISKIT_VENV='$(QISKIT_VENV)' CODA_TEST_IQM_VENV='$(IQM_VENV)' CODA_TEST_NODE_VENV='$(NODE_VENV)' \
 	  $(CARGO) test --release -p coda-host-tests --test scenarios -- qiskit:: --test-threads=2
 
-test-all: test test-qiskit ## Run all tests, the heavy ones too
+# Apart from `test`, for what it downloads. The simulator of the newer library uses every core, so few run at once.
+test-qdmi: deps qdmi-deps build plugins ## Run the tests of QDMI device libraries (downloads 80 MB of wheels once; a few minutes)
+	CODA_TEST_QDMI='$(QDMI_LIBRARIES)' $(CARGO) test --release -p coda-host-tests --test scenarios -- qdmi:: --test-threads=2
+
+test-all: test test-qiskit test-qdmi ## Run all tests, the heavy ones too
 
 # The model test of the job table runs fewer events than in `make test`, so that this stays short.
 test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
@@ -113,6 +120,14 @@ $(RELEASE)/libcoda_example_cpp.so: plugins/example-cpp/acme.cpp plugins/example-
 $(RELEASE)/libcoda_faulty_cpp.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
 	@mkdir -p $(RELEASE)
 	$(CXX) -std=c++17 $(C_FLAGS) -o $@.new $< && mv $@.new $@
+
+$(RELEASE)/libcoda_faulty_isolated.so: plugins/faulty-cpp/faulty.cpp $(HEADERS)
+	@mkdir -p $(RELEASE)
+	$(CXX) -std=c++17 $(C_FLAGS) -DFAULTY_ISOLATED -o $@.new $< && mv $@.new $@
+
+$(RELEASE)/libcoda_faulty_qdmi1%.so: plugins/faulty-qdmi/faulty.c
+	@mkdir -p $(RELEASE)
+	$(CC) -std=gnu11 $(C_FLAGS) -DQDMI_MINOR=$* -o $@.new $< -lm && mv $@.new $@
 
 cxx:
 	@command -v $(CXX) > /dev/null || { \
@@ -181,6 +196,30 @@ define node_venv
 || { rm -rf '$(2)'; echo 'no venv with $(3) could be created; tests of executors in Python code are skipped'; }
 endef
 
+# Nothing is installed: the wheels are only unpacked. DDSIM is what `make run` needs too.
+qdmi-deps: ddsim-deps ## Fetch the QDMI device libraries of several vendors for the tests with them, which are skipped without
+	@$(call qdmi_library,mqt-core,3.11.0)
+	@$(call qdmi_library,iqm-qdmi,1.3.0)
+	@$(call qdmi_library,iqm-qdmi,1.5.0)
+	@$(call qdmi_library,ibm-qdmi,1.0.0)
+	@$(call qdmi_library,amazon-braket-qdmi,1.3.1)
+
+ddsim-deps:
+	@$(call qdmi_library,mqt-core,4.1.1)
+
+# A wheel's files, unless they are there: distribution, version. A Python without pip gets one in a venv.
+define qdmi_library
+[ -e '$(QDMI_LIBRARIES)/$(1)-$(2)/complete' ] || { \
+  rm -rf '$(QDMI_LIBRARIES)/$(1)-$(2)' && mkdir -p '$(QDMI_LIBRARIES)' \
+  && if $(PYTHON) -m pip --version > /dev/null 2>&1; then python='$(PYTHON)'; \
+     else python='$(QDMI_LIBRARIES)/venv/bin/python'; [ -x "$$python" ] || $(PYTHON) -m venv '$(QDMI_LIBRARIES)/venv'; fi \
+  && PIP_ROOT_USER_ACTION=ignore "$$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all: \
+       --target '$(QDMI_LIBRARIES)/$(1)-$(2)' '$(1)==$(2)' \
+  && touch '$(QDMI_LIBRARIES)/$(1)-$(2)/complete'; } \
+|| { rm -rf '$(QDMI_LIBRARIES)/$(1)-$(2)'; \
+     echo 'the wheel $(1) $(2) could not be fetched (install pip or python3-venv, or set PYTHON=); what needs it is skipped'; }
+endef
+
 # Installed only as root, like openvpn.
 postgres-deps: ## Install PostgreSQL for the tests of a shared event log, which are skipped without it
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
@@ -247,12 +286,13 @@ sdk: ## Collect what a project of `coda-host plugin new` builds against: crate, 
 	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
 
 # install(1) replaces files instead of overwriting them, so that a running host keeps what it has loaded.
-install: build plugins sdk ## Install binary, simulator, headers, SDK, Python package, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, SDK, Python package, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
 	install -m 755 $(HOST) '$(ROOT)/bin/coda-host'
 	install -m 755 $(RELEASE)/libcoda_simulator.so '$(ROOT)/lib/coda-host/libcoda_simulator.so'
+	install -m 755 $(RELEASE)/libcoda_qdmi.so '$(ROOT)/lib/coda-host/libcoda_qdmi.so'
 	install -m 644 plugin-abi/include/coda_executor.h plugin-abi/include/coda_executor.hpp '$(ROOT)/include/'
 	rm -rf '$(ROOT)/share/coda-host/sdk'
 	install -d '$(ROOT)/share/coda-host'
@@ -267,7 +307,7 @@ install: build plugins sdk ## Install binary, simulator, headers, SDK, Python pa
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
 	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
 
-deb: build plugins ## Build a Debian package in target/debian: binary, simulator, units, manual pages, completions, docs
+deb: build plugins ## Build a Debian package in target/debian: binary, simulator, QDMI plugin, units, manual pages, completions, docs
 	rm -rf '$(DEB)'
 	$(MAKE) install PREFIX=/usr DESTDIR='$(abspath $(DEB))/tree'
 	packaging/debian/build '$(DEB)/tree' '$(VERSION)' '$(DEB)'

@@ -91,6 +91,16 @@ impl Cli {
         }
     }
 
+    /// Whether this process exists for a plugin alone.
+    pub fn is_plugin_process(&self) -> bool {
+        let case = |plugin: &plugin::PluginCommand| matches!(plugin, plugin::PluginCommand::CheckCase(_));
+        match &self.command {
+            Some(Command::ExecutorWorker { .. }) => true,
+            Some(Command::Plugin(command)) => case(command),
+            _ => false,
+        }
+    }
+
     /// The same command line, when no flag of a command stands before its name. Clap's own rule would also forbid
     /// --log-format there.
     ///

@@ -307,6 +307,7 @@ pub(super) fn of_the_executor(found: &mut Findings) {
         LoadError::Changed { path: path() },
         LoadError::Companions { path: path() },
         LoadError::PanicAborts { path: path() },
+        LoadError::NeedsProcess { path: path() },
         LoadError::Table { path: path(), text: text() },
         LoadError::Writable { path: path(), why: text() },
         LoadError::Copy { path: path(), source: io_error() },

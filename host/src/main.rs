@@ -25,7 +25,6 @@ fn main() -> ExitCode {
             Err(error) => show(&CliError::Init(error).into(), LogFormat::Text),
         };
     }
-    sys::keep_heap_small();
     sys::outlive_file_size_limit();
     let env = match process_env() {
         Ok(env) => env,
@@ -37,6 +36,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(usage) => return show_usage(&usage),
     };
+    // A library under a plugin may allocate much and often: its process has the C library's own ways.
+    if !cli.is_plugin_process() {
+        sys::keep_heap_small();
+    }
     // A wrong one is told by the command.
     let format = cli.log_format(&env).unwrap_or(LogFormat::Text);
     sys::allow_exit_guard(exit::PLUGIN);

@@ -53,7 +53,7 @@ CODA_EXTERN_C_BEGIN
 
 /* Version of this interface. The host serves plugins of its own major whose minor is not newer than its own. */
 #define CODA_API_MAJOR 1
-#define CODA_API_MINOR 1
+#define CODA_API_MINOR 2
 
 /* ---- Plain data ---- */
 
@@ -350,6 +350,10 @@ CODA_EXPORT const coda_executor_api *coda_executor_entry(void);
 #define CODA_KIND_SIMULATOR 2
 #define CODA_KIND_TEST 3
 
+/* Where the plugin may run (since 1.2): where the operator wants it, or only in a separate process. */
+#define CODA_ISOLATION_CONFIGURED 0
+#define CODA_ISOLATION_REQUIRED 1
+
 /* Content of the section .coda_executor. Text is padded with NUL; little-endian. */
 typedef struct coda_descriptor {
     char magic[8];
@@ -359,7 +363,8 @@ typedef struct coda_descriptor {
     uint8_t binding; /* 2: this header */
     uint8_t kind;
     uint8_t unwinds;
-    uint8_t reserved[5];
+    uint8_t isolation; /* since 1.2: CODA_ISOLATION_... */
+    uint8_t reserved[4];
     char vendor[64];
     char name[64];
     char version[32];
@@ -395,7 +400,17 @@ typedef struct coda_descriptor {
  * `entries` are the names that coda_create.entry may hold, separated by commas. A text that is too long for
  * its field does not compile.
  */
-#define CODA_EXECUTOR_DESCRIPTOR(kind_, vendor_, name_, version_, entries_)                                   \
+#define CODA_EXECUTOR_DESCRIPTOR(kind_, vendor_, name_, version_, entries_) \
+    CODA_DESCRIPTOR_(CODA_ISOLATION_CONFIGURED, kind_, vendor_, name_, version_, entries_)
+
+/*
+ * Since 1.2: the same for a plugin that needs a separate process, because a library under it may crash, starts helper
+ * processes, or blocks in a cancel. The host then starts one, whatever the operator has set.
+ */
+#define CODA_EXECUTOR_DESCRIPTOR_ISOLATED(kind_, vendor_, name_, version_, entries_) \
+    CODA_DESCRIPTOR_(CODA_ISOLATION_REQUIRED, kind_, vendor_, name_, version_, entries_)
+
+#define CODA_DESCRIPTOR_(isolation_, kind_, vendor_, name_, version_, entries_)                               \
     CODA_EXTERN_C_BEGIN                                                                                       \
     extern CODA_EXPORT const coda_descriptor coda_executor_descriptor;                                        \
     const coda_descriptor coda_executor_descriptor __attribute__((section(".coda_executor"), used)) = {       \
@@ -406,7 +421,8 @@ typedef struct coda_descriptor {
         2,                                                                                                    \
         kind_,                                                                                                \
         1,                                                                                                    \
-        {0, 0, 0, 0, 0},                                                                                      \
+        isolation_,                                                                                           \
+        {0, 0, 0, 0},                                                                                         \
         vendor_,                                                                                              \
         name_,                                                                                                \
         version_,                                                                                             \

@@ -450,9 +450,13 @@ pub mod glue {
 ///     kind: Hardware,                       // Hardware, Simulator or Test
 ///     vendor: "Acme",
 ///     entries: { create_executor => create }, // name in `executor_factory` => fn(&Context) -> Result<impl Executor, Error>
+///     isolation: Required,                  // optional: it runs only in a separate process
 ///     config_schema: schema,                // optional: fn(entry: &str) -> Option<String>
 /// }
 /// ```
+///
+/// With `isolation: Required` the host starts a process for the plugin whatever the operator has set: see
+/// [`crate::descriptor::Isolation`].
 ///
 /// `config_schema` returns the JSON schema of the device config, which the host checks the file against before it
 /// calls the factory. Keys with `"writeOnly": true` are secrets: the host shows their values nowhere.
@@ -462,7 +466,7 @@ pub mod glue {
 /// can unwind out of it.
 #[macro_export]
 macro_rules! export_executor {
-    (kind: $kind:ident, vendor: $vendor:expr, entries: { $first:ident => $first_fn:expr $(, $entry:ident => $factory:expr)* $(,)? } $(, config_schema: $schema:expr)? $(,)?) => {
+    (kind: $kind:ident, vendor: $vendor:expr, entries: { $first:ident => $first_fn:expr $(, $entry:ident => $factory:expr)* $(,)? } $(, isolation: $isolation:ident)? $(, config_schema: $schema:expr)? $(,)?) => {
         #[doc(hidden)]
         pub mod __coda_export {
             #[allow(unused_imports)]
@@ -482,7 +486,7 @@ macro_rules! export_executor {
                     env!("CARGO_PKG_NAME"),
                     env!("CARGO_PKG_VERSION"),
                     concat!(stringify!($first) $(, ",", stringify!($entry))*),
-                );
+                )$(.with_isolation($crate::descriptor::Isolation::$isolation))?;
 
             // Apart from the functions below, whose names the vendor's factories may have too.
             mod entries {

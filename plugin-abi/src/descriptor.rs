@@ -52,6 +52,35 @@ impl Kind {
     }
 }
 
+/// Where the plugin may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Where the operator wants it: in the host's process, or in one of its own.
+    Configured,
+    /// Only in a separate process, whatever the operator has set: for plugins on libraries that crash, start helper
+    /// processes or block in a cancel.
+    Required,
+}
+
+impl Isolation {
+    pub const fn code(self) -> u8 {
+        match self {
+            Isolation::Configured => 0,
+            Isolation::Required => 1,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Isolation::Configured => "configured",
+            Isolation::Required => "required",
+        }
+    }
+}
+
+/// The minor version that gave one of the reserved bytes to [`Isolation`].
+const ISOLATION_SINCE: u16 = 2;
+
 /// The section's content. Text fields are UTF-8, padded with NUL.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -64,7 +93,9 @@ pub struct RawDescriptor {
     pub kind: u8,
     /// 1 when a panic unwinds (always 1 for C), 0 when it aborts.
     pub unwinds: u8,
-    pub reserved: [u8; 5],
+    /// Since 1.2: see [`Isolation`].
+    pub isolation: u8,
+    pub reserved: [u8; 4],
     pub vendor: [u8; 64],
     pub name: [u8; 64],
     pub version: [u8; 32],
@@ -85,7 +116,8 @@ impl RawDescriptor {
             binding: Binding::Rust.code(),
             kind: kind.code(),
             unwinds: version::UNWINDS as u8,
-            reserved: [0; 5],
+            isolation: Isolation::Configured.code(),
+            reserved: [0; 4],
             vendor: padded(vendor),
             name: padded(name),
             version: padded(version),
@@ -93,6 +125,13 @@ impl RawDescriptor {
             target: padded(version::TARGET),
             entries: padded(entries),
         }
+    }
+
+    /// The same with another statement of where the plugin may run.
+    #[must_use]
+    pub const fn with_isolation(mut self, isolation: Isolation) -> Self {
+        self.isolation = isolation.code();
+        self
     }
 }
 
@@ -117,6 +156,7 @@ pub struct Descriptor {
     pub binding: Binding,
     pub kind: Kind,
     pub unwinds: bool,
+    pub isolation: Isolation,
     pub vendor: String,
     pub name: String,
     pub version: String,
@@ -140,7 +180,7 @@ impl Descriptor {
     /// Reads the content of [`SECTION`].
     ///
     /// # Errors
-    /// When the bytes are too few, not a descriptor, or hold an unknown binding or kind. The interface version
+    /// When the bytes are too few, not a descriptor, or hold an unknown binding, kind or isolation. The interface version
     /// is read before these, so use [`Descriptor::api_version`] first to explain a plugin of another major.
     pub fn parse(bytes: &[u8]) -> Result<Descriptor, DescriptorError> {
         let need = size_of::<RawDescriptor>();
@@ -159,6 +199,13 @@ impl Descriptor {
             3 => Kind::Test,
             other => return Err(DescriptorError::Unknown("kind", other)),
         };
+        // Before, the byte was reserved, and nobody looked at what is in it.
+        let isolation = match bytes[19] {
+            _ if api_minor < ISOLATION_SINCE => Isolation::Configured,
+            0 => Isolation::Configured,
+            1 => Isolation::Required,
+            other => return Err(DescriptorError::Unknown("isolation", other)),
+        };
         let mut rest = &bytes[24..];
         let mut text = |len: usize| {
             let (field, tail) = rest.split_at(len);
@@ -174,6 +221,7 @@ impl Descriptor {
             binding,
             kind,
             unwinds: bytes[18] == 1,
+            isolation,
             vendor,
             name,
             version,
@@ -215,9 +263,31 @@ mod tests {
         assert_eq!((d.api_major, d.api_minor), (version::MAJOR, version::MINOR));
         assert_eq!((d.binding, d.kind, d.unwinds), (Binding::Rust, Kind::Simulator, true));
         assert_eq!((d.vendor.as_str(), d.name.as_str(), d.version.as_str()), ("Coda", "sim", "1.2.3"));
+        assert_eq!(d.isolation, Isolation::Configured);
         assert_eq!(d.entries, ["create_executor", "other"]);
         assert_eq!((d.rustc.as_str(), d.target.as_str()), (version::RUSTC, version::TARGET));
         assert!(!d.rustc.is_empty() && !d.target.is_empty());
+    }
+
+    #[test]
+    fn a_byte_that_former_versions_reserved_is_read_of_later_ones_alone() {
+        let raw = RawDescriptor::for_rust(Kind::Test, "v", "n", "1", "e");
+        let mut own = bytes(&raw.with_isolation(Isolation::Required));
+        assert_eq!(Descriptor::parse(&own).unwrap().isolation, Isolation::Required);
+        own[19] = 2;
+        assert_eq!(Descriptor::parse(&own), Err(DescriptorError::Unknown("isolation", 2)));
+        // The minor version: whatever such a plugin has there means nothing.
+        for minor in [0, 1] {
+            own[14] = minor;
+            for byte in [0, 1, 2, 255] {
+                own[19] = byte;
+                assert_eq!(
+                    Descriptor::parse(&own).unwrap().isolation,
+                    Isolation::Configured,
+                    "1.{minor} {byte}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -5,8 +5,9 @@
 
 /// Changes when something is removed or altered; a plugin must then be rebuilt.
 pub const MAJOR: u16 = 1;
-/// Counts appended functions and fields. 1.1 appended `evolve_state`, `config_schema` and gauges.
-pub const MINOR: u16 = 1;
+/// Counts appended functions and fields. 1.1 appended `evolve_state`, `config_schema` and gauges; 1.2 the
+/// descriptor's `isolation`.
+pub const MINOR: u16 = 2;
 
 /// What a comparison of a plugin's interface version with this host's says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

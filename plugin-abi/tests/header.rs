@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coda_plugin_abi::descriptor::{Binding, Descriptor, Kind, RawDescriptor, SECTION};
+use coda_plugin_abi::descriptor::{Binding, Descriptor, Isolation, Kind, RawDescriptor, SECTION};
 use coda_plugin_abi::raw::*;
 use coda_plugin_abi::{ErrorCode, GateKind, LogLevel, Stage, Target, version};
 use object::{Object, ObjectSection, ObjectSymbol};
@@ -63,7 +63,8 @@ fn facts() -> Vec<Fact> {
             evolve_state, config_schema,
         }
         "coda_descriptor" = RawDescriptor {
-            magic, size, api_major, api_minor, binding, kind, unwinds, reserved, vendor, name, version, target, entries,
+            magic, size, api_major, api_minor, binding, kind, unwinds, isolation, reserved, vendor, name, version, target,
+            entries,
         }
     }
     let mut constant = |c: String, value: u64| facts.push(Fact { c, value });
@@ -79,6 +80,9 @@ fn facts() -> Vec<Fact> {
     }
     for kind in [Kind::Hardware, Kind::Simulator, Kind::Test] {
         constant(format!("CODA_KIND_{}", kind.name().to_uppercase()), kind.code().into());
+    }
+    for isolation in [Isolation::Configured, Isolation::Required] {
+        constant(format!("CODA_ISOLATION_{}", isolation.name().to_uppercase()), isolation.code().into());
     }
     use ErrorCode as E;
     for code in [
@@ -234,30 +238,46 @@ const coda_executor_api *coda_executor_entry(void) {
 }
 "#;
 
-fn library(language: Language, folder: &Path) -> PathBuf {
+fn library(language: Language, folder: &Path, source: &str) -> PathBuf {
     let path = folder.join("acme.so");
     let options =
         ["-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections"];
-    language.compile(folder, EXECUTOR, &path, &options).unwrap();
+    language.compile(folder, source, &path, &options).unwrap();
     path
+}
+
+fn descriptor(file: &object::File<'_>) -> Descriptor {
+    let section = file.section_by_name(SECTION).expect("the section in the file");
+    Descriptor::parse(section.data().unwrap()).unwrap()
 }
 
 #[test]
 fn the_descriptor_macro_writes_what_is_read() {
     for language in Language::ALL.into_iter().filter(|l| l.is_there()) {
         let folder = tempfile::tempdir().unwrap();
-        let bytes = std::fs::read(library(language, folder.path())).unwrap();
+        let bytes = std::fs::read(library(language, folder.path(), EXECUTOR)).unwrap();
         let file = object::File::parse(&*bytes).unwrap();
-        let section = file.section_by_name(SECTION).expect("the section in the file");
-        let d = Descriptor::parse(section.data().unwrap()).unwrap();
+        let d = descriptor(&file);
         assert_eq!((d.api_major, d.api_minor), (version::MAJOR, version::MINOR));
         assert_eq!((d.binding, d.kind, d.unwinds), (Binding::C, Kind::Test, true));
         assert_eq!((d.vendor.as_str(), d.name.as_str(), d.version.as_str()), ("Acme", "acme-zeros", "1.2.3"));
+        assert_eq!(d.isolation, Isolation::Configured);
         assert_eq!(d.entries, ["create_executor", "other"]);
         assert!(!d.rustc.is_empty(), "the compiler");
         let exported: Vec<&str> =
             file.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok()).collect();
         assert!(exported.contains(&C_ENTRY_SYMBOL), "{exported:?}");
+    }
+}
+
+#[test]
+fn a_plugin_states_that_it_needs_a_process_of_its_own() {
+    for language in Language::ALL.into_iter().filter(|l| l.is_there()) {
+        let folder = tempfile::tempdir().unwrap();
+        let source = EXECUTOR.replace("CODA_EXECUTOR_DESCRIPTOR(", "CODA_EXECUTOR_DESCRIPTOR_ISOLATED(");
+        let bytes = std::fs::read(library(language, folder.path(), &source)).unwrap();
+        let d = descriptor(&object::File::parse(&*bytes).unwrap());
+        assert_eq!((d.isolation, d.kind, d.name.as_str()), (Isolation::Required, Kind::Test, "acme-zeros"));
     }
 }
 

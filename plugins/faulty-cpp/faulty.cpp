@@ -3,7 +3,8 @@
 // CODA_FAULTY_TABLE chooses what is wrong with the function table (null, small, major, no_run); the key `throw` of
 // device.yaml names a function that lets a C++ exception escape (create, device, run, cancel, shutdown, destroy), and
 // `silent: run` one that replies nothing, `late: run` one that answers when it is over, `twice: outcome` and `twice: error`
-// one that answers twice. Everything else measures zeros.
+// one that answers twice. Everything else measures zeros. Built with FAULTY_ISOLATED it states that it needs a process of
+// its own.
 #include "coda_executor.hpp"
 
 #include <atomic>
@@ -12,7 +13,11 @@
 #include <cstdlib>
 #include <thread>
 
+#ifdef FAULTY_ISOLATED
+CODA_EXECUTOR_DESCRIPTOR_ISOLATED(CODA_KIND_TEST, "Coda", "coda-plugin-faulty-isolated", "1.0.0", "create_executor")
+#else
 CODA_EXECUTOR_DESCRIPTOR(CODA_KIND_TEST, "Coda", "coda-plugin-faulty-cpp", "1.0.0", "create_executor")
+#endif
 
 namespace {
 

@@ -8,8 +8,10 @@
 
 pub mod account;
 pub mod artifacts;
+pub mod checkpoints;
 mod circuits;
 mod host_process;
+pub mod iqm_server;
 pub mod load;
 pub mod misbehaving_peers;
 pub mod net;
@@ -17,6 +19,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod python;
+pub mod qdmi;
 pub mod qiskit;
 pub mod random;
 pub mod raw;

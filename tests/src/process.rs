@@ -37,6 +37,11 @@ pub fn open_files(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
+/// Processes that descend from this one.
+pub fn descendants(pid: i32) -> Vec<i32> {
+    tree(pid).iter().map(|p| p.pid).filter(|other| *other != pid).collect()
+}
+
 struct Process {
     pid: i32,
     parent: i32,

@@ -34,6 +34,8 @@ mod plugins {
     mod lost_processes;
     /// Plugins that panic, hang, lie or change the process.
     mod misbehaving;
+    /// Plugins that need a separate process.
+    mod needs_process;
     /// Calls that never return.
     mod never_returns;
     /// The rights of a plugin's process.
@@ -76,6 +78,20 @@ mod qiskit {
     mod backends;
     /// `plugin check` on them.
     mod check;
+}
+
+/// QDMI device libraries as devices. `make test-qdmi` runs those that need libraries of vendors.
+mod qdmi {
+    /// MQT's simulator: jobs, lists, cancels, the check, and the death of its process.
+    mod ddsim;
+    /// A library that misbehaves in every way that is known.
+    mod faults;
+    /// IQM's library against a server on loopback.
+    mod iqm;
+    /// What libraries tell of their devices, and libraries that are refused.
+    mod mapping;
+    /// The chapter of docs/plugins.md, typed.
+    mod tutorial;
 }
 
 /// The host as a peer that lends its slots.

@@ -152,8 +152,15 @@ pub fn executor_request(
     located: Located,
     dispositions: Arc<Dispositions>,
 ) -> Result<StartRequest, Failure> {
-    let is_python = matches!(located, Located::Python(_));
-    let is_isolated = settings.executor.isolated || is_python;
+    let needs_process = located.needs_process();
+    if needs_process && !settings.executor.isolated && matches!(located, Located::Library(_)) {
+        tracing::info!(
+            plugin = %located.subject().display(),
+            "the plugin states that it needs a separate process, and gets one; CODA_EXECUTOR_ISOLATION=none has no \
+             effect on it"
+        );
+    }
+    let is_isolated = settings.executor.isolated || needs_process;
     let rights = runs_as(settings, is_isolated)?;
     Ok(StartRequest {
         python: python::request(settings, device, &located),

@@ -341,7 +341,7 @@ pub struct Registered {
 fn announce(executor: &Executor, settings: &Settings) -> Result<(), Failure> {
     let active = executor.active_plugin();
     let (info, device) = (&active.info, &active.device);
-    let is_isolated = settings.executor.isolated || info.python.is_some();
+    let is_isolated = settings.executor.isolated || info.needs_process;
     let runs_in = match runs_as(settings, is_isolated)? {
         _ if !is_isolated => "the host's process".into(),
         RunsAs::Host => "a separate process".into(),

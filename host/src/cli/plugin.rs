@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Subcommand;
+use coda_plugin_abi::descriptor::Isolation;
 use coda_plugin_abi::version;
 
 use super::device_view::{DeviceView, line};
@@ -177,7 +178,8 @@ fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
             "file": file, "vendor": d.vendor, "name": d.name, "version": d.version,
             "kind": d.kind.name(), "interface": format!("{}.{}", d.api_major, d.api_minor),
             "door": format!("{:?}", d.binding).to_lowercase(), "entries": d.entries, "rustc": d.rustc,
-            "target": d.target, "panics_unwind": d.unwinds, "needs": found.links.needed, "sha256": sha256,
+            "target": d.target, "panics_unwind": d.unwinds,
+            "isolation": d.isolation.name(), "needs": found.links.needed, "sha256": sha256,
             "bytes": found.bytes,
         });
         return Ok(format!("{value}\n"));
@@ -194,6 +196,13 @@ fn inspect(file: PathBuf, json: bool) -> Result<String, Failure> {
         line("built by", &d.rustc),
         line("built for", &d.target),
         line("on panic", if d.unwinds { "unwinds" } else { "aborts" }),
+        line(
+            "isolation",
+            match d.isolation {
+                Isolation::Configured => "as configured",
+                Isolation::Required => "required: it runs in a separate process",
+            },
+        ),
         line("needs", &found.links.needed.join(", ")),
         line("sha256", &sha256),
     ]

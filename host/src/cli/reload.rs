@@ -23,8 +23,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 #[command(after_help = "\
 The device config is read again, and the plugin that it names is checked in a separate process. Then, between two
 runs, the former executor is shut down and the new one is created. Jobs, Redis and the cloud are not affected. If the
-new executor can't be created, the former one is created again. Needs CODA_EXECUTOR_ISOLATION=process. SIGHUP does
-the same.
+new executor can't be created, the former one is created again. Needs a plugin in a separate process
+(CODA_EXECUTOR_ISOLATION=process). SIGHUP does the same.
 
 Exit status: 0 reloaded, 1 not reloaded (the former executor stays in use) or no host is running.
 

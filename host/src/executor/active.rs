@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use coda_plugin_abi::descriptor::Kind;
+use coda_plugin_abi::descriptor::{Isolation, Kind};
 use coda_plugin_abi::{Device, Hooks};
 
 use super::ffi::DeviceReply;
@@ -35,6 +35,8 @@ pub struct PluginInfo {
     pub path: PathBuf,
     pub sha256: String,
     pub source: FactorySource,
+    /// Whether it runs in a separate process whatever the settings say.
+    pub needs_process: bool,
     /// Of an executor in Python code.
     pub python: Option<PythonInfo>,
 }
@@ -69,6 +71,7 @@ impl PluginInfo {
             path: prepared.path.clone(),
             sha256: prepared.sha256.clone(),
             source: prepared.source.clone(),
+            needs_process: d.isolation == Isolation::Required,
             python: None,
         }
     }
@@ -85,6 +88,7 @@ impl PluginInfo {
             path: located.interpreter.path.clone(),
             sha256: String::new(),
             source: located.source.clone(),
+            needs_process: true,
             python: Some(PythonInfo { facts, interpreter: located.interpreter.clone() }),
         }
     }

@@ -42,6 +42,8 @@ pub enum LoadError {
     Pinned { path: PathBuf, pinned: String, found: String },
     #[error("{} is built with panic=abort, so an error in it would end the whole host", path.display())]
     PanicAborts { path: PathBuf },
+    #[error("{} must run in a separate process, and was not known to when that was decided", path.display())]
+    NeedsProcess { path: PathBuf },
     #[error("the function table of {} can't be used: {text}", path.display())]
     Table { path: PathBuf, text: String },
     #[error("{} may be changed by other users ({why}), and what is there would run with the host's rights", path.display())]
@@ -70,6 +72,7 @@ impl Explain for LoadError {
             LoadError::Elf(e) => e.code(),
             LoadError::Pinned { .. } => "plugin-pinned",
             LoadError::PanicAborts { .. } => "plugin-panic-aborts",
+            LoadError::NeedsProcess { .. } => "plugin-needs-process",
             LoadError::Table { .. } => "plugin-table",
             LoadError::Writable { .. } => "plugin-writable",
             LoadError::CompanionPinned { .. } => "plugin-companion-pinned",
@@ -94,6 +97,7 @@ impl Explain for LoadError {
                 "ask the vendor to build it with panic = \"unwind\", or set CODA_EXECUTOR_ISOLATION=process"
                     .into()
             }
+            LoadError::NeedsProcess { .. } => "start coda-host again: the file was replaced during the start".into(),
             LoadError::Table { .. } => "ask the vendor to correct what coda_executor_entry returns".into(),
             LoadError::Writable { path, .. } => {
                 format!("chown root:root {0} && chmod go-w {0}", path.display())

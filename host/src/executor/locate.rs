@@ -10,7 +10,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use coda_plugin_abi::descriptor::Kind;
+use coda_plugin_abi::descriptor::{Isolation, Kind};
 
 use super::elf;
 use super::python::interpreter::{self, FileView, Interpreter, InterpreterRequest, NoInterpreter};
@@ -18,6 +18,8 @@ use crate::error::{Explain, exit};
 
 /// The entry of a factory that names none.
 pub const DEFAULT_ENTRY: &str = "create_executor";
+/// The vendor of the plugins that come with the host.
+const OWN_VENDOR: &str = "Coda";
 
 /// Where a factory setting was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +52,26 @@ pub enum Located {
     Python(LocatedPython),
 }
 
+impl Located {
+    /// What is started, for messages.
+    pub fn subject(&self) -> PathBuf {
+        match self {
+            Located::Library(library) => library.path.clone(),
+            Located::Python(python) => python.subject(),
+        }
+    }
+
+    /// Whether it runs in a separate process whatever the settings say. Of a library that can't be read nothing is known;
+    /// loading it tells why.
+    pub fn needs_process(&self) -> bool {
+        match self {
+            Located::Python(_) => true,
+            Located::Library(library) => elf::inspect(&library.path)
+                .is_ok_and(|found| found.descriptor.isolation == Isolation::Required),
+        }
+    }
+}
+
 /// A factory in Python code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocatedPython {
@@ -57,6 +79,13 @@ pub struct LocatedPython {
     pub factory: Option<String>,
     pub source: FactorySource,
     pub interpreter: Interpreter,
+}
+
+impl LocatedPython {
+    /// The factory when it is configured, else the interpreter that is asked for one.
+    pub fn subject(&self) -> PathBuf {
+        self.factory.as_ref().map_or_else(|| self.interpreter.path.clone(), PathBuf::from)
+    }
 }
 
 /// A library file and the factory in it.
@@ -358,11 +387,14 @@ fn only_plugin(dirs: &[PathBuf]) -> Result<LocatedLibrary, LocateError> {
             if !seen.insert(same) {
                 continue;
             }
-            match elf::inspect(&file).map(|i| i.descriptor.kind) {
-                Ok(Kind::Hardware) => hardware.push(file),
-                Ok(Kind::Simulator) => others.push(file),
-                // Test plugins, and libraries that are not plugins, are never chosen.
-                Ok(Kind::Test) | Err(_) => {}
+            // Libraries that are not plugins are never chosen.
+            let Ok(elf::Inspection { descriptor, .. }) = elf::inspect(&file) else { continue };
+            match descriptor.kind {
+                // Installed with every host; which hardware it drives is in a device config that names it.
+                Kind::Hardware if descriptor.vendor == OWN_VENDOR => {}
+                Kind::Hardware => hardware.push(file),
+                Kind::Simulator => others.push(file),
+                Kind::Test => {}
             }
         }
     }

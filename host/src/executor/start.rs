@@ -8,7 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use coda_plugin_abi::descriptor::Binding;
+use coda_plugin_abi::descriptor::{Binding, Isolation};
 use coda_plugin_abi::{Error, ErrorCode, Target};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -53,7 +53,8 @@ pub struct StartRequest {
     pub batch_max: usize,
     /// The signal dispositions that are restored after each call of the plugin.
     pub dispositions: Arc<Dispositions>,
-    /// With a value the plugin runs in a separate process, which is started again when it dies. Python code always does.
+    /// With a value the plugin runs in a separate process, which is started again when it dies. What
+    /// [`Located::needs_process`] always does.
     pub isolation: Option<Restart>,
     /// The account of that process.
     pub runs_as: RunsAs,
@@ -66,16 +67,8 @@ pub struct StartRequest {
 impl StartRequest {
     /// What is started, for messages.
     pub fn subject(&self) -> PathBuf {
-        match &self.located {
-            Located::Library(library) => library.path.clone(),
-            Located::Python(python) => python_subject(python),
-        }
+        self.located.subject()
     }
-}
-
-/// The factory when it is configured, else the interpreter that is asked for one.
-fn python_subject(python: &LocatedPython) -> PathBuf {
-    python.factory.as_ref().map_or_else(|| python.interpreter.path.clone(), PathBuf::from)
 }
 
 /// What executors in Python code are told besides.
@@ -251,6 +244,9 @@ fn create_from_library(
     shared: &Arc<Shared>,
 ) -> Result<LoadedPlugin, StartError> {
     let prepared = loader::prepare(located, &request.state_dir, request.isolation.is_some())?;
+    if prepared.descriptor.isolation == Isolation::Required && request.isolation.is_none() {
+        return Err(LoadError::NeedsProcess { path: prepared.path }.into());
+    }
     let common = Arc::new(Common::new(prepared.descriptor.name.as_str().into()));
     common.output.limit(request.log_bytes_per_second);
     let info = PluginInfo::from_library(&prepared);
@@ -277,12 +273,11 @@ fn create_from_python(
     common.output.limit(request.log_bytes_per_second);
     let Some(restart) = request.isolation else {
         let what = "it needs a separate process, and the request has none".into();
-        return Err(StartError::Process { path: python_subject(located), what });
+        return Err(StartError::Process { path: located.subject(), what });
     };
-    let remote = start_worker(WorkerSpec::Python(spec), request, &common, restart, shared).map_err(|e| {
-        explain_make_error(e, &python_subject(located), request.config_path.as_deref(), &common)
-    })?;
-    let Some(facts) = remote.facts() else { return Err(StartError::Died { path: python_subject(located) }) };
+    let remote = start_worker(WorkerSpec::Python(spec), request, &common, restart, shared)
+        .map_err(|e| explain_make_error(e, &located.subject(), request.config_path.as_deref(), &common))?;
+    let Some(facts) = remote.facts() else { return Err(StartError::Died { path: located.subject() }) };
     common.rename(&facts.package);
     let info = PluginInfo::from_python(located, facts);
     Ok(LoadedPlugin { info, plugin: Plugin::Remote(remote), common })

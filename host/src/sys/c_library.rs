@@ -1,11 +1,11 @@
 //! Settings of the C library that belong to the whole process: heap, environment, locale.
 
 /// Keeps the C library from making a heap per thread and from holding on to freed memory: after a load the host
-/// would otherwise keep half as much again. `MALLOC_ARENA_MAX`, glibc's own variable, takes precedence. Call it at the
-/// start of `main`, before any other thread exists.
+/// would otherwise keep half as much again. `MALLOC_ARENA_MAX`, glibc's own variable, takes precedence. Call it
+/// in `main` before any other thread exists.
 pub fn keep_heap_small() {
     if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
-        // SAFETY: mallopt takes plain integers; called at the start of `main`, when this thread is the only one.
+        // SAFETY: mallopt takes plain integers; called in `main`, when this thread is the only one.
         unsafe {
             libc::mallopt(libc::M_ARENA_MAX, 1);
             libc::mallopt(libc::M_TRIM_THRESHOLD, 128 << 10);

@@ -246,12 +246,16 @@ async fn plugins_for_another_interface_or_system_are_refused_with_who_must_act()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_only_hardware_plugin_is_used_and_of_several_none() {
     let dir = tempfile::tempdir().unwrap();
-    let hardware = |name: &str| {
+    let of_vendor = |vendor: &[u8; 4], name: &str| {
         spoiled(dir.path(), name, |bytes| {
             let at = descriptor(bytes);
             bytes[at + 17] = Kind::Hardware.code();
+            bytes[at + 24..at + 28].copy_from_slice(vendor);
         })
     };
+    let hardware = |name: &str| of_vendor(b"Acme", name);
+    // The host's own plugins for hardware drive what a device config names, and are not a choice without one.
+    of_vendor(b"Coda", "libcoda_bridge.so");
     let first = hardware("libacme_one.so");
     let mut host = Plan::device("").env("CODA_PLUGIN_PATH", dir.path().display().to_string()).prepare().await;
     host.start().await;

@@ -10,6 +10,7 @@ use coda_host_tests::{Plan, example, said};
 const STORED: &[(&str, &[&str])] = &[
     ("1.0", &["libcoda_example_rust"]),
     ("1.1", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
+    ("1.2", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
 ];
 
 /// The stored libraries for this machine, each with its interface version.

@@ -227,9 +227,9 @@ fn migration(node: &PythonNode, prepared: &Prepared, env: &ProcessEnv) -> Vec<Fi
 
 /// The account of the plugin's worker process; `None` when the plugin runs in the host.
 fn runs_as(prepared: &Prepared, env: &ProcessEnv) -> Option<Finding> {
-    let is_python = app::locate_plugin(&prepared.settings, &prepared.device, env)
-        .is_ok_and(|located| matches!(located, Located::Python(_)));
-    if !prepared.settings.executor.isolated && !is_python {
+    let needs_process = app::locate_plugin(&prepared.settings, &prepared.device, env)
+        .is_ok_and(|located| located.needs_process());
+    if !prepared.settings.executor.isolated && !needs_process {
         return None;
     }
     let rights = app::runs_as(&prepared.settings, true);
