@@ -5,6 +5,7 @@ mod completions;
 mod config;
 mod coordinate;
 mod coordinator;
+mod coordinator_client;
 pub mod daemonize;
 pub(crate) mod dev;
 mod dev_session;

@@ -1,7 +1,9 @@
 //! One value of each kind of each error type.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use coda_plugin_abi::descriptor::DescriptorError;
@@ -120,6 +122,7 @@ pub(super) fn of_the_command_line(found: &mut Findings, ended: tokio::task::Join
     found.of_enum(vec![
         DevError::Device(json_error()),
         DevError::NotReady { source: LogLines(text()) },
+        DevError::MemberEnded { name: text(), status: ExitStatus::from_raw(256), source: LogLines(text()) },
         DevError::Redis(redis_error()),
         DevError::Directory(io_error()),
         DevError::Port(io_error()),

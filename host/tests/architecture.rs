@@ -334,6 +334,7 @@ fn unsafe_is_allowed_in_the_listed_modules_alone() {
 /// Modules of the command line that several commands use.
 const CLI_SHARED: &[&str] = &[
     "circuit_file",
+    "coordinator_client",
     "daemonize",
     "dev_session",
     "device_view",

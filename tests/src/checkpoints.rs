@@ -1,4 +1,4 @@
-//! The checkpoints of docs/plugins.md: commands that are typed, and lines that their output must contain.
+//! The checkpoints of the pages in docs/: commands that are typed, and lines that their output must contain.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,12 +19,20 @@ fn checkpoints(text: &str, kind: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// Types the checkpoints of one kind, at least so many, with the programs of this directory first.
+/// Types the checkpoints of one kind in docs/plugins.md, at least so many, with the programs of this directory first.
 ///
 /// # Panics
 /// When a command fails, or its output lacks what the page says.
 pub fn assert_checkpoints(kind: &str, first: Option<&Path>, least: usize) {
-    let text = std::fs::read_to_string(project_file("docs/plugins.md")).unwrap();
+    assert_checkpoints_of("docs/plugins.md", kind, first, least);
+}
+
+/// As [`assert_checkpoints`], of another page.
+///
+/// # Panics
+/// As there.
+pub fn assert_checkpoints_of(page: &str, kind: &str, first: Option<&Path>, least: usize) {
+    let text = std::fs::read_to_string(project_file(page)).unwrap();
     let checkpoints = checkpoints(&text, kind);
     assert!(checkpoints.len() >= least, "{} checkpoints", checkpoints.len());
     let dir = tempfile::tempdir().unwrap();

@@ -108,6 +108,8 @@ mod peers {
 mod coordinator {
     /// Blocks that fall back to another peer when one fails at any step.
     mod coordinator_fallback;
+    /// A private network in one command.
+    mod sandbox;
     /// API, command line, event log, recovery after a kill.
     mod service;
     /// Two coordinators on one event log in PostgreSQL.

@@ -3,7 +3,7 @@
 //! It keeps its things in `coordinator/` below the state directory, so that a host on the same machine is another
 //! peer than its coordinator.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -29,9 +29,14 @@ use crate::supervise::{PanicWatch, Supervisor, TaskKind};
 /// Fewer characters than this can be tried one by one.
 const SHORT_TOKEN: usize = 16;
 
-/// Where the coordinator keeps its things.
+/// Where the coordinator keeps its identity, event log and lock.
 pub fn dir(settings: &Settings) -> PathBuf {
-    settings.dirs.state.join("coordinator")
+    dir_in(&settings.dirs.state)
+}
+
+/// The same, for a state directory.
+pub fn dir_in(state: &Path) -> PathBuf {
+    state.join("coordinator")
 }
 
 /// Opens the event log that the settings name.

@@ -5,6 +5,7 @@
 //! that the host can deliver the results that it still has.
 
 mod demo;
+mod network;
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -63,12 +64,13 @@ const REPLACED: [&str; 15] = [
 ];
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(group(clap::ArgGroup::new("demonstration").multiple(true)), after_help = "\
 Examples:
   coda-host dev --device site/device.yaml        then, in another terminal:
   coda-host submit bell.json --wait              a job through Redis, plugin and webhook
   coda-host dev --device site/device.yaml --demo three circuits first, each with its states and histogram
   coda-host dev --dir /tmp/mine                  keeps state and log; uses ./site/device.yaml
+  coda-host dev --peers 3                        a private peer network: a coordinator and three peers
 
 Jobs may also be written to Redis directly; every job on the stream is shown. Ctrl-C ends everything.")]
 pub struct Args {
@@ -85,10 +87,14 @@ pub struct Args {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// First send three circuits and check their results
-    #[arg(long)]
+    #[arg(long, group = "demonstration")]
     demo: bool,
+    /// Instead of a cloud: a coordinator and N peers, each with this device, and three circuits over them
+    #[arg(long, value_name = "N", group = "demonstration", conflicts_with_all = ["port", "cloud_port"],
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    peers: Option<u16>,
     /// End after the demo, with exit status 1 if anything was wrong
-    #[arg(long, requires = "demo")]
+    #[arg(long, requires = "demonstration")]
     once: bool,
 }
 
@@ -104,6 +110,8 @@ pub enum DevError {
     Device(#[source] serde_json::Error),
     #[error("the host was not ready within {} s", READY_LIMIT.as_secs())]
     NotReady { source: LogLines },
+    #[error("{name} of the network ended ({status})")]
+    MemberEnded { name: String, status: ExitStatus, source: LogLines },
     #[error("the sandbox's Redis doesn't answer")]
     Redis(#[source] redis::RedisError),
     #[error("no temporary directory could be created")]
@@ -117,6 +125,7 @@ impl Explain for DevError {
         match self {
             DevError::Device(_) => "dev-device",
             DevError::NotReady { .. } => "dev-not-ready",
+            DevError::MemberEnded { .. } => "dev-member-ended",
             DevError::Redis(_) => "dev-redis",
             DevError::Directory(_) => "dev-dir",
             DevError::Port(_) => "dev-port",
@@ -129,6 +138,7 @@ impl Explain for DevError {
                 "check that the plugin writes nothing to standard output; it should use the host's log".into()
             }
             DevError::NotReady { .. } => "check whether the plugin waits for its hardware".into(),
+            DevError::MemberEnded { .. } => "correct what its log names".into(),
             DevError::Redis(_) => "start `coda-host dev` again".into(),
             DevError::Directory(_) => "check TMPDIR and the space there (df -h), or give --dir".into(),
             DevError::Port(_) => "give one with --port".into(),
@@ -145,7 +155,12 @@ impl Explain for DevError {
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let runtime = kit::runtime()?;
-    let result = runtime.block_on(execute(&args, &env));
+    let result = runtime.block_on(async {
+        match args.peers {
+            Some(count) => network::run(count, &args, &env).await,
+            None => execute(&args, &env).await,
+        }
+    });
     runtime.shutdown_background();
     result
 }

@@ -110,10 +110,15 @@ impl DevHost {
         self.child.id()
     }
 
+    /// Its exit status if it has ended.
+    pub fn try_ended(&mut self) -> Result<Option<ExitStatus>, DevHostError> {
+        self.child.try_wait().map_err(DevHostError::Wait)
+    }
+
     /// Waits until the child ends by itself.
     pub async fn ended(&mut self) -> Result<ExitStatus, DevHostError> {
         loop {
-            if let Some(status) = self.child.try_wait().map_err(DevHostError::Wait)? {
+            if let Some(status) = self.try_ended()? {
                 return Ok(status);
             }
             tokio::time::sleep(LOOK_AGAIN).await;
