@@ -203,17 +203,18 @@ fn serve(
     ready: &Sender<Result<Opened, Error>>,
 ) {
     // The one that waits for this is `start`, which is still there.
-    let session = match open(settings, host) {
+    let (session, jobs) = match open(settings, host) {
         Ok((session, opened)) => {
+            // First, since a device that is ready must be idle.
+            let jobs = recover(&session, settings, host);
             ready.send(Ok(opened)).ok();
-            session
+            (session, jobs)
         }
         Err(error) => {
             ready.send(Err(error)).ok();
             return;
         }
     };
-    let jobs = recover(&session, settings, host);
     let mut server = Server {
         session: &session,
         settings,

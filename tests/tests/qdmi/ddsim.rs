@@ -197,3 +197,19 @@ async fn a_cancel_that_the_library_can_not_do_ends_with_its_process() {
     host.submit("J2", &bell(), 1000).await;
     assert_bell(&host.delivered("J2").await, 1000);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_death_of_the_librarys_own_helper_costs_its_job() {
+    let Some(library) = ddsim() else { return };
+    let mut host = plan(&library, "").qubits(20).start().await;
+    host.submit("J1", &long(), 200_000_000).await;
+    host.wait_log("the job in the device is ").await;
+    let pid = host.process().pid();
+    let helpers =
+        eventually_some("a worker", async || Some(workers(pid)).filter(|found| !found.is_empty())).await;
+    coda_host::sys::signal(helpers[0].unsigned_abs(), libc::SIGKILL).expect("the signal");
+    let error = host.failure("J1").await;
+    assert!(error.contains("the device library") || error.contains("failed in the device"), "{error}");
+    host.submit("J2", &bell(), 1000).await;
+    assert_bell(&host.delivered("J2").await, 1000);
+}

@@ -102,7 +102,8 @@ impl Library {
             return Err(Failure { call, fault: Fault::TooLarge { found: again, most: size } });
         }
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        bytes.truncate(size);
+        // The second answer counts: a list may have become shorter.
+        bytes.truncate(again);
         Ok(bytes)
     }
 }
