@@ -7,7 +7,7 @@
  * N shots (which are known once they have been set), with `#N` only to the job that is created as the N-th of the process,
  * so that the jobs beside it are good ones.
  *
- *   status:CALL=CODE   CALL returns CODE and does nothing; CALL is initialize, alloc, set_session, init, session_query,
+ *   status:CALL=CODE   CALL returns CODE and does nothing, or with 1 (a warning) what it should do; CALL is initialize, alloc, set_session, init, session_query,
  *                      site_query, operation_query, create_job, set_job, set_programs, job_query, submit, check, results,
  *                      cancel, retrieve; with `status:CALL:N=CODE` only for parameter, property or result N
  *   token=TEXT         init refuses every other TOKEN with -8
@@ -52,7 +52,7 @@
 #define NAME(function) CODA_FAULTY_QDMI_device_##function
 #define LIBRARY_VERSION (QDMI_MINOR == 4 ? "1.4.0" : "1.3.2")
 
-enum { OK = 0, FATAL = -1, NO_MEMORY = -2, NOT_FOUND = -5, OUT_OF_RANGE = -6, INVALID = -7, DENIED = -8, UNSUPPORTED = -9,
+enum { WARNING = 1, OK = 0, FATAL = -1, NO_MEMORY = -2, NOT_FOUND = -5, OUT_OF_RANGE = -6, INVALID = -7, DENIED = -8, UNSUPPORTED = -9,
        BAD_STATE = -10 };
 enum { CREATED, SUBMITTED, QUEUED, RUNNING, DONE, CANCELLED, FAILED };
 enum { CUSTOM1 = 999999995, CUSTOM5 = 999999999 };
@@ -92,6 +92,7 @@ static atomic_int uses;
 static uint64_t random_state;
 static size_t jobs_created;
 static volatile int *volatile nowhere;
+static int is_warning; /* the call that is under way was asked to warn */
 
 /* ---- What is asked for ---- */
 
@@ -149,11 +150,17 @@ static int enter(const char *call, const Session *session, const Job *job, int d
         if (i == 1) exit(0);
         abort();
     }
+    int status = OK;
     snprintf(name, sizeof name, "status:%s:%d", call, detail);
-    if (asked(session, job, name, value)) return (int)strtol(value, NULL, 10);
+    if (asked(session, job, name, value)) status = (int)strtol(value, NULL, 10);
     snprintf(name, sizeof name, "status:%s", call);
-    return asked(session, job, name, value) ? (int)strtol(value, NULL, 10) : OK;
+    if (asked(session, job, name, value)) status = (int)strtol(value, NULL, 10);
+    is_warning = status == WARNING;
+    return is_warning ? OK : status;
 }
+
+/* What a call returns that has done what it should. */
+static int done(void) { return is_warning ? WARNING : OK; }
 
 #define ENTER(call, session, job, detail)                          \
     do {                                                           \
@@ -179,7 +186,7 @@ static int answer(const void *data, size_t len, size_t size, void *value, size_t
     if (value && (size < len || size == 0)) return INVALID;
     if (value) memcpy(value, data, len);
     if (size_ret) *size_ret = len;
-    return OK;
+    return done();
 }
 
 static int answer_text(const char *text, size_t size, void *value, size_t *size_ret) {
@@ -420,21 +427,21 @@ EXPORT int NAME(initialize)(void) {
     owner = gettid();
     random_state = (uint64_t)getpid() << 32 ^ (uint64_t)time(NULL);
     life(NULL, NULL, "initialize");
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(finalize)(void) {
     ENTER("finalize", NULL, NULL, 0);
     life(NULL, NULL, "finalize");
     if (--uses == 0) owner = 0;
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(session_alloc)(Session **session) {
     ENTER("alloc", NULL, NULL, 0);
     if (!session || !uses) return INVALID;
     *session = calloc(1, sizeof **session);
-    return *session ? OK : NO_MEMORY;
+    return *session ? done() : NO_MEMORY;
 }
 
 EXPORT int NAME(session_set_parameter)(Session *session, int parameter, size_t size, const void *value) {
@@ -454,7 +461,7 @@ EXPORT int NAME(session_set_parameter)(Session *session, int parameter, size_t s
         for (size_t i = 0; i < size; i++) fprintf(stderr, " %02x", ((const unsigned char *)value)[i]);
         fputc('\n', stderr);
     }
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(session_init)(Session *session) {
@@ -466,7 +473,7 @@ EXPORT int NAME(session_init)(Session *session) {
     describe(session);
     session->is_ready = 1;
     life(session, NULL, "session init");
-    return OK;
+    return done();
 }
 
 EXPORT void NAME(session_free)(Session *session) {
@@ -561,7 +568,7 @@ EXPORT int NAME(session_create_device_job)(Session *session, Job **job) {
     made->number = ++jobs_created;
     snprintf(made->id, sizeof made->id, "faulty-%d-%zu", (int)getpid(), made->number);
     *job = made;
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(job_query_property)(Job *job, int property, size_t size, void *value, size_t *size_ret) {
@@ -610,7 +617,7 @@ EXPORT int NAME(job_set_parameter)(Job *job, int parameter, size_t size, const v
         return OK;
     }
     /* CUSTOM2 is a uint64_t. */
-    if (parameter == CUSTOM1 + 1) return value && size != 8 ? INVALID : OK;
+    if (parameter == CUSTOM1 + 1) return value && size != 8 ? INVALID : done();
 #if QDMI_MINOR == 3
     if (parameter == 0) {
         if (!value) return OK;
@@ -648,11 +655,12 @@ EXPORT int NAME(job_submit)(Job *job) {
     const int is_deaf = asked(job->session, job, "block_deaf", NULL);
     const double until = now() + (double)number(job->session, job, is_deaf ? "block_deaf" : "block", 0);
     job->is_in_submit = 1;
+    if (until > now()) say("%s", "submit blocks");
     while (now() < until && (is_deaf || !job->is_cancelled)) usleep(1000);
     job->is_in_submit = 0;
     job->submitted = now();
     job->status = SUBMITTED;
-    return OK;
+    return done();
 }
 
 /* Brings a job to where the clock says that it is. */
@@ -694,7 +702,7 @@ EXPORT int NAME(job_check)(Job *job, int *status) {
     }
     advance(job);
     *status = job->status;
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(job_wait)(Job *job, size_t seconds) {
@@ -705,7 +713,7 @@ EXPORT int NAME(job_wait)(Job *job, size_t seconds) {
         if (seconds && now() > until) return -11;
         usleep(1000);
     }
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(job_cancel)(Job *job) {
@@ -716,7 +724,7 @@ EXPORT int NAME(job_cancel)(Job *job) {
     job->is_cancelled = 1;
     if (asked(job->session, job, "cancel_blocks", NULL))
         for (;;) usleep(100000);
-    return OK;
+    return done();
 }
 
 EXPORT void NAME(job_free)(Job *job) {
@@ -824,7 +832,7 @@ EXPORT int NAME(job_set_programs)(Job *job, int format, size_t count, const size
         if (keep(job, i, programs[i], sizes[i]) != OK) return NO_MEMORY;
     job->programs_len = count;
     job->format = format;
-    return OK;
+    return done();
 }
 
 EXPORT int NAME(job_get_program)(Job *job, size_t index, size_t size, void *value, size_t *size_ret) {
@@ -838,7 +846,7 @@ EXPORT int NAME(job_get_program_status)(Job *job, size_t index, int *status) {
     ENTER("program_status", job->session, job, (int)index);
     if (index >= job->programs_len) return OUT_OF_RANGE;
     *status = job->programs[index].status;
-    return OK;
+    return done();
 }
 
 /* A job of a former process: the device still has it, and it can be cancelled. */
@@ -851,7 +859,7 @@ EXPORT int NAME(session_retrieve_device_job_by_id)(Session *session, const char 
     (*job)->status = RUNNING;
     (*job)->submitted = now();
     say("the job %s is retrieved", id);
-    return OK;
+    return done();
 }
 
 #else

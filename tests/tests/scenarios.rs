@@ -80,10 +80,12 @@ mod qiskit {
     mod check;
 }
 
-/// QDMI device libraries as devices. `make test-qdmi` runs them.
+/// QDMI device libraries as devices. `make test-qdmi` runs those that need libraries of vendors.
 mod qdmi {
     /// MQT's simulator: jobs, lists, cancels, the check, and the death of its process.
     mod ddsim;
+    /// A library that misbehaves in every way that is known.
+    mod faults;
     /// IQM's library against a server on loopback.
     mod iqm;
     /// What libraries tell of their devices, and libraries that are refused.
