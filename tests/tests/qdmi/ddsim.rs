@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use coda_host_tests::qdmi::{ddsim, ddsim_1_3, plan};
+use coda_host_tests::qdmi::{ddsim, ddsim_1_3, device, plan};
 use coda_host_tests::{Circuit, TestHost, bell, eventually, eventually_some, example, ghz};
 use serde_json::{Value, json};
 
@@ -212,4 +212,23 @@ async fn the_death_of_the_librarys_own_helper_costs_its_job() {
     assert!(error.contains("the device library") || error.contains("failed in the device"), "{error}");
     host.submit("J2", &bell(), 1000).await;
     assert_bell(&host.delivered("J2").await, 1000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_exchanges_the_library() {
+    let (Some(newer), Some(older)) = (ddsim(), ddsim_1_3()) else { return };
+    let host = plan(&newer, "").start().await;
+    host.submit("J1", &bell(), 1000).await;
+    assert_bell(&host.delivered("J1").await, 1000);
+    host.write_device(&device(&older, "format: qasm2\n"));
+    let said = host.cli(&["reload"]).await;
+    assert_eq!(said.code, 0, "{}", said.text());
+    host.wait_log("QDMI 1.3, qasm2").await;
+    host.submit("J2", &bell(), 1000).await;
+    assert_bell(&host.delivered("J2").await, 1000);
+    // One that can't be used leaves the device as it is.
+    host.write_device(&device(&older, "format: iqm_json\n"));
+    assert_ne!(host.cli(&["reload"]).await.code, 0);
+    host.submit("J3", &bell(), 1000).await;
+    assert_bell(&host.delivered("J3").await, 1000);
 }
