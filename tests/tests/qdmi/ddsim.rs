@@ -162,6 +162,14 @@ fn workers(pid: i32) -> Vec<i32> {
     coda_host_tests::process::descendants(pid).into_iter().filter(is_worker).collect()
 }
 
+/// The same, once there are any.
+async fn worker_of(pid: i32) -> Vec<i32> {
+    eventually_some("DDSIM works in a process of its own", async || {
+        Some(workers(pid)).filter(|found| !found.is_empty())
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_the_process_costs_its_job_and_leaves_no_worker() {
     let Some(library) = ddsim() else { return };
@@ -170,8 +178,7 @@ async fn the_death_of_the_process_costs_its_job_and_leaves_no_worker() {
     host.wait_log("the job in the device is ").await;
     let pid = host.process().pid();
     let plugin = eventually_some("the plugin's process", async || plugin_process(pid, &library)).await;
-    let helpers = workers(plugin);
-    assert!(!helpers.is_empty(), "DDSIM works in a process of its own");
+    let helpers = worker_of(plugin).await;
     coda_host::sys::signal(plugin.unsigned_abs(), libc::SIGKILL).expect("the signal");
     let error = host.failure("J1").await;
     assert!(error.contains("SIGKILL"), "{error}");
@@ -205,8 +212,7 @@ async fn the_death_of_the_librarys_own_helper_costs_its_job() {
     host.submit("J1", &long(), 200_000_000).await;
     host.wait_log("the job in the device is ").await;
     let pid = host.process().pid();
-    let helpers =
-        eventually_some("a worker", async || Some(workers(pid)).filter(|found| !found.is_empty())).await;
+    let helpers = worker_of(pid).await;
     coda_host::sys::signal(helpers[0].unsigned_abs(), libc::SIGKILL).expect("the signal");
     let error = host.failure("J1").await;
     assert!(error.contains("the device library") || error.contains("failed in the device"), "{error}");
