@@ -83,7 +83,7 @@ crash: deps build plugins ## Send SIGKILL at random moments under 50 jobs/s (KIL
 	CODA_KILLS=$(KILLS) $(CARGO) test --release -p coda-host-tests --test scenarios random_kills -- --nocapture
 
 bench: deps python-deps build plugins ## Measure speed, latency, memory, duty cycle, and the ceiling of this machine
-	PYTHONPATH='$(CURDIR)/tests/benches/python' $(PEERS_ENV) $(CARGO) bench -p coda-host-tests --bench speed
+	PYTHONPATH='$(CURDIR)/tests/benches/python' $(PEERS_ENV) CODA_TEST_QDMI='$(wildcard $(QDMI_LIBRARIES))' $(CARGO) bench -p coda-host-tests --bench speed
 
 # coda-node 0.1.1 stops in batch mode with redis-py 8.
 bench-python: deps build plugins ## Measure coda-host and the Python node (coda-node 0.1.1 from PyPI), with ratios

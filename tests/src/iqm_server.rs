@@ -22,6 +22,8 @@ use tokio::task::{JoinHandle, JoinSet};
 /// The one token that is accepted.
 pub const TOKEN: &str = "iqm-sesame";
 const ALIAS: &str = "garnet";
+/// In place of a status: the request is never answered.
+const NO_ANSWER: u16 = 0;
 const QUBITS: [&str; 5] = ["QB1", "QB2", "QB3", "QB4", "QB5"];
 
 /// What becomes of jobs from now on.
@@ -88,6 +90,11 @@ impl IqmServer {
 
     pub fn set_healthy(&self, healthy: bool) {
         self.state().healthy = healthy;
+    }
+
+    /// Leaves the next requests whose path has this in it without an answer.
+    pub fn hang(&self, path: &str, times: u32) {
+        self.refuse(path, NO_ANSWER, times);
     }
 
     /// Answers the next requests whose path has this in it with a status.
@@ -162,6 +169,7 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Response<Fu
         }
     };
     let (status, value) = match refusal {
+        Some(NO_ANSWER) => std::future::pending().await,
         Some(status) => (status, json!({ "message": "refused by the test" })),
         None if !accepted => (401, json!({ "message": "no valid token" })),
         None if is_post => post(&path, &body, state),

@@ -339,15 +339,17 @@ mod tests {
             let t = 0.3 + 0.7 * f64::from(round);
             for kind in target.gates() {
                 if kind.num_qubits() == 2 {
-                    gates.push(Gate::two(*kind, 0, 1, t));
-                    gates.push(Gate::two(*kind, 1, 0, -0.4 * t));
+                    // What turns the qubits in between shows the phases that each leaves.
+                    for (a, b, angle) in [(0, 1, t), (1, 0, -0.4 * t)] {
+                        gates.push(Gate::two(*kind, a, b, angle));
+                        gates.push(Gate::one(GateKind::Ry, 0, 0.9));
+                        gates.push(Gate::one(GateKind::Rx, 1, -0.8));
+                    }
                 } else {
                     gates.push(Gate::one(*kind, 0, t));
                     gates.push(Gate::one(*kind, 1, 1.1 - t));
                 }
             }
-            gates.push(Gate::one(GateKind::Ry, 0, 0.9));
-            gates.push(Gate::one(GateKind::Rx, 1, -0.8));
         }
         gates
     }

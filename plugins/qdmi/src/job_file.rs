@@ -12,6 +12,16 @@ use std::path::{Path, PathBuf};
 /// Most bytes that are read of a file.
 const MAX_FILE: u64 = 64 << 10;
 
+/// Why there is no file.
+#[derive(Debug, thiserror::Error)]
+pub enum NoJobFile {
+    /// Its owner finds its jobs again.
+    #[error("another process uses this device config")]
+    InUse,
+    #[error("{0}")]
+    Unusable(String),
+}
+
 /// The file of one device config, locked.
 pub struct JobFile {
     file: File,
@@ -22,7 +32,7 @@ impl JobFile {
     ///
     /// # Errors
     /// Why jobs of a killed process can't be found again.
-    pub fn open(prefix: &str, config_file: &str) -> Result<(JobFile, Vec<String>), String> {
+    pub fn open(prefix: &str, config_file: &str) -> Result<(JobFile, Vec<String>), NoJobFile> {
         let user = rustix::process::geteuid().as_raw();
         JobFile::open_in(&std::env::temp_dir().join(format!("coda-qdmi-{user}")), prefix, config_file, user)
     }
@@ -32,8 +42,8 @@ impl JobFile {
         prefix: &str,
         config_file: &str,
         user: u32,
-    ) -> Result<(JobFile, Vec<String>), String> {
-        let unusable = |path: &Path, why: &str| format!("{}: {why}", path.display());
+    ) -> Result<(JobFile, Vec<String>), NoJobFile> {
+        let unusable = |path: &Path, why: &str| NoJobFile::Unusable(format!("{}: {why}", path.display()));
         if let Err(e) = DirBuilder::new().mode(0o700).create(dir)
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {
@@ -50,9 +60,7 @@ impl JobFile {
         let mut file = file.map_err(|e| unusable(&path, &e.to_string()))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(unusable(&path, "another process uses this device config"));
-            }
+            Err(TryLockError::WouldBlock) => return Err(NoJobFile::InUse),
             Err(TryLockError::Error(e)) => return Err(unusable(&path, &e.to_string())),
         }
         let mut text = String::new();
@@ -88,7 +96,8 @@ mod tests {
     use super::*;
 
     fn open(dir: &Path) -> Result<(JobFile, Vec<String>), String> {
-        JobFile::open_in(dir, "A", "/etc/device.yaml", rustix::process::geteuid().as_raw())
+        let user = rustix::process::geteuid().as_raw();
+        JobFile::open_in(dir, "A", "/etc/device.yaml", user).map_err(|why| why.to_string())
     }
 
     #[test]

@@ -229,8 +229,9 @@ impl Active {
     fn ended(&mut self, state: i32, session: &Session, now: Instant) -> Option<End> {
         match state {
             STATE_DONE | STATE_CANCELLED | STATE_FAILED if self.order.is_cancelled() => Some(End::Cancelled),
-            STATE_DONE => Some(self.results(now, session)),
-            STATE_FAILED if self.order.programs.len() > 1 => Some(self.results(now, session)),
+            STATE_DONE => Some(self.results(state, now, session)),
+            // The other programs of the list may have results.
+            STATE_FAILED if self.order.programs.len() > 1 => Some(self.results(state, now, session)),
             STATE_FAILED => Some(End::Failed(failed_in_device())),
             STATE_CANCELLED => {
                 let text = "the job was cancelled at the device, and not by its sender";
@@ -261,12 +262,17 @@ impl Active {
     }
 
     /// An answer for each program. One that failed leaves the results of the others readable.
-    fn results(&self, now: Instant, session: &Session) -> End {
+    fn results(&self, state: i32, now: Instant, session: &Session) -> End {
         let is_list = self.order.programs.len() > 1;
         let answer = |index: usize| {
             if is_list {
                 match self.job.program_state(index) {
-                    Ok(None | Some(STATE_DONE)) => {}
+                    Ok(Some(STATE_DONE)) => {}
+                    // It doesn't tell: whether there are results shows.
+                    Ok(None) if state == STATE_FAILED => {
+                        return self.histogram(index).map_err(|_| failed_in_device());
+                    }
+                    Ok(None) => {}
                     Ok(Some(_)) => return Err(failed_in_device()),
                     Err(failure) => return Err(error(&failure)),
                 }

@@ -18,7 +18,7 @@ use crate::abi::{Abi, Answer, RemoteCancel, Session};
 use crate::config::Settings;
 use crate::connect::{self, connect};
 use crate::device::{self, Description, DeviceError};
-use crate::job_file::JobFile;
+use crate::job_file::{JobFile, NoJobFile};
 use crate::run::{Active, CancelFlag, End, Order, Report};
 
 /// How long `submit` may block before a cancel goes past it.
@@ -203,17 +203,18 @@ fn serve(
     ready: &Sender<Result<Opened, Error>>,
 ) {
     // The one that waits for this is `start`, which is still there.
-    let session = match open(settings, host) {
+    let (session, jobs) = match open(settings, host) {
         Ok((session, opened)) => {
+            // First, since a device that is ready must be idle.
+            let jobs = recover(&session, settings, host);
             ready.send(Ok(opened)).ok();
-            session
+            (session, jobs)
         }
         Err(error) => {
             ready.send(Err(error)).ok();
             return;
         }
     };
-    let jobs = recover(&session, settings, host);
     let mut server = Server {
         session: &session,
         settings,
@@ -248,9 +249,14 @@ fn recover(session: &Session, settings: &Settings, host: HostServices<'_>) -> Op
     let (mut file, ids) = match JobFile::open(&settings.prefix, &settings.config_file) {
         Ok(found) => found,
         Err(why) => {
-            let note =
-                format!("jobs that a killed process leaves in the device will not be found again: {why}");
-            host.log(LogLevel::Warn, note);
+            let level = match why {
+                NoJobFile::InUse => LogLevel::Debug,
+                NoJobFile::Unusable(_) => LogLevel::Warn,
+            };
+            host.log(
+                level,
+                format_args!("a killed process's jobs in the device will not be found again: {why}"),
+            );
             return None;
         }
     };

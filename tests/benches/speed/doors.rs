@@ -17,7 +17,7 @@ use coda_host::sys::{Dispositions, KeptCapabilities};
 use coda_host_tests::artifacts::library;
 use coda_host_tests::python::venv;
 use coda_plugin_abi::{Gate, GateKind, Program, Target};
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -57,7 +57,20 @@ pub async fn overheads(runs: usize) {
 /// Measures and prints one line.
 async fn measure(binding: &str, located: &Located, config: &str, isolated: bool, gates: usize, runs: usize) {
     let start = Instant::now();
-    let (mut micros, ready) = run_times(located.clone(), config, isolated, gates, runs).await;
+    let mut plugin = RunningPlugin::start(located.clone(), config, isolated).await;
+    let ready = start.elapsed();
+    let gate = |i: usize| Gate::one(GateKind::Rx, (i % 50) as u16, 0.1 + i as f64);
+    let program = Program::new(Target::Cz, 50, (0..gates).map(gate).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    let program = Arc::new(program.expect("a legal circuit"));
+    let mut micros = Vec::with_capacity(runs);
+    for n in 0..runs + runs / 10 {
+        let time = plugin.run(&program, 100).await;
+        // The first ones warm up.
+        if n >= runs / 10 {
+            micros.push(time);
+        }
+    }
+    plugin.end().await;
     micros.sort_by(f64::total_cmp);
     let place = if isolated { "process of its own" } else { "host's process" };
     let at = |p| super::number(super::percentile(&micros, p));
@@ -65,75 +78,73 @@ async fn measure(binding: &str, located: &Located, config: &str, isolated: bool,
         "  run, {binding:<6} binding, {place:<18} {gates:>6} gates: p50 {} us, p99 {} us; executor ready after {} ms",
         at(0.5),
         at(0.99),
-        super::number((ready - start).as_secs_f64() * 1e3)
+        super::number(ready.as_secs_f64() * 1e3)
     );
 }
 
-/// The time of each run, and when the executor was ready.
-async fn run_times(
-    located: Located,
-    config: &str,
-    isolated: bool,
-    gates: usize,
-    runs: usize,
-) -> (Vec<f64>, Instant) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let (done, mut answers) = unbounded_channel();
-    let restart = Restart { backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(1) };
-    let request = StartRequest {
-        located,
-        state_dir: dir.path().to_path_buf(),
-        config_path: None,
-        config_text: config.into(),
-        native_gate_set: "cz".into(),
-        num_qubits: 50,
-        control_timeout: LIMIT,
-        device_refresh: LIMIT,
-        log_bytes_per_second: 1 << 20,
-        start_timeout: LIMIT,
-        batch_max: 1,
-        dispositions: Arc::new(Dispositions::capture()),
-        isolation: isolated.then_some(restart),
-        runs_as: RunsAs::Host,
-        capabilities: KeptCapabilities::default(),
-        limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
-        python: PythonRequest {
-            settings: [("node_token".to_string(), "bench".into())].into(),
-            ..PythonRequest::default()
-        },
-    };
-    let executor = Executor::start(request, done).await.expect("the plugin starts");
-    let ready = Instant::now();
-    let gate = |i: usize| Gate::one(GateKind::Rx, (i % 50) as u16, 0.1 + i as f64);
-    let program = Program::new(Target::Cz, 50, (0..gates).map(gate).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
-    let program = Arc::new(program.expect("a legal circuit"));
-    let mut micros = Vec::with_capacity(runs);
-    for ticket in 0..(runs + runs / 10) as u64 {
-        executor.submit(
-            Generation::default(),
-            vec![RunJob {
-                ticket,
-                message_id: None,
-                job_id: "J".into(),
-                program: program.clone(),
-                shots: 100,
-                context: Arc::new(JobContext::new("bench".into(), "J".into())),
-            }],
-        );
+/// An executor as the host drives it, with one job at a time.
+pub struct RunningPlugin {
+    executor: Executor,
+    answers: UnboundedReceiver<SlotReport>,
+    next: u64,
+    _state: tempfile::TempDir,
+}
+
+impl RunningPlugin {
+    pub async fn start(located: Located, config: &str, isolated: bool) -> RunningPlugin {
+        let state = tempfile::tempdir().expect("a directory");
+        let (done, answers) = unbounded_channel();
+        let restart = Restart { backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(1) };
+        let request = StartRequest {
+            located,
+            state_dir: state.path().to_path_buf(),
+            config_path: None,
+            config_text: config.into(),
+            native_gate_set: "cz".into(),
+            num_qubits: 50,
+            control_timeout: LIMIT,
+            device_refresh: LIMIT,
+            log_bytes_per_second: 1 << 20,
+            start_timeout: LIMIT,
+            batch_max: 1,
+            dispositions: Arc::new(Dispositions::capture()),
+            isolation: isolated.then_some(restart),
+            runs_as: RunsAs::Host,
+            capabilities: KeptCapabilities::default(),
+            limits: RunLimits { run: None, grace: LIMIT, when_stuck: WhenStuck::Report },
+            python: PythonRequest {
+                settings: [("node_token".to_string(), "bench".into())].into(),
+                ..PythonRequest::default()
+            },
+        };
+        let executor = Executor::start(request, done).await.expect("the plugin starts");
+        RunningPlugin { executor, answers, next: 0, _state: state }
+    }
+
+    /// The microseconds that a job takes.
+    pub async fn run(&mut self, program: &Arc<Program>, shots: u32) -> f64 {
+        let job = RunJob {
+            ticket: self.next,
+            message_id: None,
+            job_id: "J".into(),
+            program: program.clone(),
+            shots,
+            context: Arc::new(JobContext::new("bench".into(), "J".into())),
+        };
+        self.next += 1;
+        self.executor.submit(Generation::default(), vec![job]);
         loop {
-            match answers.recv().await.expect("the slot thread lives") {
+            match self.answers.recv().await.expect("the slot thread lives") {
                 SlotReport::Answered { answer, run_time, .. } => {
                     answer.expect("counts");
-                    // The first ones warm up.
-                    if ticket as usize >= runs / 10 {
-                        micros.push(run_time.as_secs_f64() * 1e6);
-                    }
-                    break;
+                    return run_time.as_secs_f64() * 1e6;
                 }
                 SlotReport::Started { .. } | SlotReport::DeviceChanged { .. } => {}
             }
         }
     }
-    executor.shutdown(LIMIT).await;
-    (micros, ready)
+
+    pub async fn end(self) {
+        self.executor.shutdown(LIMIT).await;
+    }
 }

@@ -12,6 +12,7 @@ mod bare;
 mod doors;
 mod node;
 mod peers;
+mod qdmi;
 mod site;
 mod streams;
 mod swap;
@@ -152,6 +153,9 @@ async fn bench() {
     }
     if wanted("doors") {
         doors::overheads(size(2000)).await;
+    }
+    if wanted("qdmi") {
+        qdmi::bells(size(400)).await;
     }
     if wanted("swap") {
         swap::pauses(size(10) as u64).await;

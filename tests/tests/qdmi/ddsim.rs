@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use coda_host_tests::qdmi::{ddsim, ddsim_1_3, plan};
+use coda_host_tests::qdmi::{ddsim, ddsim_1_3, device, plan};
 use coda_host_tests::{Circuit, TestHost, bell, eventually, eventually_some, example, ghz};
 use serde_json::{Value, json};
 
@@ -162,6 +162,14 @@ fn workers(pid: i32) -> Vec<i32> {
     coda_host_tests::process::descendants(pid).into_iter().filter(is_worker).collect()
 }
 
+/// The same, once there are any.
+async fn worker_of(pid: i32) -> Vec<i32> {
+    eventually_some("DDSIM works in a separate process", async || {
+        Some(workers(pid)).filter(|found| !found.is_empty())
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_the_process_costs_its_job_and_leaves_no_worker() {
     let Some(library) = ddsim() else { return };
@@ -170,8 +178,7 @@ async fn the_death_of_the_process_costs_its_job_and_leaves_no_worker() {
     host.wait_log("the job in the device is ").await;
     let pid = host.process().pid();
     let plugin = eventually_some("the plugin's process", async || plugin_process(pid, &library)).await;
-    let helpers = workers(plugin);
-    assert!(!helpers.is_empty(), "DDSIM works in a separate process");
+    let helpers = worker_of(plugin).await;
     coda_host::sys::signal(plugin.unsigned_abs(), libc::SIGKILL).expect("the signal");
     let error = host.failure("J1").await;
     assert!(error.contains("SIGKILL"), "{error}");
@@ -196,4 +203,38 @@ async fn a_cancel_that_the_library_can_not_do_ends_with_its_process() {
     host.wait_state("J1", "cancelled").await;
     host.submit("J2", &bell(), 1000).await;
     assert_bell(&host.delivered("J2").await, 1000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_death_of_the_librarys_own_helper_costs_its_job() {
+    let Some(library) = ddsim() else { return };
+    let mut host = plan(&library, "").qubits(20).start().await;
+    host.submit("J1", &long(), 200_000_000).await;
+    host.wait_log("the job in the device is ").await;
+    let pid = host.process().pid();
+    let helpers = worker_of(pid).await;
+    coda_host::sys::signal(helpers[0].unsigned_abs(), libc::SIGKILL).expect("the signal");
+    let error = host.failure("J1").await;
+    assert!(error.contains("the device library") || error.contains("failed in the device"), "{error}");
+    host.submit("J2", &bell(), 1000).await;
+    assert_bell(&host.delivered("J2").await, 1000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_exchanges_the_library() {
+    let (Some(newer), Some(older)) = (ddsim(), ddsim_1_3()) else { return };
+    let host = plan(&newer, "").start().await;
+    host.submit("J1", &bell(), 1000).await;
+    assert_bell(&host.delivered("J1").await, 1000);
+    host.write_device(&device(&older, "format: qasm2\n"));
+    let said = host.cli(&["reload"]).await;
+    assert_eq!(said.code, 0, "{}", said.text());
+    host.wait_log("QDMI 1.3, qasm2").await;
+    host.submit("J2", &bell(), 1000).await;
+    assert_bell(&host.delivered("J2").await, 1000);
+    // One that can't be used leaves the device as it is.
+    host.write_device(&device(&older, "format: iqm_json\n"));
+    assert_ne!(host.cli(&["reload"]).await.code, 0);
+    host.submit("J3", &bell(), 1000).await;
+    assert_bell(&host.delivered("J3").await, 1000);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use coda_host_tests::iqm_server::{IqmServer, Jobs, TOKEN};
-use coda_host_tests::qdmi::{iqm, plan};
+use coda_host_tests::qdmi::{device, iqm, plan};
 use coda_host_tests::{Circuit, Plan, bell, eventually, flips};
 use serde_json::{Value, json};
 
@@ -188,4 +188,32 @@ async fn a_device_in_maintenance_takes_no_job() {
     server.set_healthy(true);
     eventually("the gauge says that it is idle", async || host.metric(status).await == 1).await;
     host.good_job_goes_through("J2").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parameters_of_the_manifest_and_the_config_reach_the_library() {
+    let Some([older, newer]) = iqm() else { return };
+    let server = IqmServer::start().await;
+    // The manifest knows the computer's alias, and the config its address.
+    let host = on(&server, &newer, "device: iqm.garnet\n").start().await;
+    host.good_job_goes_through("J1").await;
+    host.write_device(&device(&newer, "device: iqm.emerald\nsession: {base_url: 'http://127.0.0.1:1'}\n"));
+    let said = host.cli(&["plugin", "device"]).await;
+    assert!(said.code == 3 && said.err.contains("set were base_url, custom2; what"), "{}", said.text());
+    for library in [older, newer] {
+        let server = IqmServer::start().await;
+        let session = |custom: &str| {
+            let url = server.url();
+            device(&library, &format!("session: {{base_url: '{url}', token_env: LAB_TOKEN, {custom}}}\n"))
+        };
+        host.write_device(&session("custom2: no-such-computer"));
+        let said = host.cli(&["plugin", "device"]).await;
+        assert!(said.code == 3 && said.err.contains("set were base_url, custom2, token"), "{}", said.text());
+        // The limit of a request is an integer for this library, and a number in a text for others.
+        host.write_device(&session("custom3: {u64: 300}"));
+        assert_eq!(host.cli(&["plugin", "device"]).await.code, 0);
+        server.hang("quantum-computers", 1);
+        let said = host.cli(&["plugin", "device"]).await;
+        assert!(said.code == 3 && said.err.contains("no connection to the device"), "{}", said.text());
+    }
 }

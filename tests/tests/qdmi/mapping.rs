@@ -1,5 +1,7 @@
 //! What libraries tell of their devices, and libraries that are refused: no job runs here.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use coda_host_tests::qdmi::{ddsim, device, ibm, plan, sc};
 use coda_host_tests::{TestHost, bell, eventually};
 use serde_json::{Value, json};
@@ -85,4 +87,24 @@ async fn values_of_secrets_are_shown_nowhere() {
     assert_eq!(said.code, 3, "{}", said.text());
     assert!(said.err.contains("set were auth_url, base_url, custom1, token"), "{}", said.text());
     assert!(!said.text().contains("s3cret-token"), "{}", said.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_root_a_library_that_others_may_change_is_refused() {
+    let Some(library) = ddsim() else { return };
+    if !coda_host_tests::process::is_root() {
+        eprintln!("SKIPPED: only root runs what only root may change");
+        return;
+    }
+    let host = plan(&library, "").prepare().await;
+    let copy = host.dir().join("libmqt-core-qdmi-ddsim-device.so");
+    std::fs::copy(&library, &copy).expect("a copy");
+    host.write_device(&device(&copy, ""));
+    for (mode, says) in [(0o757, "has mode 0757, so others could change what runs as root"), (0o755, "")] {
+        std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(mode)).expect("the mode");
+        let said = host.cli(&["plugin", "device"]).await;
+        // Without the other mode it is opened, wherever its companions are.
+        assert!(said.err.contains(says), "{mode:o}: {}", said.text());
+        assert_eq!(said.err.contains("has mode"), mode == 0o757, "{}", said.text());
+    }
 }

@@ -14,10 +14,19 @@ use super::{Abi, Answer, Failure, Fault, SUCCESS, WARNING};
 pub enum OpenError {
     #[error("can't be opened: {0}")]
     Unloadable(libloading::Error),
-    #[error("lacks what a QDMI library has: {}", .0.join(", "))]
+    #[error("lacks what a QDMI library has: {}", first(.0))]
     Incomplete(Vec<String>),
     #[error("{0}")]
     Failed(Failure),
+}
+
+/// The first names of a list: with a wrong prefix all of them are missing.
+fn first(names: &[String]) -> String {
+    const MOST: usize = 3;
+    match names.len() {
+        0..=MOST => names.join(", "),
+        all => format!("{} and {} more", names[..MOST].join(", "), all - MOST),
+    }
 }
 
 /// An open and initialized library; finalized when it is dropped.
@@ -102,7 +111,8 @@ impl Library {
             return Err(Failure { call, fault: Fault::TooLarge { found: again, most: size } });
         }
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        bytes.truncate(size);
+        // The second answer counts: a list may have become shorter.
+        bytes.truncate(again);
         Ok(bytes)
     }
 }
