@@ -1,5 +1,7 @@
 //! The commands with an executor in Python code: check, inspect, run, dev, reload, doctor, status.
 
+use std::time::Duration;
+
 use coda_host_tests::artifacts::circuit_file;
 use coda_host_tests::python::{executors, lab_job, notes, venv};
 use coda_host_tests::{Exit, Plan, TestHost, example};
@@ -10,7 +12,9 @@ async fn the_check_passes_on_a_right_executor_and_names_reversed_bits() {
     let Some(venv) = venv() else { return };
     let mut host = Plan::python(&venv, "statevector:create_executor", "num_qubits: 4\n").prepare().await;
     let device = host.dir().join("device.yaml").display().to_string();
-    let said = host.cli(&["plugin", "check", "--device", &device, "--quick", "--json"]).await;
+    // Each of some thirty cases starts an interpreter.
+    let limit = Duration::from_secs(300);
+    let said = host.cli_within(limit, &["plugin", "check", "--device", &device, "--quick", "--json"]).await;
     assert_eq!(said.code, 0, "{}", said.text());
     let report: Value = serde_json::from_str(&said.out).unwrap();
     let cases = report["cases"].as_array().unwrap();
