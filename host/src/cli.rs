@@ -16,6 +16,7 @@ mod histogram;
 pub(crate) mod jobs;
 pub mod kit;
 pub(crate) mod logs;
+mod peers;
 pub(crate) mod plugin;
 mod reload;
 mod reservation;
@@ -150,6 +151,8 @@ enum Command {
     Coordinator(coordinator::Args),
     /// Run a circuit on a network of peers, through a running coordinator
     Coordinate(coordinate::Args),
+    /// List the peers of a running coordinator's network
+    Peers(peers::Args),
     /// Look into an event log of reservations
     #[command(subcommand)]
     Reservation(reservation::ReservationSubcommand),
@@ -201,6 +204,7 @@ impl Command {
             | Command::StopVpn(_)
             | Command::Coordinator(_)
             | Command::Coordinate(_)
+            | Command::Peers(_)
             | Command::Plugin(_)
             | Command::ExecutorWorker { .. }
             | Command::Completions(_)
@@ -251,6 +255,7 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Reload(args)) => reload::run(args, &env),
         Some(Command::Coordinator(args)) => coordinator::run(args, env),
         Some(Command::Coordinate(args)) => coordinate::run(args, env),
+        Some(Command::Peers(args)) => peers::run(args, &env),
         Some(Command::Reservation(command)) => reservation::run(command, &env),
         Some(Command::Plugin(command)) => plugin::run(command, env),
         Some(Command::ExecutorWorker { account, capabilities, python, descriptors, .. }) => {

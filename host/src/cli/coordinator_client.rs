@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::histogram;
@@ -166,8 +166,8 @@ impl CoordinatorClient {
 
     /// # Errors
     /// When the coordinator can't be asked.
-    pub async fn peers(&self) -> Result<Vec<ListedPeer>, Failure> {
-        Ok(self.read::<PeerList>("peers").await?.peers)
+    pub async fn peers(&self) -> Result<PeerList, Failure> {
+        self.read("peers").await
     }
 
     /// # Errors
@@ -189,19 +189,29 @@ impl CoordinatorClient {
 }
 
 /// The peers of the network, as far as they are shown here.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct PeerList {
     pub peers: Vec<ListedPeer>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedPeer {
     pub peer_id: String,
+    /// Nothing was heard of it for a while.
     pub stale: bool,
     pub health: String,
+    pub services: Vec<String>,
+    pub active_reservations: u64,
+    pub active_executions: u64,
+    pub heard_seconds_ago: u64,
 }
 
 impl ListedPeer {
+    /// What it reports of its health, or that nothing was heard of it.
+    pub fn state(&self) -> &str {
+        if self.stale { "stale" } else { &self.health }
+    }
+
     /// Whether blocks may be sent to it.
     pub fn is_usable(&self) -> bool {
         !self.stale && self.health == "healthy"

@@ -43,6 +43,12 @@ async fn it_lives_until_ctrl_c_takes_further_circuits_and_leaves_no_process() {
     let answer = said(&["coordinate", &circuit, "--url", &url, "--json"], &env, dir.path()).await;
     assert!(answer.code == 0 && answer.out.contains("\"completed\""), "{}", answer.text());
 
+    let listed = said(&["peers", "--url", &url], &env, dir.path()).await;
+    assert!(listed.code == 0 && listed.out.matches("healthy").count() == 2, "{}", listed.text());
+    let json = said(&["peers", "--url", &url, "--json"], &env, dir.path()).await;
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(json["peers"].as_array().map(Vec::len), Some(2), "{json}");
+
     coda_host::sys::signal(dev.id(), libc::SIGINT).unwrap();
     eventually("it has ended", async || dev.try_wait().unwrap().is_some()).await;
     assert!(dev.wait().unwrap().success());
@@ -63,4 +69,12 @@ async fn a_member_that_can_not_start_is_named_with_its_log() {
     for part in ["peer-", "of the network ended", "num_qubits"] {
         assert!(answer.err.contains(part), "{part}: {}", answer.text());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_list_of_peers_says_when_no_coordinator_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let env = [("CODA_STATE_DIR".to_string(), dir.path().display().to_string())].into();
+    let answer = said(&["peers", "--url", "http://127.0.0.1:9"], &env, dir.path()).await;
+    assert!(answer.code == 4 && answer.err.contains("coda-host coordinator"), "{}", answer.text());
 }

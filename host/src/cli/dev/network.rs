@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Args, DevError, LOG_LINES, LOOK_AGAIN, LogLines, READY_LIMIT};
 use crate::app;
-use crate::cli::coordinator_client::{CoordinatorClient, ListedPeer, follow, show_result};
+use crate::cli::coordinator_client::{CoordinatorClient, follow, show_result};
 use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::coordinator::job_view::{CoordinatorJob, JobStatus};
@@ -130,7 +130,7 @@ impl Network {
         loop {
             self.check_members()?;
             // The coordinator answers once it is up.
-            let known = self.client.peers().await.unwrap_or_default();
+            let known = self.client.peers().await.map_or_else(|_| Vec::new(), |list| list.peers);
             if known.iter().filter(|peer| peer.is_usable()).count() >= count {
                 return Ok(());
             }
@@ -186,17 +186,23 @@ impl Network {
             return Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) });
         }
         out.line("Peers that come and go (Ctrl-C ends):")?;
-        let mut before: Vec<ListedPeer> = self.client.peers().await?;
+        let mut before: Vec<(String, String)> = Vec::new();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(ExitCode::SUCCESS),
                 () = tokio::time::sleep(WATCH_INTERVAL) => {}
             }
             self.check_members()?;
-            let now = self.client.peers().await?;
-            for peer in now.iter().filter(|peer| !before.contains(peer)) {
-                let state = if peer.stale { "not heard of for a while" } else { peer.health.as_str() };
-                out.line(&format!("  {}  {state}", output::inline(&peer.peer_id)))?;
+            let now: Vec<(String, String)> = self
+                .client
+                .peers()
+                .await?
+                .peers
+                .into_iter()
+                .map(|peer| (peer.state().into(), peer.peer_id))
+                .collect();
+            for (state, peer_id) in now.iter().filter(|peer| !before.contains(peer)) {
+                out.line(&format!("  {}  {}", output::inline(peer_id), output::inline(state)))?;
             }
             before = now;
         }
