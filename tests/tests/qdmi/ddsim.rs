@@ -238,3 +238,33 @@ async fn a_reload_exchanges_the_library() {
     host.submit("J3", &bell(), 1000).await;
     assert_bell(&host.delivered("J3").await, 1000);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_of_one_job_of_a_list_leaves_the_others() {
+    let Some(library) = ddsim() else { return };
+    let host = plan(&library, "")
+        .qubits(20)
+        .env("CODA_PREFETCH", "20")
+        .env("CODA_CANCEL_GRACE_SEC", "0.1")
+        .start()
+        .await;
+    let in_device = |id: &str| {
+        let mark = format!("job_id=\"{id}\"");
+        host.log().lines().any(|line| line.contains("the job in the device is ") && line.contains(&mark))
+    };
+    host.submit("first", &long(), 200_000).await;
+    eventually("the first is in the device", async || in_device("first")).await;
+    for id in ["a", "b", "c"] {
+        host.submit(id, &long(), 200_000).await;
+    }
+    eventually("the list is in the device", async || in_device("c")).await;
+    host.request_cancel("b").await;
+    for id in ["first", "a", "c"] {
+        let body = host.delivered(id).await;
+        assert_eq!(body["status"], "completed", "{id}: {body}");
+    }
+    host.wait_state("b", "cancelled").await;
+    assert_eq!(host.attempts("b").0, 0, "nobody is told of a cancelled job");
+    // The device works on for the others, however long that takes.
+    assert!(!host.log().contains("its process is killed"), "{}", host.log());
+}
