@@ -66,7 +66,7 @@ async fn every_case_passes_with_the_older_interface_but_a_cancel_that_it_can_not
     assert_eq!(batch["verdict"], "skipped", "lists came with 1.4");
 }
 
-/// A job that takes tens of seconds: many shots of a wide superposition.
+/// Of a wide superposition, whose shots take a second for every few hundred thousand.
 fn long() -> Circuit {
     (0..20).fold(Circuit::new(20), |circuit, q| circuit.ry(q, 1.0 + f64::from(q) / 10.0))
 }
@@ -103,7 +103,7 @@ async fn jobs_that_wait_are_one_list_for_each_number_of_shots() {
     let Some(library) = ddsim() else { return };
     let host = plan(&library, "").env("CODA_PREFETCH", "20").start().await;
     // It keeps the device busy, so that the others are read ahead.
-    host.submit("first", &long(), 2_000_000).await;
+    host.submit("first", &long(), 300_000).await;
     host.wait_log("the job in the device is ").await;
     for n in 0..10 {
         host.submit(&format!("J{n}"), &ghz(3), 100 + n % 2).await;
