@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use coda_plugin_abi::Error;
@@ -56,6 +56,8 @@ pub(super) struct InFlightCall {
     /// When the run was asked to end.
     asked_to_end: OnceLock<Instant>,
     timed_out: AtomicBool,
+    /// The jobs of one batch, this one among them; empty for a run of one job.
+    batch: Mutex<Vec<Weak<InFlightCall>>>,
 }
 
 /// Where the run is. A run in the plugin has the time at which it entered.
@@ -79,7 +81,20 @@ impl InFlightCall {
             hook_returned: Condvar::new(),
             asked_to_end: OnceLock::new(),
             timed_out: AtomicBool::new(false),
+            batch: Mutex::default(),
         }
+    }
+
+    /// Notes that these jobs are in the plugin by one call, which returns for all of them.
+    pub fn enter_together(calls: &[&Arc<InFlightCall>]) {
+        for call in calls {
+            *call.batch.lock() = calls.iter().map(|call| Arc::downgrade(call)).collect();
+        }
+    }
+
+    /// Notes that this job has a call to itself.
+    pub fn enter_alone(&self) {
+        self.batch.lock().clear();
     }
 
     /// What the run shares with the plugin.
@@ -117,6 +132,14 @@ impl InFlightCall {
     /// When the run was asked to end.
     pub fn asked_to_end(&self) -> Option<Instant> {
         self.asked_to_end.get().copied()
+    }
+
+    /// Since when the call is expected to return. A batch works on for the jobs that were not asked to end, so it is
+    /// expected to return only when all of them were.
+    pub fn expected_to_return(&self) -> Option<Instant> {
+        let batch: Vec<Arc<InFlightCall>> = self.batch.lock().iter().filter_map(Weak::upgrade).collect();
+        let asked = batch.iter().map(|call| call.asked_to_end());
+        asked.fold(self.asked_to_end(), |last, asked| Some(last?.max(asked?)))
     }
 
     /// Notes that the run is asked to end.
@@ -193,6 +216,22 @@ mod tests {
         assert_eq!(cancels(&call, 3), 1);
         call.leave(LIMIT);
         assert_eq!(cancels(&call, 2), 0, "not after");
+    }
+
+    #[test]
+    fn a_batch_is_expected_to_return_when_all_of_its_jobs_were_asked_to_end() {
+        let [first, second, single] = [new_call().0, new_call().0, new_call().0].map(Arc::new);
+        InFlightCall::enter_together(&[&first, &second]);
+        first.ask_to_end();
+        single.ask_to_end();
+        assert_eq!(first.expected_to_return(), None, "the other job is worked on");
+        assert_eq!(single.expected_to_return(), single.asked_to_end());
+        second.ask_to_end();
+        for call in [&first, &second] {
+            assert_eq!(call.expected_to_return(), second.asked_to_end(), "since the last of them was asked");
+        }
+        first.enter_alone();
+        assert_eq!(first.expected_to_return(), first.asked_to_end());
     }
 
     #[test]

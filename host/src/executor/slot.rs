@@ -140,6 +140,7 @@ impl Slot {
     fn run_entered(&self, job: &RunJob, call: &InFlightCall) -> Result<(), LostCall> {
         let observer = self.shared.observer.get();
         observer.inspect(|o| o.run_started(self.index, &[job]));
+        call.enter_alone();
         let start = Instant::now();
         let came = self.plugin.run(self.index, &call_job(job));
         let run_time = start.elapsed();
@@ -196,6 +197,7 @@ impl Slot {
         let running: Vec<&RunJob> = entered.iter().map(|(job, _)| *job).collect();
         observer.inspect(|o| o.run_started(self.index, &running));
         let calls: Vec<CallJob<'_>> = running.iter().map(|job| call_job(job)).collect();
+        InFlightCall::enter_together(&entered.iter().map(|(_, call)| call).collect::<Vec<_>>());
         let start = Instant::now();
         let came = self.plugin.batch_run(self.index, &calls);
         let run_time = start.elapsed();

@@ -1,7 +1,8 @@
 //! Runs that take too long: first they are asked to end, then nothing waits for them any more.
 //!
 //! A run beyond the time limit is cancelled, as a user would cancel it. A run that goes on for longer than the grace
-//! period after its cancel is killed with its process where the plugin has one of its own. In this process nothing can
+//! period after its cancel is killed with its process where the plugin has one of its own; in a batch, after the cancel of
+//! the last of its jobs, since it works on for the others. In this process nothing can
 //! end it: the host says so, claims nothing more, and ends for its supervisor to start it again if it is told to. In
 //! either case nothing runs on the hardware beside a run that has not come back.
 //!
@@ -109,8 +110,10 @@ enum Step {
 
 fn next_step(call: &Arc<InFlightCall>, limits: RunLimits) -> Step {
     let Some(running_since) = call.running_since() else { return Step::Wait };
-    match call.asked_to_end() {
-        None if limits.run.is_some_and(|limit| running_since.elapsed() > limit) => Step::AskToEnd,
+    if call.asked_to_end().is_none() && limits.run.is_some_and(|limit| running_since.elapsed() > limit) {
+        return Step::AskToEnd;
+    }
+    match call.expected_to_return() {
         Some(since) if since.elapsed() > limits.grace => {
             Step::End(StuckRun { job_id: call.job_id().to_string(), since })
         }

@@ -3,8 +3,9 @@
 //! Contract: pure. Every sequence equals its gate up to a global phase, measurements of qubits included; only names from
 //! the list are used, except where the config states the targets itself.
 
-use coda_plugin_abi::{Gate, Op, Target};
 use std::f64::consts::{FRAC_PI_2, PI};
+
+use coda_plugin_abi::{Gate, Op, Target};
 
 /// How rotations of one qubit are written.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -66,7 +66,7 @@ async fn every_case_passes_with_the_older_interface_but_a_cancel_that_it_can_not
     assert_eq!(batch["verdict"], "skipped", "lists came with 1.4");
 }
 
-/// A job that takes tens of seconds: many shots of a wide superposition.
+/// Of a wide superposition, whose shots take a second for every few hundred thousand.
 fn long() -> Circuit {
     (0..20).fold(Circuit::new(20), |circuit, q| circuit.ry(q, 1.0 + f64::from(q) / 10.0))
 }
@@ -103,7 +103,7 @@ async fn jobs_that_wait_are_one_list_for_each_number_of_shots() {
     let Some(library) = ddsim() else { return };
     let host = plan(&library, "").env("CODA_PREFETCH", "20").start().await;
     // It keeps the device busy, so that the others are read ahead.
-    host.submit("first", &long(), 2_000_000).await;
+    host.submit("first", &long(), 300_000).await;
     host.wait_log("the job in the device is ").await;
     for n in 0..10 {
         host.submit(&format!("J{n}"), &ghz(3), 100 + n % 2).await;
@@ -237,4 +237,34 @@ async fn a_reload_exchanges_the_library() {
     assert_ne!(host.cli(&["reload"]).await.code, 0);
     host.submit("J3", &bell(), 1000).await;
     assert_bell(&host.delivered("J3").await, 1000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_of_one_job_of_a_list_leaves_the_others() {
+    let Some(library) = ddsim() else { return };
+    let host = plan(&library, "")
+        .qubits(20)
+        .env("CODA_PREFETCH", "20")
+        .env("CODA_CANCEL_GRACE_SEC", "0.1")
+        .start()
+        .await;
+    let in_device = |id: &str| {
+        let mark = format!("job_id=\"{id}\"");
+        host.log().lines().any(|line| line.contains("the job in the device is ") && line.contains(&mark))
+    };
+    host.submit("first", &long(), 200_000).await;
+    eventually("the first is in the device", async || in_device("first")).await;
+    for id in ["a", "b", "c"] {
+        host.submit(id, &long(), 200_000).await;
+    }
+    eventually("the list is in the device", async || in_device("c")).await;
+    host.request_cancel("b").await;
+    for id in ["first", "a", "c"] {
+        let body = host.delivered(id).await;
+        assert_eq!(body["status"], "completed", "{id}: {body}");
+    }
+    host.wait_state("b", "cancelled").await;
+    assert_eq!(host.attempts("b").0, 0, "nobody is told of a cancelled job");
+    // The device works on for the others, however long that takes.
+    assert!(!host.log().contains("its process is killed"), "{}", host.log());
 }
