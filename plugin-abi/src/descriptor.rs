@@ -2,7 +2,7 @@
 //!
 //! Plain C data in the ELF section [`SECTION`]: the host compares versions before any code of the plugin
 //! runs, and `coda-host plugin inspect` shows it. Little-endian, fixed size; fields are only ever appended
-//! and `size` says how many bytes there are.
+//! and `size` says how many bytes there are. A reserved byte that gets a meaning has it from that minor version on.
 
 use crate::version;
 

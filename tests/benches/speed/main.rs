@@ -3,7 +3,8 @@
 //! Prints figures and asserts nothing. Everything is private to the run: a redis-server, a development cloud
 //! that verifies tokens, a delay proxy where a link is to be long. With `CODA_BENCH_PYTHON=<path of coda-node>`
 //! the Python node is measured in the same run, and the ratios are printed. With `CODA_TEST_NODE_VENV=<a venv with
-//! coda-node>` the host runs an executor in Python code too. `CODA_BENCH_SCALE` (1) makes loads larger or smaller. Sizes
+//! coda-node>` the host runs an executor in Python code too. With `CODA_TEST_QDMI=<what make qdmi-deps fetched>` a job on
+//! MQT's simulator is measured, bare and through the host. `CODA_BENCH_SCALE` (1) makes loads larger or smaller. Sizes
 //! are in the output.
 
 #![forbid(unsafe_code)]
