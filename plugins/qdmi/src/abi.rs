@@ -27,6 +27,7 @@ const MAX_LIST: usize = 64 << 20;
 
 pub const WARNING: i32 = 1;
 const SUCCESS: i32 = 0;
+pub const FATAL: i32 = -1;
 pub const OUT_OF_MEMORY: i32 = -2;
 pub const INVALID_ARGUMENT: i32 = -7;
 pub const PERMISSION_DENIED: i32 = -8;

@@ -54,7 +54,7 @@ struct Config {
     #[schemars(range(min = 1, max = 60_000))]
     #[serde(default = "half_a_second")]
     poll_max_ms: u64,
-    /// How long the state of a job may fail to be read before the job fails, in milliseconds
+    /// How long the state or the result of a job may fail to be read before the job fails, in milliseconds
     #[schemars(range(min = 0, max = 3_600_000))]
     #[serde(default = "half_a_minute")]
     check_retry_ms: u64,

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 
-use crate::abi::{Answer, Failure, INVALID_ARGUMENT, Job, NOT_SUPPORTED, RemoteCancel, Session, optional};
+use crate::abi::{
+    Answer, FATAL, Failure, INVALID_ARGUMENT, Job, NOT_SUPPORTED, RemoteCancel, Session, TIMEOUT, optional,
+};
 use crate::config::Settings;
 use crate::connect;
 
@@ -88,6 +90,12 @@ pub fn error(failure: &Failure) -> Error {
     if error.code == ErrorCode::Timeout { error.retryable() } else { error }
 }
 
+/// Why a program has no result.
+enum NoResult {
+    Failed,
+    Unread(Failure),
+}
+
 /// A job that the library has.
 pub struct Active {
     job: Job,
@@ -99,6 +107,10 @@ pub struct Active {
     cancel_sent: bool,
     /// Since when the job's state can't be read, and why.
     failing: Option<(Instant, Failure)>,
+    /// When the job was done, from its submission.
+    done_after: Option<Duration>,
+    /// Since when the results of a job that is done can't be read, and why.
+    unread: Option<(Instant, Failure)>,
     /// Calls whose warnings were reported.
     warned: BTreeSet<&'static str>,
 }
@@ -124,6 +136,8 @@ impl Active {
                     next_check: submitted,
                     cancel_sent: false,
                     failing: None,
+                    done_after: None,
+                    unread: None,
                     warned: BTreeSet::new(),
                 };
                 active.id = match active.job.id() {
@@ -200,7 +214,7 @@ impl Active {
         match state {
             Ok(state) => {
                 self.failing = None;
-                self.ended(state, session, now)
+                self.ended(state, session, settings, now)
             }
             Err(failure) => self.unreadable(failure, settings, now),
         }
@@ -226,13 +240,17 @@ impl Active {
         }
     }
 
-    fn ended(&mut self, state: i32, session: &Session, now: Instant) -> Option<End> {
+    fn ended(&mut self, state: i32, session: &Session, settings: &Settings, now: Instant) -> Option<End> {
         match state {
             STATE_DONE | STATE_CANCELLED | STATE_FAILED if self.order.is_cancelled() => Some(End::Cancelled),
-            STATE_DONE => Some(self.results(state, now, session)),
-            // The other programs of the list may have results.
-            STATE_FAILED if self.order.programs.len() > 1 => Some(self.results(state, now, session)),
-            STATE_FAILED => Some(End::Failed(failed_in_device())),
+            STATE_DONE => self.results(state, session, settings, now),
+            // The other programs of a list may have results when one failed.
+            STATE_FAILED if self.order.programs.len() > 1 => self.results(state, session, settings, now),
+            // Some libraries give a job up whose results could not be read.
+            STATE_FAILED => Some(End::Failed(match &self.unread {
+                Some((_, failure)) => error(failure).at(Stage::Readout),
+                None => failed_in_device(),
+            })),
             STATE_CANCELLED => {
                 let text = "the job was cancelled at the device, and not by its sender";
                 Some(End::Failed(Error::new(ErrorCode::Hardware, text).at(Stage::Run)))
@@ -261,27 +279,49 @@ impl Active {
         Some(End::Failed(error))
     }
 
-    /// An answer for each program. One that failed leaves the results of the others readable.
-    fn results(&self, state: i32, now: Instant, session: &Session) -> End {
-        let is_list = self.order.programs.len() > 1;
-        let answer = |index: usize| {
-            if is_list {
-                match self.job.program_state(index) {
-                    Ok(Some(STATE_DONE)) => {}
-                    // It doesn't tell: whether there are results shows.
-                    Ok(None) if state == STATE_FAILED => {
-                        return self.histogram(index).map_err(|_| failed_in_device());
-                    }
-                    Ok(None) => {}
-                    Ok(Some(_)) => return Err(failed_in_device()),
-                    Err(failure) => return Err(error(&failure)),
-                }
+    /// An answer for each program of a job that has ended. Shots were executed, so what may be the network's fault is tried
+    /// again.
+    fn results(&mut self, state: i32, session: &Session, settings: &Settings, now: Instant) -> Option<End> {
+        let took = *self.done_after.get_or_insert(now - self.submitted);
+        let answers: Vec<_> =
+            (0..self.order.programs.len()).map(|index| self.program_result(index, state)).collect();
+        self.report_warnings(session);
+        let transient = answers.iter().find_map(|answer| match answer {
+            Err(NoResult::Unread(failure)) => {
+                matches!(failure.status(), Some(FATAL | TIMEOUT)).then_some(*failure)
             }
-            self.histogram(index).map_err(|failure| error(&failure).at(Stage::Readout))
+            _ => None,
+        });
+        if let Some(failure) = transient {
+            let (since, _) = *self.unread.get_or_insert_with(|| {
+                self.order.report(Report::Warning(format!("{failure}; trying again")));
+                (now, failure)
+            });
+            if now - since < settings.check_retry {
+                return None;
+            }
+        }
+        let named = |missing| match missing {
+            NoResult::Failed => failed_in_device(),
+            NoResult::Unread(failure) => error(&failure).at(Stage::Readout),
         };
-        let answers = (0..self.order.programs.len()).map(answer).collect();
-        drop(session.library().take_warnings());
-        End::Done(answers, now - self.submitted)
+        Some(End::Done(answers.into_iter().map(|answer| answer.map_err(named)).collect(), took))
+    }
+
+    /// The result of one program. One that failed leaves those of the others of its list readable.
+    fn program_result(&self, index: usize, state: i32) -> Result<Histogram, NoResult> {
+        if self.order.programs.len() > 1 {
+            match self.job.program_state(index).map_err(NoResult::Unread)? {
+                Some(STATE_DONE) => {}
+                Some(_) => return Err(NoResult::Failed),
+                // It doesn't tell: whether there are results shows.
+                None if state == STATE_FAILED => {
+                    return self.histogram(index).map_err(|_| NoResult::Failed);
+                }
+                None => {}
+            }
+        }
+        self.histogram(index).map_err(NoResult::Unread)
     }
 
     fn histogram(&self, index: usize) -> Answer<Histogram> {

@@ -217,3 +217,28 @@ async fn parameters_of_the_manifest_and_the_config_reach_the_library() {
         assert!(said.code == 3 && said.err.contains("no connection to the device"), "{}", said.text());
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_that_can_not_be_read_are_asked_for_again() {
+    let Some(libraries) = iqm() else { return };
+    for library in libraries {
+        let server = IqmServer::start().await;
+        let host = on(&server, &library, "check_retry_ms: 5000\n").env("CODA_PREFETCH", "20").start().await;
+        server.refuse("measurement_counts", 502, 1);
+        host.submit("J1", &Circuit::new(2), 10).await;
+        assert_eq!(host.delivered("J1").await["counts"], json!({ "00": 10 }));
+        host.wait_log("to get_results of HIST_KEYS; trying again").await;
+        // The same for jobs that are one list, where the library has lists.
+        server.set_jobs(Jobs::Wait(10));
+        host.submit("first", &Circuit::new(2), 10).await;
+        eventually("it is in the device", async || server.job_counts().0 == 2).await;
+        for id in ["a", "b"] {
+            host.submit(id, &Circuit::new(2), 20).await;
+        }
+        host.delivered("first").await;
+        server.refuse("measurement_counts", 502, 1);
+        for id in ["a", "b"] {
+            assert_eq!(host.delivered(id).await["counts"], json!({ "00": 20 }), "{id}");
+        }
+    }
+}
