@@ -35,7 +35,7 @@ mod spawn;
 pub use account::{Account, KeptCapabilities, account, act_as_owner, effective_user, give_up_rights};
 pub use c_library::{forget_variable, keep_heap_small, locale};
 pub use disk::free_bytes;
-pub use dispositions::{Dispositions, outlive_file_size_limit};
+pub use dispositions::{Dispositions, outlive_file_size_limit, outlive_stop_signals};
 pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
 pub use init::{is_init, run_as_init};

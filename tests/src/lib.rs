@@ -24,6 +24,7 @@ pub mod qiskit;
 pub mod random;
 pub mod raw;
 pub mod refusing_redis;
+pub mod run_record;
 mod state;
 pub mod swaps;
 pub mod systemd;

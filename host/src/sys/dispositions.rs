@@ -2,6 +2,12 @@
 //!
 //! By `libc` directly: a disposition must be put back exactly as the C library reported it, whatever it is.
 
+use std::io;
+
+use nix::sys::signal::SigSet;
+
+use super::signals::STOP_SIGNALS;
+
 /// The dispositions that the host depends on.
 const WATCHED: [(i32, &str); 6] = [
     (libc::SIGTERM, "SIGTERM"),
@@ -15,6 +21,24 @@ const WATCHED: [(i32, &str); 6] = [
 /// Lets a write beyond the limit on the size of files (`ulimit -f`, LimitFSIZE=) fail like one on a full disk, instead of
 /// ending the process. By a handler: to ignore the signal would be inherited by every program that is started.
 pub fn outlive_file_size_limit() {
+    handle_by_nothing(libc::SIGXFSZ);
+}
+
+/// Lets this process outlive the signals that stop the host, with none of them blocked: for a plugin's process, which
+/// ends when the host says so. A plugin's own helper processes would inherit a blocked or ignored signal, and could then
+/// be ended by SIGKILL alone. Call it before another thread is started.
+///
+/// # Errors
+/// When the kernel refuses, which it does for no valid set.
+pub fn outlive_stop_signals() -> io::Result<()> {
+    for signal in STOP_SIGNALS {
+        handle_by_nothing(signal);
+    }
+    Ok(SigSet::empty().thread_set_mask()?)
+}
+
+/// Installs a handler that does nothing. A program that is started begins with the signal's default again.
+fn handle_by_nothing(signal: libc::c_int) {
     extern "C" fn nothing(_: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;
     // SAFETY: the handler does nothing, so it is async-signal-safe; the action is plain data.
@@ -22,7 +46,7 @@ pub fn outlive_file_size_limit() {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as libc::sighandler_t;
         action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGXFSZ, &action, std::ptr::null_mut());
+        libc::sigaction(signal, &action, std::ptr::null_mut());
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use coda_host_tests::artifacts::library;
 use coda_host_tests::process::children;
+use coda_host_tests::run_record::RunRecord;
 use coda_host_tests::swaps::{RUN, Swaps};
 use coda_host_tests::{Exit, Plan, TestHost, eventually, eventually_some, example};
 use serde_json::json;
@@ -153,10 +154,36 @@ async fn what_the_plugin_prints_and_logs_is_in_the_log_with_its_name() {
 const DEAF: &str = "fault: slow\nrun_ms: 600000";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_ignores_its_cancel_is_killed_after_the_grace() {
-    let host = isolated(DEAF).env("CODA_CANCEL_GRACE_SEC", "0.2").start().await;
+async fn a_plugins_process_outlives_stop_signals_and_hands_no_blocked_one_to_its_helpers() {
+    let mut host = isolated("").start().await;
+    let plugin = children(host.process().pid())[0];
+    // What a helper of the plugin inherits is the mask of the thread that starts it.
+    for task in std::fs::read_dir(format!("/proc/{plugin}/task")).unwrap().flatten() {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+        let of = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel tells it");
+            u64::from_str_radix(line.trim(), 16).unwrap()
+        };
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            let bit = 1 << (signal - 1);
+            assert!(of("SigBlk:") & bit == 0 && of("SigIgn:") & bit == 0, "signal {signal}: {status}");
+        }
+    }
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        coda_host::sys::signal(plugin.cast_unsigned(), signal).unwrap();
+    }
     host.submit("J1", &example(), 10).await;
-    eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1").await;
+    assert_eq!(host.delivered("J1").await["status"], "completed");
+    assert_eq!(children(host.process().pid()), [plugin], "the same process");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_ignores_its_cancel_is_killed_after_the_grace() {
+    let record = RunRecord::new();
+    let host = isolated(&record.keys(DEAF)).env("CODA_CANCEL_GRACE_SEC", "0.2").start().await;
+    host.submit("J1", &example(), 10).await;
+    // A cancel that comes earlier ends the job before it begins.
+    record.wait_begun("J1").await;
     host.request_cancel("J1").await;
     host.wait_state("J1", "cancelled").await;
     host.wait_log("the run did not end; its process is killed").await;

@@ -1,5 +1,6 @@
 //! Calls of a plugin that never return, at the start, during a reload, while it runs and at the stop.
 
+use coda_host_tests::run_record::RunRecord;
 use coda_host_tests::{Exit, Plan, eventually, eventually_some, example};
 
 fn isolated(keys: &str) -> Plan {
@@ -70,9 +71,10 @@ async fn a_reload_does_not_wait_for_a_former_executor_that_never_ends() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_never_returns_costs_its_process_under_isolation() {
-    let host = isolated("fault: hang_cancel\nrun_ms: 600000").start().await;
+    let record = RunRecord::new();
+    let host = isolated(&record.keys("fault: hang_cancel\nrun_ms: 600000")).start().await;
     host.submit("J1", &example(), 10).await;
-    eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1").await;
+    record.wait_begun("J1").await;
     host.request_cancel("J1").await;
     host.wait_log("its process is killed").await;
     host.wait_state("J1", "cancelled").await;

@@ -8,6 +8,7 @@ use coda_host::sys;
 use coda_host_tests::account::{NOBODY, is_root, mode};
 use coda_host_tests::artifacts::{library, project_file};
 use coda_host_tests::process::children;
+use coda_host_tests::run_record::RunRecord;
 use coda_host_tests::{Exit, Plan, TestHost, eventually, example};
 use serde_json::json;
 
@@ -250,8 +251,9 @@ async fn it_is_the_same_with_the_few_capabilities_of_the_unit() {
     let set = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).unwrap();
     let set: Vec<String> = set.split(' ').map(|c| c.replace("CAP_", "+").to_ascii_lowercase()).collect();
     let bounding = format!("--bounding-set=-all,{}", set.join(","));
-    let keys = "fault: slow\nrun_ms: 600000\nwhen: run\nafter: 1";
-    let plan = Plan::faulty(keys).within(&["setpriv", "--no-new-privs", &bounding, "--inh-caps=-all"]);
+    let record = RunRecord::new();
+    let keys = record.keys("fault: slow\nrun_ms: 600000\nwhen: run\nafter: 1");
+    let plan = Plan::faulty(&keys).within(&["setpriv", "--no-new-privs", &bounding, "--inh-caps=-all"]);
     let mut host = host_with_account(NOBODY, plan.env("CODA_CANCEL_GRACE_SEC", "0.2")).await;
     host.start().await;
     let pid = host.process().pid();
@@ -261,7 +263,7 @@ async fn it_is_the_same_with_the_few_capabilities_of_the_unit() {
     assert_no_capabilities(&status(plugin));
     // It can be killed, and another one started.
     host.submit("J1", &example(), 10).await;
-    eventually("the plugin has it", async || host.ready().await.1["current_job"] == "J1").await;
+    record.wait_begun("J1").await;
     host.request_cancel("J1").await;
     host.wait_state("J1", "cancelled").await;
     host.wait_log("the run did not end; its process is killed").await;

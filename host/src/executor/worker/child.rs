@@ -135,6 +135,7 @@ pub fn run(
     if let Some(interpreter) = python {
         return python_child::run(interpreter, descriptors, rights);
     }
+    sys::outlive_stop_signals()?;
     let handed: Result<[OwnedFd; 4], _> = sys::inherited(descriptors)?.try_into();
     let [control, events, slot_0, library] =
         handed.map_err(|_| io::Error::other("the host hands over three sockets and the library"))?;
