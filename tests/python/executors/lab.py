@@ -91,6 +91,10 @@ class Odd(Exception):
         raise RuntimeError("no text")
 
 
+async def bad_group():
+    raise ExceptionGroup("two", [Odd(), ValueError("b")])
+
+
 async def group():
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(fail(ValueError("the innermost")))
@@ -134,6 +138,13 @@ class Lab:
 
     async def do_group(self, _):
         await group()
+
+    async def do_bad_group(self, _):
+        await bad_group()
+
+    async def do_long_line(self, _):
+        log.warning("%s", "\udcff" * 60_000)
+        log.warning("the line behind it")
 
     async def do_self_cancel(self, _):
         raise asyncio.CancelledError

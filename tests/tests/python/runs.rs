@@ -97,6 +97,7 @@ async fn errors_reach_the_sender_as_text_and_the_log_with_a_traceback() {
         ("config", "no site"),
         ("key", "KeyError: 'q7'"),
         ("group", "unhandled errors in a TaskGroup (1 sub-exception): ValueError: the innermost"),
+        ("bad_group", "two (2 sub-exceptions): Odd: "),
         ("surrogate", "a \\udcff b"),
         ("odd", "Odd"),
         ("self_cancel", "the executor cancelled its own run"),
@@ -150,6 +151,10 @@ async fn what_a_run_prints_and_logs_is_in_the_log_with_its_job() {
             eventually(&format!("{text} is logged with {job}"), async || found()).await;
         }
     }
+    // Six bytes for each character: it is cut, and the lines behind it arrive.
+    host.send(&lab_job(&host, "long", "long_line", 10)).await;
+    assert_eq!(host.delivered("long").await["counts"], json!({ "00": 10 }));
+    host.wait_log("the line behind it").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -79,8 +79,11 @@ def clean(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
 
 
-def text(value: str) -> bytes:
+def text(value: str, most: int | None = None) -> bytes:
+    """A text on the wire; cut behind so many bytes, of which one character may need six."""
     data = value.encode("utf-8", "backslashreplace")
+    if most is not None and len(data) > most:
+        data = data[:most].decode("utf-8", "ignore").encode()
     return struct.pack("<Q", len(data)) + data
 
 
@@ -173,7 +176,7 @@ class Log(logging.Handler):
         if self.events is None:
             sys.stderr.write(message + "\n")
             return
-        body = struct.pack("<I", level) + text(job_id) + text(self.mask(message)[:MAX_LINE])
+        body = struct.pack("<I", level) + text(job_id) + text(self.mask(message), MAX_LINE)
         with self.sending:
             try:
                 self.events.sendall(frame(LOG, body))
@@ -594,25 +597,29 @@ def good_answer(result: Any, reverse: bool, log: Log | None = None) -> bytes:
 
 
 def error_body(code: int, message: str) -> bytes:
-    return struct.pack("<III", code, STAGE_RUN, 0) + text(message[:MAX_TEXT])
+    return struct.pack("<III", code, STAGE_RUN, 0) + text(message, MAX_TEXT)
 
 
 def bad_answer(code: int, message: str) -> bytes:
     return struct.pack("<H", 2) + error_body(code, message)
 
 
+def message_of(error: BaseException) -> str:
+    """An exception's own text; blank where it has none, or can't make it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def describe(error: BaseException) -> str:
     """An exception in one text."""
-    name = type(error).__name__
-    try:
-        message = str(error)
-    except Exception:
-        message = ""
+    name, message = type(error).__name__, message_of(error)
     if isinstance(error, BaseExceptionGroup):
         leaf: BaseException = error
         while isinstance(leaf, BaseExceptionGroup) and leaf.exceptions:
             leaf = leaf.exceptions[0]
-        return f"{message}: {type(leaf).__name__}: {leaf}"
+        return f"{message}: {type(leaf).__name__}: {message_of(leaf)}"
     if not message.strip():
         return name
     return f"{name}: {message}" if isinstance(error, KeyError) else message
@@ -779,7 +786,15 @@ class Bridge:
                 self.early_cancels.remove(job.id)
         self.is_cancelling = all(job.is_cancelled for job in jobs)
         self.blocked_told.clear()
-        self.start(serve())
+        self.start(self.answer(serve))
+
+    async def answer(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """A job that is never answered would hold its slot for ever, so whatever goes wrong here ends the process."""
+        try:
+            await serve()
+        except Exception as error:
+            self.log.traceback("the bridge could not answer a run, and ends", error)
+            os._exit(LOOP_ENDED)
 
     def circuit(self, job: Job) -> Any:
         try:

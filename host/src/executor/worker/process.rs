@@ -552,11 +552,18 @@ fn pump(stream: Box<dyn io::Read + Send>, common: &Common, jobs: &dyn RunningJob
     }
 }
 
+/// Reads what comes until the process ends: one that found the socket full would wait in the middle of a run.
+fn discard(mut events: &UnixStream) {
+    // It ends with the process, which is noticed elsewhere.
+    io::copy(&mut events, &mut io::sink()).ok();
+}
+
 fn next_event(mut events: &UnixStream) -> Option<Frame> {
     match Frame::read(&mut events, SMALL_FRAME) {
         Ok(frame) => Some(frame),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             tracing::error!(%error, "the plugin's process sent an event that can't be read; no more are taken");
+            discard(events);
             None
         }
         // The process has ended.
@@ -574,6 +581,7 @@ fn listen(events: &UnixStream, common: &Common, jobs: &dyn RunningJobs) {
         });
         if let Err(Garbled) = taken {
             tracing::error!("the plugin's process sent an event that can't be read; no more are taken");
+            discard(events);
             return;
         }
     }
