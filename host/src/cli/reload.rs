@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use super::{kit, running_host};
 use crate::app;
@@ -47,7 +48,13 @@ pub fn run(_: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let before = count(&ask()?);
     running_host::signal(&holder, libc::SIGHUP)?;
     let (start, limit) = (Instant::now(), prepared.settings.shutdown.drain + GRACE);
+    let stop = CancellationToken::new();
+    runtime.block_on(async { app::watch_signals(stop.clone()) });
     while start.elapsed() < limit {
+        if stop.is_cancelled() {
+            output::notice("no longer waiting; the reload goes on in the host, see `coda-host status`");
+            return Ok(ExitCode::from(exit::FAILURE));
+        }
         let ready = match ask() {
             Ok(ready) => ready,
             // Its service ends a moment before its lock.

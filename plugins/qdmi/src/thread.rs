@@ -260,10 +260,18 @@ fn recover(session: &Session, settings: &Settings, host: HostServices<'_>) -> Op
             return None;
         }
     };
-    for id in ids {
+    for (n, id) in ids.iter().enumerate() {
         let shown = id.escape_default();
+        // One try for each: a library that doesn't return from it must not hold up every start that follows.
+        if let Err(why) = file.write(ids.iter().skip(n + 1).map(String::as_str)) {
+            host.log(LogLevel::Warn, why);
+        }
+        host.log(
+            LogLevel::Info,
+            format_args!("looking up job {shown}, which an earlier process left in the device"),
+        );
         let left = format!("job {shown} was in the device when this plugin's process ended before");
-        let cancelled = match CString::new(id.clone()) {
+        let cancelled = match CString::new(id.as_str()) {
             Ok(id) => session.retrieve_job(&id).and_then(|job| match job {
                 Some(job) => job.cancel().map(|()| true),
                 None => Ok(false),
@@ -277,9 +285,6 @@ fn recover(session: &Session, settings: &Settings, host: HostServices<'_>) -> Op
             }
             Err(failure) => host.log(LogLevel::Warn, format_args!("{left}; it is not cancelled: {failure}")),
         }
-    }
-    if let Err(why) = file.write(std::iter::empty()) {
-        host.log(LogLevel::Warn, why);
     }
     Some(file)
 }

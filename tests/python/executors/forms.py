@@ -158,6 +158,7 @@ def with_edges(edges):
 
 endless_edges = with_edges(([0, 1] for _ in iter(int, 1)))
 fractions = with_edges([(0, 1), (0.5, 1)])
+huge = with_edges([(0, 10**30)])
 triples = with_edges([(0, 1, 2)])
 a_text = with_edges("ab")
 a_number = with_edges(7)

@@ -1,7 +1,9 @@
 //! Calls of a plugin that never return, at the start, during a reload, while it runs and at the stop.
 
+use std::process::Stdio;
+
 use coda_host_tests::run_record::RunRecord;
-use coda_host_tests::{Exit, Plan, eventually, eventually_some, example};
+use coda_host_tests::{Exit, Plan, command, eventually, eventually_some, example};
 
 fn isolated(keys: &str) -> Plan {
     Plan::faulty(keys)
@@ -52,6 +54,20 @@ async fn a_reload_to_an_executor_that_never_comes_up_leaves_the_former_in_use() 
         host.good_job_goes_through(fault).await;
         assert_eq!(host.ready().await.0, 200, "{fault}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_waits_for_a_reload_ends_at_a_signal_and_the_host_goes_on() {
+    let host = isolated("").env("CODA_EXECUTOR_START_TIMEOUT_SEC", "3").start().await;
+    host.write_device("executor_factory: coda_faulty\nfault: hang_create");
+    let mut reload = command(&["reload"], &host.env, host.dir()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("the reload has begun", async || host.ready().await.0 == 503).await;
+    coda_host::sys::signal(reload.id(), libc::SIGTERM).unwrap();
+    eventually("the command has ended", async || reload.try_wait().unwrap().is_some()).await;
+    let done = reload.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(1) && said.contains("the reload goes on in the host"), "{said}");
+    host.good_job_goes_through("J1").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -125,6 +125,7 @@ async fn the_device_is_as_wide_as_what_is_known_of_it() {
     for (factory, says) in [
         ("endless_edges", "more than 10000 directed_edges"),
         ("fractions", "(0.5, 1) in directed_edges, expected a pair of qubits"),
+        ("huge", "in directed_edges, expected a pair of qubits"),
         ("triples", "(0, 1, 2) in directed_edges"),
         ("a_text", "'a' in directed_edges"),
         ("a_number", "directed_edges of type int, expected pairs of qubits"),

@@ -59,6 +59,7 @@ MAX_TEXT = 10_000
 MAX_ANSWER = 256 << 20
 # More than any device of the host has, by far.
 MAX_EDGES = 10_000
+MAX_NUMBER = 1_000_000_000
 # Results beyond those of a batch that are counted, for the error that tells of them.
 MAX_SURPLUS = 1_000
 # A line of the log that is longer would not fit into an event.
@@ -487,7 +488,10 @@ def read_edges(pairs: Any, name: str) -> list[list[int]]:
             raise BadDevice(f"the executor's device has more than {MAX_EDGES} {name}")
         try:
             first, second = pair
-            edges.append([operator.index(first), operator.index(second)])
+            edge = [operator.index(first), operator.index(second)]
+            if max(map(abs, edge)) > MAX_NUMBER:
+                raise ValueError
+            edges.append(edge)
         except (TypeError, ValueError):
             text = reprlib.repr(pair)
             raise BadDevice(f"the executor's device has {text} in {name}, expected a pair of qubits") from None
@@ -510,6 +514,8 @@ def describe_device(executor: Any, node: Node) -> dict[str, Any]:
         qubits = None if qubits is None else operator.index(qubits)
     except TypeError:
         qubits = None
+    if qubits is not None and abs(qubits) > MAX_NUMBER:
+        raise BadDevice(f"the executor's device has num_qubits {reprlib.repr(qubits)}, which is too large")
     return {
         "edges": edges,
         "directed": is_directed,
@@ -928,6 +934,10 @@ class Bridge:
             return good_answer(result, self.spec["reverse_bits"], self.log)
         except BadResult as error:
             return bad_answer(CONTRACT, str(error))
+        except Exception as error:
+            # A result that is computed when it is read. The others of the batch are right, and not run again for it.
+            self.log.traceback("the result of a job in a batch could not be read", error, job.id)
+            return bad_answer(code_of(error, self.node), self.log.mask(describe(error)))
 
     def finish(
         self, answers: list[bytes | None], is_last: bool, whole_error: bytes | None = None, surplus: int = 0

@@ -56,7 +56,7 @@ class Config:
             raise ConfigError("backend and provider are both set; set one of them")
         if not (self.backend or self.provider or self.primitive):
             raise ConfigError("set backend, provider or primitive to <module>:<attribute>")
-        if self.optimization_level not in (0, 1, 2, 3):
+        if isinstance(self.optimization_level, bool) or self.optimization_level not in (0, 1, 2, 3):
             raise ConfigError(f"optimization_level is {self.optimization_level!r}; set it to 0, 1, 2 or 3")
         if self.target not in (None, *TARGETS):
             raise ConfigError(f"target is {self.target!r}; set it to one of {', '.join(TARGETS)}")
@@ -81,8 +81,17 @@ def with_secrets(where: str, args: Mapping[str, Any]) -> dict[str, Any]:
                 f"of an environment variable that has it, or {name}_file to a file"
             )
         else:
-            found[name] = with_secrets(f"{where}: {name}", value) if isinstance(value, Mapping) else value
+            found[name] = nested_secrets(f"{where}: {name}", value)
     return found
+
+
+def nested_secrets(where: str, value: Any) -> Any:
+    """The same in mappings and lists inside of an argument."""
+    if isinstance(value, Mapping):
+        return with_secrets(where, value)
+    if isinstance(value, (list, tuple)):
+        return [nested_secrets(where, one) for one in value]
+    return value
 
 
 def is_secret(name: str) -> bool:
