@@ -286,6 +286,8 @@ pub struct CoordinatorSettings {
     pub sweep: Duration,
     /// How long a job waits for peers that offer what it needs.
     pub peer_wait: Duration,
+    /// How long a block waits for a slot of a peer.
+    pub slot_wait: Duration,
     /// How often reservations whose time is over are looked for.
     pub expiry_interval: Duration,
     pub max_running: usize,

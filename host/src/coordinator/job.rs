@@ -1,6 +1,7 @@
 //! Runs one job stage by stage. A stage starts when the previous one is complete; its blocks run concurrently.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
@@ -59,40 +60,24 @@ pub async fn run(
     let plan = tokio::task::spawn_blocking(planning).await??;
     record.record(JobFact::Planned { plan: plan.clone() }).await?;
     let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
-    let plan = std::sync::Arc::new(plan);
+    let plan = Arc::new(plan);
+    let mut ran_on = Arc::new(BTreeMap::new());
     for number in 0..plan.stages.len() {
-        components = stage(runner, &plan, number, job_id, components, record).await?;
+        components = stage(runner, &plan, number, job_id, components, &mut ran_on, record).await?;
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
     Ok(result(circuit, &state, shots))
 }
 
-/// A block that is ready to run.
-struct WaitingBlock {
-    n: usize,
-    state: Component,
-    /// Number of candidates that were tried so far.
-    attempts: u32,
-    /// Number of completed blocks of the stage when this block was started last.
-    done: usize,
-}
-
-/// The result of one attempt to run a block with all its candidates.
-enum BlockOutcome {
-    Done(CompletedBlock),
-    /// Its peers have no slot free. Those may be the slots of this job: it has another turn when one of its blocks
-    /// is done.
-    Full(WaitingBlock, BlockError),
-}
-
 /// Runs the blocks of a stage side by side; the components behind it.
 async fn stage(
     runner: &BlockRunner,
-    plan: &std::sync::Arc<Plan>,
+    plan: &Arc<Plan>,
     number: usize,
     job_id: &str,
     mut components: Vec<Component>,
+    ran_on: &mut Arc<BTreeMap<String, String>>,
     record: &impl JobRecorder,
 ) -> Result<Vec<Component>, JobError> {
     let mut ready = VecDeque::new();
@@ -101,50 +86,42 @@ async fn stage(
             .into_iter()
             .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
         components = others;
-        ready.push_back(WaitingBlock { n, state: combine(mine), attempts: 0, done: 0 });
+        ready.push_back((n, combine(mine)));
     }
-    let mut running: JoinSet<Result<BlockOutcome, JobError>> = JoinSet::new();
-    let mut declined: Vec<(WaitingBlock, BlockError)> = Vec::new();
-    let mut done = 0;
+    let mut running: JoinSet<Result<(usize, CompletedBlock), JobError>> = JoinSet::new();
+    let mut ran_here = Vec::new();
     loop {
         while running.len() < MAX_CONCURRENT_BLOCKS
-            && let Some(mut next) = ready.pop_front()
+            && let Some((n, state)) = ready.pop_front()
         {
-            next.done = done;
-            let (runner, record) = (runner.clone(), record.clone());
-            let (plan, job_id) = (plan.clone(), job_id.to_string());
-            running.spawn(
-                async move { run_waiting_block(&runner, &plan, number, &job_id, next, &record).await },
-            );
+            let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
+            let (job_id, ran_on) = (job_id.to_string(), ran_on.clone());
+            running.spawn(async move {
+                let completed =
+                    run_block(&runner, &plan, (number, n), &job_id, state, &ran_on, &record).await?;
+                Ok((n, completed))
+            });
         }
-        match running.join_next().await {
-            Some(ended) => match ended?? {
-                BlockOutcome::Done(completed) => {
-                    done += 1;
-                    components.push(completed.state);
-                    ready.extend(declined.drain(..).map(|(waiting, _)| waiting));
-                }
-                BlockOutcome::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
-                BlockOutcome::Full(waiting, error) => declined.push((waiting, error)),
-            },
-            None => match declined.pop() {
-                // This job holds no slot any more, so waiting for one of its own blocks would not help.
-                Some((_, error)) => return Err(failed(record, error).await?),
-                None => return Ok(components),
-            },
-        }
+        // With an error the other blocks are dropped, which cancels their reservations.
+        let Some(ended) = running.join_next().await else { break };
+        let (n, completed) = ended??;
+        ran_here.push((plan.stages[number][n].block_id.clone(), completed.peer_id));
+        components.push(completed.state);
     }
+    Arc::make_mut(ran_on).extend(ran_here);
+    Ok(components)
 }
 
-async fn run_waiting_block(
+/// Runs the block with this stage and number.
+async fn run_block(
     runner: &BlockRunner,
     plan: &Plan,
-    stage: usize,
+    (stage, n): (usize, usize),
     job_id: &str,
-    waiting: WaitingBlock,
+    state: Component,
+    ran_on: &BTreeMap<String, String>,
     record: &impl JobRecorder,
-) -> Result<BlockOutcome, JobError> {
-    let WaitingBlock { n, state, attempts, done } = waiting;
+) -> Result<CompletedBlock, JobError> {
     let block = &plan.stages[stage][n];
     let run = BlockRun {
         plan_id: &plan.plan_id,
@@ -152,7 +129,7 @@ async fn run_waiting_block(
         block,
         fragments: block.fragments.iter().map(|f| &plan.fragments[*f]).collect(),
         state,
-        attempts,
+        ran_on,
     };
     let block_id = &block.block_id;
     let on_attempt = |a: Attempt| {
@@ -169,10 +146,7 @@ async fn run_waiting_block(
                 latency_ms: completed.latency_ms,
             };
             record.record(fact).await?;
-            Ok(BlockOutcome::Done(completed))
-        }
-        Err(error @ BlockError::AllFailed { attempts, full: true, .. }) => {
-            Ok(BlockOutcome::Full(WaitingBlock { n, state: run.state, attempts, done }, error))
+            Ok(completed)
         }
         Err(error) => Err(failed(record, error).await?),
     }

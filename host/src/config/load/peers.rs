@@ -70,6 +70,7 @@ pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
         stale: s.seconds("CODA_COORDINATOR_STALE_SEC", None, 300.0)?,
         sweep: s.seconds("CODA_COORDINATOR_SWEEP_SEC", None, 30.0)?,
         peer_wait: s.seconds("CODA_COORDINATOR_PEER_WAIT_SEC", None, 10.0)?,
+        slot_wait: s.seconds("CODA_COORDINATOR_SLOT_WAIT_SEC", None, 300.0)?,
         expiry_interval: s.seconds("CODA_COORDINATOR_EXPIRY_SEC", None, 1.0)?,
         max_running: s.integer("CODA_COORDINATOR_MAX_RUNNING", None, 8, 1..=1000)? as usize,
         max_waiting: s.integer("CODA_COORDINATOR_MAX_WAITING", None, 256, 0..=100_000)? as usize,
