@@ -8,6 +8,7 @@
 //! job_view  a job as its facts tell it             pure
 //! slot_book which slots of which peer this coordinator holds   pure
 //! directory who is there, with the slots: chooses the peer of a block
+//! resume    where a job begins, after a restart too   pure
 //! fallback  one block with one candidate after another, and its waits
 //! attempt   prepare, commit and dispatch with one candidate
 //! answer    reads and checks what a peer answers
@@ -24,6 +25,7 @@ pub mod fallback;
 pub mod job;
 pub mod job_view;
 pub mod plan;
+pub mod resume;
 pub mod role;
 pub mod service;
 pub mod slot_book;

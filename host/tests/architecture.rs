@@ -122,6 +122,7 @@ const PURE: &[&str] = &[
     "coordinator/combine.rs",
     "coordinator/job_view.rs",
     "coordinator/plan.rs",
+    "coordinator/resume.rs",
     "coordinator/slot_book.rs",
     "error.rs",
     "executor/evolve.rs",

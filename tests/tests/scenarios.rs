@@ -110,6 +110,8 @@ mod coordinator {
     mod coordinator_fallback;
     /// Many jobs at once, few slots, and peers that go.
     mod many_jobs;
+    /// Jobs go on after a kill.
+    mod restart;
     /// A private network in one command.
     mod sandbox;
     /// API, command line, event log, recovery after a kill.

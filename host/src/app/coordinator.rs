@@ -129,6 +129,8 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
         max_shots: c.max_shots,
         peer_wait: c.peer_wait,
         expiry_interval: c.expiry_interval,
+        job_deadline: c.job_deadline,
+        checkpoint_interval: c.checkpoint_interval,
     };
     Ok(Service::new(runner, limits))
 }

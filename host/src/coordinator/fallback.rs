@@ -55,6 +55,8 @@ pub struct BlockRun<'a> {
     pub block: &'a Block,
     pub fragments: Vec<&'a PlannedFragment>,
     pub state: Component,
+    /// Candidates that a former process of the coordinator tried.
+    pub attempts: u32,
     /// The peers that ran the blocks before.
     pub ran_on: &'a BTreeMap<String, String>,
 }
@@ -113,7 +115,7 @@ impl BlockRunner {
         T: Future<Output = Result<(), LogError>>,
     {
         let mut search = Search {
-            attempts: 0,
+            attempts: run.attempts,
             failed: BTreeSet::new(),
             last: None,
             slot_deadline: Instant::now() + self.limits.slot_wait,

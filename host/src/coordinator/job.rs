@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
@@ -9,6 +10,7 @@ use super::combine::{Component, combine, counts};
 use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
 use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
+use super::resume::{JobStart, checkpoint};
 use crate::peers::amplitude;
 use crate::qasm::Circuit;
 use crate::reservation::journal::{FinalState, JobFact, JobResult};
@@ -16,6 +18,8 @@ use crate::reservation::log::{AppendError, Log, LogError};
 
 /// Most blocks of a stage that run at once.
 const MAX_CONCURRENT_BLOCKS: usize = 32;
+/// Most amplitudes of a stage that are recorded for a restart: about 200 KB of text.
+const RECORDED_AMPLITUDES: usize = 4096;
 /// Most qubits of a final state that is shown.
 const SHOWN_QUBITS: usize = 12;
 /// How keys of counts are read, for users.
@@ -41,7 +45,7 @@ pub trait JobRecorder: Clone + Send + Sync + 'static {
     fn record(&self, fact: JobFact) -> impl Future<Output = Result<(), LogError>> + Send;
 }
 
-/// Runs a job to its end.
+/// Runs a job from its start to its end. States are recorded behind a stage, at most once in the interval.
 ///
 /// # Errors
 /// When a block has no candidate, all candidates of a block failed, or an event can't be recorded. The end of the job
@@ -51,23 +55,58 @@ pub async fn run(
     circuit: &Circuit,
     shots: u32,
     job_id: &str,
+    start: JobStart,
+    checkpoint_interval: Duration,
     record: &impl JobRecorder,
 ) -> Result<JobResult, JobError> {
+    let JobStart { plan, stages, components, ran_on, attempts } = start;
+    let plan = Arc::new(match plan {
+        Some(plan) => plan,
+        None => plan_job(runner, circuit, record).await?,
+    });
+    let mut components = match stages {
+        0 => (0..circuit.qubits).map(Component::fresh).collect(),
+        _ => components,
+    };
+    let mut progress = StageProgress { ran_on: Arc::new(ran_on), attempts };
+    let mut recorded = Instant::now();
+    for number in stages..plan.stages.len() {
+        components = stage(runner, &plan, number, job_id, components, &mut progress, record).await?;
+        // A job of a moment is run again sooner than its states are written.
+        if recorded.elapsed() >= checkpoint_interval
+            && number + 1 < plan.stages.len()
+            && let Some(fact) = checkpoint(number + 1, &components, RECORDED_AMPLITUDES)
+        {
+            record.record(fact).await?;
+            recorded = Instant::now();
+        }
+    }
+    components.sort_by_key(|c| c.qubits.first().copied());
+    let state = combine(components);
+    Ok(result(circuit, &state, shots))
+}
+
+/// Plans a job and records the plan.
+async fn plan_job(
+    runner: &BlockRunner,
+    circuit: &Circuit,
+    record: &impl JobRecorder,
+) -> Result<Plan, JobError> {
     let plan_id = format!("plan-{}", uuid4());
     let (circuit_to_plan, candidates) = (circuit.clone(), runner.directory.candidates());
     // A large circuit on many peers takes seconds: not on a thread that serves others.
     let planning = move || plan(&plan_id, &circuit_to_plan, &candidates);
     let plan = tokio::task::spawn_blocking(planning).await??;
     record.record(JobFact::Planned { plan: plan.clone() }).await?;
-    let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
-    let plan = Arc::new(plan);
-    let mut ran_on = Arc::new(BTreeMap::new());
-    for number in 0..plan.stages.len() {
-        components = stage(runner, &plan, number, job_id, components, &mut ran_on, record).await?;
-    }
-    components.sort_by_key(|c| c.qubits.first().copied());
-    let state = combine(components);
-    Ok(result(circuit, &state, shots))
+    Ok(plan)
+}
+
+/// What a stage needs to know of the ones before.
+struct StageProgress {
+    /// The peer that ran each block.
+    ran_on: Arc<BTreeMap<String, String>>,
+    /// Candidates that a former process tried for each block.
+    attempts: BTreeMap<String, u32>,
 }
 
 /// Runs the blocks of a stage side by side; the components behind it.
@@ -77,7 +116,7 @@ async fn stage(
     number: usize,
     job_id: &str,
     mut components: Vec<Component>,
-    ran_on: &mut Arc<BTreeMap<String, String>>,
+    progress: &mut StageProgress,
     record: &impl JobRecorder,
 ) -> Result<Vec<Component>, JobError> {
     let mut ready = VecDeque::new();
@@ -95,10 +134,12 @@ async fn stage(
             && let Some((n, state)) = ready.pop_front()
         {
             let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
-            let (job_id, ran_on) = (job_id.to_string(), ran_on.clone());
+            let (job_id, ran_on) = (job_id.to_string(), progress.ran_on.clone());
+            let attempts = progress.attempts.get(&plan.stages[number][n].block_id).copied().unwrap_or(0);
             running.spawn(async move {
                 let completed =
-                    run_block(&runner, &plan, (number, n), &job_id, state, &ran_on, &record).await?;
+                    run_block(&runner, &plan, (number, n), &job_id, (state, attempts), &ran_on, &record)
+                        .await?;
                 Ok((n, completed))
             });
         }
@@ -108,7 +149,7 @@ async fn stage(
         ran_here.push((plan.stages[number][n].block_id.clone(), completed.peer_id));
         components.push(completed.state);
     }
-    Arc::make_mut(ran_on).extend(ran_here);
+    Arc::make_mut(&mut progress.ran_on).extend(ran_here);
     Ok(components)
 }
 
@@ -118,7 +159,7 @@ async fn run_block(
     plan: &Plan,
     (stage, n): (usize, usize),
     job_id: &str,
-    state: Component,
+    (state, attempts): (Component, u32),
     ran_on: &BTreeMap<String, String>,
     record: &impl JobRecorder,
 ) -> Result<CompletedBlock, JobError> {
@@ -129,6 +170,7 @@ async fn run_block(
         block,
         fragments: block.fragments.iter().map(|f| &plan.fragments[*f]).collect(),
         state,
+        attempts,
         ran_on,
     };
     let block_id = &block.block_id;
