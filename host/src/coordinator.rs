@@ -13,6 +13,7 @@
 //! attempt   prepare, commit and dispatch with one candidate
 //! answer    reads and checks what a peer answers
 //! job       the stages of one job, its record
+//! expiry    when reservations expire   pure
 //! role      the coordinator in the network
 //! service   jobs at once, what a restart finds
 //! ```
@@ -21,6 +22,7 @@ pub mod answer;
 pub mod attempt;
 pub mod combine;
 pub mod directory;
+pub mod expiry;
 pub mod fallback;
 pub mod job;
 pub mod job_view;

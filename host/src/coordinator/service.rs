@@ -6,12 +6,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::expiry::{OpenTime, ReservationExpiry};
 use super::fallback::{BlockRunner, uuid4};
 use super::job::{self, JobRecorder};
 use super::job_view::{CoordinatorJob, JobProgress};
@@ -20,7 +21,7 @@ use crate::qasm::{self, Circuit, CircuitError};
 use crate::reservation::event::Transition;
 use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::ledger::ReservationCommand;
-use crate::reservation::log::{AppendError, Log, LogError, now_micros};
+use crate::reservation::log::{AppendError, Log, LogError, OpenReservation, now_micros};
 
 /// Ended jobs that are kept in memory, and how many bytes they may take in all; others are read from the log.
 const KEPT_VIEWS: usize = 256;
@@ -245,29 +246,43 @@ impl Service {
     /// Looks after reservations whose time is over, until stopped.
     pub async fn expire(self) {
         let mut tick = tokio::time::interval(self.limits.expiry_interval);
+        let (start, mut expiry) = (Instant::now(), ReservationExpiry::default());
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
                 () = self.stop.cancelled() => return,
             }
-            match self.runner.log.open_reservations().await {
-                Ok(open) => {
-                    let now = now_micros();
-                    for open in open.into_iter().take_while(|open| open.until <= now) {
-                        let id = open.reservation_id;
-                        match self.runner.log.execute(&id, ReservationCommand::Expire).await {
-                            Ok(_) => tracing::info!(
-                                reservation = id,
-                                "it was not committed in time and has expired"
-                            ),
-                            // It came to its end just now.
-                            Err(error) => tracing::debug!(reservation = id, %error, "not expired"),
-                        }
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "expired reservations could not be looked for"),
+            if let Err(error) = self.expire_once(&mut expiry, start.elapsed()).await {
+                tracing::warn!(%error, "expired reservations could not be looked for");
             }
         }
+    }
+
+    /// Records the end of the reservations whose time is over.
+    async fn expire_once(&self, expiry: &mut ReservationExpiry, now: Duration) -> Result<(), LogError> {
+        let log = &self.runner.log;
+        let (mut open, mut new) = (Vec::new(), Vec::new());
+        for OpenReservation { reservation_id, until } in log.open_reservations().await? {
+            if !expiry.is_known(&reservation_id)
+                && let Some(state) = log.state(&reservation_id).await?
+            {
+                let left = u64::try_from(until.saturating_sub(now_micros())).unwrap_or(0);
+                new.push(OpenTime {
+                    reservation_id: reservation_id.clone(),
+                    ttl: Duration::from_secs(state.request.ttl_seconds),
+                    left: Duration::from_micros(left),
+                });
+            }
+            open.push(reservation_id);
+        }
+        for id in expiry.look(now, &open, new) {
+            match log.execute(&id, ReservationCommand::Expire).await {
+                Ok(_) => tracing::info!(reservation = id, "it was not committed in time and has expired"),
+                // It came to its end just now.
+                Err(error) => tracing::debug!(reservation = id, %error, "not expired"),
+            }
+        }
+        Ok(())
     }
 
     /// Accepts a job and returns its id.

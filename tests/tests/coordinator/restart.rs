@@ -1,7 +1,10 @@
 //! What a kill of the coordinator leaves of its jobs: all of them go on.
 
+use coda_host::peers::wire::PeerStep;
 use coda_host_tests::eventually;
 use coda_host_tests::net::{Net, fidelity, state_of};
+use coda_host_tests::raw::{Raw, Which};
+use libp2p::identity::Keypair;
 
 const ONE_SLOT: &str = "executor_factory: coda_simulator\nnum_qubits: 12\nslots: 1\n";
 
@@ -35,6 +38,7 @@ async fn every_accepted_job_survives_a_kill() {
         .await;
     net.coordinator.kill();
     net.coordinator.restart().await;
+    assert!(net.coordinator.log().contains("in the middle of jobs"), "jobs were under way");
     for id in &ids {
         let job = net.coordinator.ended(id).await;
         assert_eq!(job["status"], "completed", "{}", job["error"]);
@@ -47,7 +51,7 @@ async fn every_accepted_job_survives_a_kill() {
 async fn a_long_job_goes_on_behind_its_last_finished_stage() {
     let mut net = network(1, &[("CODA_COORDINATOR_CHECKPOINT_SEC", "0.001")]).await;
     let mut source = ghz(8);
-    (0..400).for_each(|_| source += "h q[3];");
+    (0..100).for_each(|_| source += "h q[3];");
     let id = net.coordinator.submit(&source, 10).await;
     let completed = |job: &serde_json::Value| {
         let blocks = job["blocks"].as_array().cloned().unwrap_or_default();
@@ -67,4 +71,34 @@ async fn a_long_job_goes_on_behind_its_last_finished_stage() {
     let again = blocks.iter().filter(|b| b["tried"].as_array().expect("a list").len() > 1).count();
     assert!(again <= 3, "{again} blocks were run again");
     net.all_free().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_peer_records_the_end_of_the_holds_that_it_lost() {
+    let mut net = Net::start(&[]).await;
+    net.add(ONE_SLOT, &[("CODA_PEER_ALLOW", "any")]).await;
+    let prepare = PeerStep::Prepare.protocol("quantum-backend");
+    let (key, address) = (Keypair::generate_ed25519(), net.peers[0].address.clone());
+    let mut other =
+        Raw::connect(&key, &address, [&prepare, "/none"], std::time::Duration::from_secs(600)).await;
+    let request = serde_json::json!({
+        "reservation_id": "reservation-0001", "workflow_run_id": "workflow-0001", "fragment_id": "block-s01-b01",
+        "requesting_peer_id": "a-client", "service_id": "hadamard", "estimated_qubits": 1, "estimated_depth": 1,
+        "priority": 0, "ttl_seconds": 60, "idempotency_key": "0123456789abcdef", "sent_at": "2026-04-20T00:55:00Z",
+    });
+    let held = other.request(Which::First, request.to_string().into_bytes()).await.expect("an answer");
+    assert!(String::from_utf8_lossy(&held).contains("accepted"));
+    eventually("the hold is in the log", async || {
+        net.peers[0].cli(&["reservation", "replay", "--peer", "--lines"]).await.out.contains("accepted")
+    })
+    .await;
+    net.peers[0].kill();
+    net.peers[0].restart().await;
+    eventually("its end is in the log", async || {
+        let lines = net.peers[0].cli(&["reservation", "replay", "--peer", "--lines"]).await.out;
+        lines.contains("hold_released") && lines.contains("lost")
+    })
+    .await;
+    let said = net.peers[0].cli(&["reservation", "verify", "--peer"]).await;
+    assert_eq!(said.code, 0, "{}", said.text());
 }
