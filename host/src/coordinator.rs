@@ -6,16 +6,28 @@
 //! combine   states into one, counts out of it       |
 //! registry  (in peers) who is there                /
 //! job_view  a job as its facts tell it             pure
-//! fallback  prepare, commit and dispatch one block with its candidates, in order
+//! slot_book which slots of which peer this coordinator holds   pure
+//! directory who is there, with the slots: chooses the peer of a block
+//! resume    where a job begins, after a restart too   pure
+//! fallback  one block with one candidate after another, and its waits
+//! attempt   prepare, commit and dispatch with one candidate
+//! answer    reads and checks what a peer answers
 //! job       the stages of one job, its record
+//! expiry    when reservations expire   pure
 //! role      the coordinator in the network
 //! service   jobs at once, what a restart finds
 //! ```
 
+pub mod answer;
+pub mod attempt;
 pub mod combine;
+pub mod directory;
+pub mod expiry;
 pub mod fallback;
 pub mod job;
 pub mod job_view;
 pub mod plan;
+pub mod resume;
 pub mod role;
 pub mod service;
+pub mod slot_book;

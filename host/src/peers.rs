@@ -8,6 +8,7 @@
 //! operation  a fragment as operations           |
 //! protocol   reservations, holds, rights        |
 //! kept_answers  answers that may be asked for again /
+//! used_keys     idempotency keys of prepares        /
 //! registry   who is there, from gossip         pure
 //! swarm      libp2p: streams, gossip, one thread
 //! executing  a dispatch on the executor
@@ -26,4 +27,5 @@ pub mod registry;
 pub mod scan;
 pub mod statement;
 pub mod swarm;
+mod used_keys;
 pub mod wire;

@@ -108,6 +108,10 @@ mod peers {
 mod coordinator {
     /// Blocks that fall back to another peer when one fails at any step.
     mod coordinator_fallback;
+    /// Many jobs at once, few slots, and peers that go.
+    mod many_jobs;
+    /// Jobs go on after a kill.
+    mod restart;
     /// A private network in one command.
     mod sandbox;
     /// API, command line, event log, recovery after a kill.

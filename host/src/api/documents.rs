@@ -8,8 +8,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::body::{BoundedText, MAX_TEXT, WholeNumber};
+use crate::coordinator::directory::KnownPeer;
 use crate::coordinator::job_view::JobStatus;
-use crate::coordinator::role::KnownPeer;
 use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event::Transition;
 use crate::reservation::ledger::ReservationState;

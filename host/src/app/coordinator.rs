@@ -16,8 +16,9 @@ use super::peer::network_settings;
 use crate::api::accept;
 use crate::api::coordinator::{Access, Api, router};
 use crate::config::settings::Settings;
+use crate::coordinator::directory::Directory;
 use crate::coordinator::fallback::{BlockLimits, BlockRunner};
-use crate::coordinator::role::{Directory, Listener};
+use crate::coordinator::role::Listener;
 use crate::coordinator::service::{Service, ServiceLimits};
 use crate::daemon::instance_lock::InstanceLock;
 use crate::error::{Failure, exit};
@@ -114,7 +115,13 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
     let (listening, sweep) = (directory.clone(), c.sweep);
     let net = network_settings(&settings.peer.network, &c.listen);
     let network = Network::start(key, net, move || Listener::new(listening, sweep)).await?;
-    let limits = BlockLimits { call: c.call_limit, dispatch: c.dispatch_limit, ttl_seconds: c.ttl_seconds };
+    let limits = BlockLimits {
+        call: c.call_limit,
+        dispatch: c.dispatch_limit,
+        ttl_seconds: c.ttl_seconds,
+        slot_wait: c.slot_wait,
+        peer_wait: c.peer_wait,
+    };
     let runner = BlockRunner { network, log, directory, limits, tasks: TaskTracker::new() };
     let limits = ServiceLimits {
         running: c.max_running,
@@ -122,6 +129,8 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
         max_shots: c.max_shots,
         peer_wait: c.peer_wait,
         expiry_interval: c.expiry_interval,
+        job_deadline: c.job_deadline,
+        checkpoint_interval: c.checkpoint_interval,
     };
     Ok(Service::new(runner, limits))
 }

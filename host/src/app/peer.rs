@@ -50,6 +50,13 @@ pub async fn start(
     let key = identity::load(state_dir)?;
     let peer_id = key.public().to_peer_id().to_string();
     let log = Log::sqlite(&Log::default_path(state_dir))?;
+    let lost = log.release_lost_holds("the peer was stopped while it held the slot").await?;
+    if lost > 0 {
+        tracing::warn!(
+            lost,
+            "a former process held slots for other peers when it ended: their ends are recorded"
+        );
+    }
     let lent = Arc::new(PeerExecutor {
         lender: executor.slot_lender(),
         running: Arc::default(),

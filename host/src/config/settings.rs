@@ -286,8 +286,14 @@ pub struct CoordinatorSettings {
     pub sweep: Duration,
     /// How long a job waits for peers that offer what it needs.
     pub peer_wait: Duration,
+    /// How long a block waits for a slot of a peer.
+    pub slot_wait: Duration,
     /// How often reservations whose time is over are looked for.
     pub expiry_interval: Duration,
+    /// How long a job may take since it was submitted.
+    pub job_deadline: Duration,
+    /// How often the states of a running job are recorded.
+    pub checkpoint_interval: Duration,
     pub max_running: usize,
     pub max_waiting: usize,
     pub max_shots: u32,

@@ -1,6 +1,8 @@
 //! Runs one job stage by stage. A stage starts when the previous one is complete; its blocks run concurrently.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
@@ -8,6 +10,7 @@ use super::combine::{Component, combine, counts};
 use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
 use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
+use super::resume::{JobStart, checkpoint};
 use crate::peers::amplitude;
 use crate::qasm::Circuit;
 use crate::reservation::journal::{FinalState, JobFact, JobResult};
@@ -15,6 +18,8 @@ use crate::reservation::log::{AppendError, Log, LogError};
 
 /// Most blocks of a stage that run at once.
 const MAX_CONCURRENT_BLOCKS: usize = 32;
+/// Most amplitudes of a stage that are recorded for a restart: about 200 KB of text.
+const RECORDED_AMPLITUDES: usize = 4096;
 /// Most qubits of a final state that is shown.
 const SHOWN_QUBITS: usize = 12;
 /// How keys of counts are read, for users.
@@ -40,7 +45,7 @@ pub trait JobRecorder: Clone + Send + Sync + 'static {
     fn record(&self, fact: JobFact) -> impl Future<Output = Result<(), LogError>> + Send;
 }
 
-/// Runs a job to its end.
+/// Runs a job from its start to its end. States are recorded behind a stage, at most once in the interval.
 ///
 /// # Errors
 /// When a block has no candidate, all candidates of a block failed, or an event can't be recorded. The end of the job
@@ -50,49 +55,68 @@ pub async fn run(
     circuit: &Circuit,
     shots: u32,
     job_id: &str,
+    start: JobStart,
+    checkpoint_interval: Duration,
     record: &impl JobRecorder,
 ) -> Result<JobResult, JobError> {
-    let plan_id = format!("plan-{}", uuid4());
-    let (circuit_to_plan, candidates) = (circuit.clone(), runner.directory.candidates());
-    // A large circuit on many peers takes seconds: not on a thread that serves others.
-    let planning = move || plan(&plan_id, &circuit_to_plan, &candidates);
-    let plan = tokio::task::spawn_blocking(planning).await??;
-    record.record(JobFact::Planned { plan: plan.clone() }).await?;
-    let mut components: Vec<Component> = (0..circuit.qubits).map(Component::fresh).collect();
-    let plan = std::sync::Arc::new(plan);
-    for number in 0..plan.stages.len() {
-        components = stage(runner, &plan, number, job_id, components, record).await?;
+    let JobStart { plan, stages, components, ran_on, attempts } = start;
+    let plan = Arc::new(match plan {
+        Some(plan) => plan,
+        None => plan_job(runner, circuit, record).await?,
+    });
+    let mut components = match stages {
+        0 => (0..circuit.qubits).map(Component::fresh).collect(),
+        _ => components,
+    };
+    let mut progress = StageProgress { ran_on: Arc::new(ran_on), attempts };
+    let mut recorded = Instant::now();
+    for number in stages..plan.stages.len() {
+        components = stage(runner, &plan, number, job_id, components, &mut progress, record).await?;
+        // A job of a moment is run again sooner than its states are written.
+        if recorded.elapsed() >= checkpoint_interval
+            && number + 1 < plan.stages.len()
+            && let Some(fact) = checkpoint(number + 1, &components, RECORDED_AMPLITUDES)
+        {
+            record.record(fact).await?;
+            recorded = Instant::now();
+        }
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
     Ok(result(circuit, &state, shots))
 }
 
-/// A block that is ready to run.
-struct WaitingBlock {
-    n: usize,
-    state: Component,
-    /// Number of candidates that were tried so far.
-    attempts: u32,
-    /// Number of completed blocks of the stage when this block was started last.
-    done: usize,
+/// Plans a job and records the plan.
+async fn plan_job(
+    runner: &BlockRunner,
+    circuit: &Circuit,
+    record: &impl JobRecorder,
+) -> Result<Plan, JobError> {
+    let plan_id = format!("plan-{}", uuid4());
+    let (circuit_to_plan, candidates) = (circuit.clone(), runner.directory.candidates());
+    // A large circuit on many peers takes seconds: not on a thread that serves others.
+    let planning = move || plan(&plan_id, &circuit_to_plan, &candidates);
+    let plan = tokio::task::spawn_blocking(planning).await??;
+    record.record(JobFact::Planned { plan: plan.clone() }).await?;
+    Ok(plan)
 }
 
-/// The result of one attempt to run a block with all its candidates.
-enum BlockOutcome {
-    Done(CompletedBlock),
-    /// Its peers have no slot free. Those may be the slots of this job: it has another turn when one of its blocks
-    /// is done.
-    Full(WaitingBlock, BlockError),
+/// What a stage needs to know of the ones before.
+struct StageProgress {
+    /// The peer that ran each block.
+    ran_on: Arc<BTreeMap<String, String>>,
+    /// Candidates that a former process tried for each block.
+    attempts: BTreeMap<String, u32>,
 }
 
 /// Runs the blocks of a stage side by side; the components behind it.
 async fn stage(
     runner: &BlockRunner,
-    plan: &std::sync::Arc<Plan>,
+    plan: &Arc<Plan>,
     number: usize,
     job_id: &str,
     mut components: Vec<Component>,
+    progress: &mut StageProgress,
     record: &impl JobRecorder,
 ) -> Result<Vec<Component>, JobError> {
     let mut ready = VecDeque::new();
@@ -101,50 +125,44 @@ async fn stage(
             .into_iter()
             .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
         components = others;
-        ready.push_back(WaitingBlock { n, state: combine(mine), attempts: 0, done: 0 });
+        ready.push_back((n, combine(mine)));
     }
-    let mut running: JoinSet<Result<BlockOutcome, JobError>> = JoinSet::new();
-    let mut declined: Vec<(WaitingBlock, BlockError)> = Vec::new();
-    let mut done = 0;
+    let mut running: JoinSet<Result<(usize, CompletedBlock), JobError>> = JoinSet::new();
+    let mut ran_here = Vec::new();
     loop {
         while running.len() < MAX_CONCURRENT_BLOCKS
-            && let Some(mut next) = ready.pop_front()
+            && let Some((n, state)) = ready.pop_front()
         {
-            next.done = done;
-            let (runner, record) = (runner.clone(), record.clone());
-            let (plan, job_id) = (plan.clone(), job_id.to_string());
-            running.spawn(
-                async move { run_waiting_block(&runner, &plan, number, &job_id, next, &record).await },
-            );
+            let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
+            let (job_id, ran_on) = (job_id.to_string(), progress.ran_on.clone());
+            let attempts = progress.attempts.get(&plan.stages[number][n].block_id).copied().unwrap_or(0);
+            running.spawn(async move {
+                let completed =
+                    run_block(&runner, &plan, (number, n), &job_id, (state, attempts), &ran_on, &record)
+                        .await?;
+                Ok((n, completed))
+            });
         }
-        match running.join_next().await {
-            Some(ended) => match ended?? {
-                BlockOutcome::Done(completed) => {
-                    done += 1;
-                    components.push(completed.state);
-                    ready.extend(declined.drain(..).map(|(waiting, _)| waiting));
-                }
-                BlockOutcome::Full(waiting, _) if waiting.done < done => ready.push_back(waiting),
-                BlockOutcome::Full(waiting, error) => declined.push((waiting, error)),
-            },
-            None => match declined.pop() {
-                // This job holds no slot any more, so waiting for one of its own blocks would not help.
-                Some((_, error)) => return Err(failed(record, error).await?),
-                None => return Ok(components),
-            },
-        }
+        // With an error the other blocks are dropped, which cancels their reservations.
+        let Some(ended) = running.join_next().await else { break };
+        let (n, completed) = ended??;
+        ran_here.push((plan.stages[number][n].block_id.clone(), completed.peer_id));
+        components.push(completed.state);
     }
+    Arc::make_mut(&mut progress.ran_on).extend(ran_here);
+    Ok(components)
 }
 
-async fn run_waiting_block(
+/// Runs the block with this stage and number.
+async fn run_block(
     runner: &BlockRunner,
     plan: &Plan,
-    stage: usize,
+    (stage, n): (usize, usize),
     job_id: &str,
-    waiting: WaitingBlock,
+    (state, attempts): (Component, u32),
+    ran_on: &BTreeMap<String, String>,
     record: &impl JobRecorder,
-) -> Result<BlockOutcome, JobError> {
-    let WaitingBlock { n, state, attempts, done } = waiting;
+) -> Result<CompletedBlock, JobError> {
     let block = &plan.stages[stage][n];
     let run = BlockRun {
         plan_id: &plan.plan_id,
@@ -153,6 +171,7 @@ async fn run_waiting_block(
         fragments: block.fragments.iter().map(|f| &plan.fragments[*f]).collect(),
         state,
         attempts,
+        ran_on,
     };
     let block_id = &block.block_id;
     let on_attempt = |a: Attempt| {
@@ -169,10 +188,7 @@ async fn run_waiting_block(
                 latency_ms: completed.latency_ms,
             };
             record.record(fact).await?;
-            Ok(BlockOutcome::Done(completed))
-        }
-        Err(error @ BlockError::AllFailed { attempts, full: true, .. }) => {
-            Ok(BlockOutcome::Full(WaitingBlock { n, state: run.state, attempts, done }, error))
+            Ok(completed)
         }
         Err(error) => Err(failed(record, error).await?),
     }

@@ -125,6 +125,7 @@ impl JobProgress {
                 self.plan = Some(plan.clone());
             }
             JobFact::Attempted { block_id, attempt, peer_id, reservation_id } => {
+                self.status = JobStatus::Running;
                 let block = self.blocks.entry(block_id.clone()).or_default();
                 block.attempts = *attempt;
                 block.state = BlockState::Running;
@@ -145,6 +146,14 @@ impl JobProgress {
                 block.attempts = *attempts;
                 block.state = BlockState::Failed;
                 block.error = Some(error.clone());
+            }
+            JobFact::StageCompleted { .. } => {}
+            JobFact::Resumed { .. } => {
+                self.status = JobStatus::Queued;
+                // They are begun again.
+                for block in self.blocks.values_mut().filter(|b| b.state == BlockState::Running) {
+                    block.state = BlockState::Waiting;
+                }
             }
             JobFact::Completed { result } => {
                 self.status = JobStatus::Completed;

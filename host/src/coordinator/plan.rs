@@ -18,7 +18,8 @@ use crate::peers::operation::{BUNDLE, SERVICES};
 use crate::qasm::Circuit;
 pub use crate::reservation::plan::{Block, Plan, PlannedFragment, RankedCandidate};
 
-const MAX_CANDIDATES: usize = 4;
+/// The primary and its fallbacks.
+pub const MAX_CANDIDATES: usize = 4;
 const ASSUMED_FIDELITY: f64 = 0.99;
 const UNKNOWN_FIDELITY: f64 = 0.90;
 
@@ -151,14 +152,15 @@ fn groups(here: &[usize], fragments: &[PlannedFragment], component_of: &[usize])
     groups
 }
 
-fn rank(
+/// The peers among these that may run a block, best first. `primaries` has the peers of the blocks before, `planned`
+/// the number of blocks that are planned on each and that its load does not have.
+pub fn rank(
     block: &Block,
     candidates: &[Candidate],
     primaries: &BTreeMap<String, String>,
     planned: &BTreeMap<String, u64>,
 ) -> Vec<RankedCandidate> {
-    let able: Vec<&Candidate> =
-        candidates.iter().filter(|c| block.services.iter().all(|s| c.services.contains(s))).collect();
+    let able: Vec<&Candidate> = candidates.iter().filter(|c| block.is_offered_by(&c.services)).collect();
     let highest = able.iter().map(|c| c.load).max().unwrap_or(0);
     let before: BTreeSet<&String> = block.predecessors.iter().filter_map(|b| primaries.get(b)).collect();
     let mut ranked: Vec<RankedCandidate> = able

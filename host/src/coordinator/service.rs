@@ -1,33 +1,35 @@
 //! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a crash.
 //!
 //! After a restart the log says which reservations were open and which jobs had no end. Those reservations are
-//! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are failed, with the reason:
-//! a state that was under way can't be had again.
+//! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are run within their deadline, from
+//! the last stage whose states are in the log or from their start.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::expiry::{OpenTime, ReservationExpiry};
 use super::fallback::{BlockRunner, uuid4};
 use super::job::{self, JobRecorder};
 use super::job_view::{CoordinatorJob, JobProgress};
+use super::resume::JobStart;
 use crate::qasm::{self, Circuit, CircuitError};
 use crate::reservation::event::Transition;
-use crate::reservation::journal::JobFact;
+use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::ledger::ReservationCommand;
-use crate::reservation::log::{AppendError, Log, LogError, now_micros};
+use crate::reservation::log::{AppendError, Log, LogError, OpenReservation, now_micros};
 
 /// Ended jobs that are kept in memory, and how many bytes they may take in all; others are read from the log.
 const KEPT_VIEWS: usize = 256;
 const KEPT_BYTES: usize = 32 << 20;
 /// Circuits that are read at once. Each may take a hundred bytes for each of its source.
 const CONCURRENT_PARSERS: usize = 2;
-/// Why a restart fails a job.
-pub const STOPPED: &str = "the coordinator was stopped in the middle of this job; submit it again";
+/// Why a restart cancels a reservation.
+pub const STOPPED: &str = "the coordinator was stopped in the middle of the job";
 
 #[derive(Debug, Clone)]
 pub struct ServiceLimits {
@@ -37,6 +39,10 @@ pub struct ServiceLimits {
     pub max_shots: u32,
     /// How long a job waits for peers that offer what it needs.
     pub peer_wait: Duration,
+    /// How long a job may take since it was submitted, restarts included.
+    pub job_deadline: Duration,
+    /// How often the states of a running job are recorded.
+    pub checkpoint_interval: Duration,
     /// How often reservations whose time is over are looked for.
     pub expiry_interval: Duration,
 }
@@ -65,6 +71,23 @@ pub struct Service {
     parsers: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// Jobs that run are to be dropped.
+    abort: CancellationToken,
+}
+
+/// A job that is recorded and has no end.
+struct AcceptedJob {
+    job_id: String,
+    source: JobSource,
+    shots: u32,
+    submitted_at: i64,
+    start: JobStart,
+}
+
+/// A circuit that was read when it was submitted, or its text as the log has it.
+enum JobSource {
+    Circuit(Circuit),
+    Text(String),
 }
 
 #[derive(Default)]
@@ -120,6 +143,7 @@ impl Service {
             parsers: Arc::new(Semaphore::new(CONCURRENT_PARSERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            abort: CancellationToken::new(),
         }
     }
 
@@ -132,51 +156,77 @@ impl Service {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cleans up what a former process left open. Before the first job.
+    /// Goes on with the jobs that a former process left open. Before the first new job.
     ///
     /// # Errors
     /// When the log can't be read or written.
     pub async fn recover(&self) -> Result<(), LogError> {
         let log = &self.runner.log;
-        let (mut reservations, mut jobs) = (0, 0);
         let me = self.runner.network.peer_id();
+        let mut open = Vec::new();
         for job_id in log.open_jobs().await? {
             let facts = log.job_facts(&job_id).await?;
             // Another coordinator on the same log looks after its own.
             let own = |f: &JobFact| matches!(f, JobFact::Submitted { coordinator, .. } if *coordinator == me);
-            if !facts.iter().any(|(_, f)| own(f)) {
-                continue;
+            if facts.iter().any(|(_, f)| own(f)) {
+                open.push((job_id, facts));
             }
-            // Committed reservations are closed in the log, but may hold a slot all the same.
-            for (_, fact) in facts {
-                let JobFact::Attempted { peer_id, reservation_id, .. } = fact else { continue };
-                let Some(state) = log.state(&reservation_id).await? else { continue };
-                let over = matches!(&state.execution, Some(e) if e.outcome.is_some());
-                let never = matches!(
-                    state.transition,
-                    Transition::Rejected | Transition::Cancelled | Transition::Expired
-                );
-                if over || never {
-                    continue;
-                }
-                reservations += 1;
-                self.close(&reservation_id, state.execution.map(|e| e.execution_id)).await?;
-                self.runner.cancel_insisting(&peer_id, &reservation_id, STOPPED, self.stop.clone());
-            }
-            match log.record_job(&job_id, JobFact::Failed { error: STOPPED.into() }).await {
-                Ok(()) => jobs += 1,
-                Err(AppendError::Log(error)) => return Err(error),
-                // It has an end by now.
-                Err(_) => {}
-            }
+        }
+        // In the order in which they were accepted.
+        open.sort_by_key(|(_, facts)| facts.first().map(|(at, _)| *at));
+        let (jobs, mut reservations) = (open.len(), 0);
+        for (job_id, facts) in open {
+            reservations += self.close_reservations(&facts).await?;
+            self.resume(job_id, facts).await?;
         }
         if jobs > 0 {
             tracing::warn!(
                 jobs,
                 reservations,
-                "a former coordinator was stopped in the middle of jobs: they are failed, their reservations cancelled"
+                "a former coordinator was stopped in the middle of jobs: their reservations are cancelled, and they go on"
             );
         }
+        Ok(())
+    }
+
+    /// Cancels what a job left open at peers and in the log; the number of reservations.
+    async fn close_reservations(&self, facts: &[(i64, JobFact)]) -> Result<usize, LogError> {
+        let mut closed = 0;
+        // Committed reservations are closed in the log, but may hold a slot all the same.
+        for (_, fact) in facts {
+            let JobFact::Attempted { peer_id, reservation_id, .. } = fact else { continue };
+            let Some(state) = self.runner.log.state(reservation_id).await? else { continue };
+            let over = matches!(&state.execution, Some(e) if e.outcome.is_some());
+            let never = matches!(
+                state.transition,
+                Transition::Rejected | Transition::Cancelled | Transition::Expired
+            );
+            if over || never {
+                continue;
+            }
+            closed += 1;
+            self.close(reservation_id, state.execution.map(|e| e.execution_id)).await?;
+            self.runner.cancel_insisting(peer_id, reservation_id, STOPPED, self.stop.clone());
+        }
+        Ok(closed)
+    }
+
+    /// Runs a job of a former process from where it was.
+    async fn resume(&self, job_id: String, facts: Vec<(i64, JobFact)>) -> Result<(), LogError> {
+        let Some((submitted_at, JobFact::Submitted { qasm, shots, .. })) = facts.first().cloned() else {
+            return Ok(());
+        };
+        let mut view = JobProgress::from_facts(&facts);
+        let start = JobStart::from_facts(facts.iter().map(|(_, fact)| fact));
+        let resumed = JobFact::Resumed { stages: start.stages };
+        match self.runner.log.record_job(&job_id, resumed.clone()).await {
+            Ok(()) => view.apply(now_micros(), &resumed),
+            Err(AppendError::Log(error)) => return Err(error),
+            // It has an end by now.
+            Err(_) => return Ok(()),
+        }
+        self.jobs().unfinished += 1;
+        self.spawn(AcceptedJob { job_id, source: JobSource::Text(qasm), shots, submitted_at, start }, view);
         Ok(())
     }
 
@@ -196,29 +246,43 @@ impl Service {
     /// Looks after reservations whose time is over, until stopped.
     pub async fn expire(self) {
         let mut tick = tokio::time::interval(self.limits.expiry_interval);
+        let (start, mut expiry) = (Instant::now(), ReservationExpiry::default());
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
                 () = self.stop.cancelled() => return,
             }
-            match self.runner.log.open_reservations().await {
-                Ok(open) => {
-                    let now = now_micros();
-                    for open in open.into_iter().take_while(|open| open.until <= now) {
-                        let id = open.reservation_id;
-                        match self.runner.log.execute(&id, ReservationCommand::Expire).await {
-                            Ok(_) => tracing::info!(
-                                reservation = id,
-                                "it was not committed in time and has expired"
-                            ),
-                            // It came to its end just now.
-                            Err(error) => tracing::debug!(reservation = id, %error, "not expired"),
-                        }
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "expired reservations could not be looked for"),
+            if let Err(error) = self.expire_once(&mut expiry, start.elapsed()).await {
+                tracing::warn!(%error, "expired reservations could not be looked for");
             }
         }
+    }
+
+    /// Records the end of the reservations whose time is over.
+    async fn expire_once(&self, expiry: &mut ReservationExpiry, now: Duration) -> Result<(), LogError> {
+        let log = &self.runner.log;
+        let (mut open, mut new) = (Vec::new(), Vec::new());
+        for OpenReservation { reservation_id, until } in log.open_reservations().await? {
+            if !expiry.is_known(&reservation_id)
+                && let Some(state) = log.state(&reservation_id).await?
+            {
+                let left = u64::try_from(until.saturating_sub(now_micros())).unwrap_or(0);
+                new.push(OpenTime {
+                    reservation_id: reservation_id.clone(),
+                    ttl: Duration::from_secs(state.request.ttl_seconds),
+                    left: Duration::from_micros(left),
+                });
+            }
+            open.push(reservation_id);
+        }
+        for id in expiry.look(now, &open, new) {
+            match log.execute(&id, ReservationCommand::Expire).await {
+                Ok(_) => tracing::info!(reservation = id, "it was not committed in time and has expired"),
+                // It came to its end just now.
+                Err(error) => tracing::debug!(reservation = id, %error, "not expired"),
+            }
+        }
+        Ok(())
     }
 
     /// Accepts a job and returns its id.
@@ -245,16 +309,22 @@ impl Service {
             return Err(error.into());
         }
         let mut view = JobProgress::default();
-        view.apply(now_micros(), &fact);
-        let view = watch::Sender::new(view);
-        self.jobs().live.insert(job_id.clone(), view.clone());
-        let (service, id) = (self.clone(), job_id.clone());
+        let submitted_at = now_micros();
+        view.apply(submitted_at, &fact);
+        let (source, start) = (JobSource::Circuit(circuit), JobStart::default());
+        self.spawn(AcceptedJob { job_id: job_id.clone(), source, shots, submitted_at, start }, view);
+        Ok(job_id)
+    }
+
+    /// Runs a job in the background, when it is its turn.
+    fn spawn(&self, job: AcceptedJob, view: JobProgress) {
+        let (view, service, id) = (watch::Sender::new(view), self.clone(), job.job_id.clone());
+        self.jobs().live.insert(id.clone(), view.clone());
         self.tasks.spawn(async move {
-            service.run(id.clone(), circuit, shots, view.clone()).await;
+            service.run(job, view.clone()).await;
             let bytes = view.borrow().weight();
             service.jobs().end(id, bytes);
         });
-        Ok(job_id)
     }
 
     /// Reads a circuit, which may take a second: not on a thread that serves others.
@@ -265,30 +335,59 @@ impl Service {
         Ok(tokio::task::spawn_blocking(move || qasm::parse(&source)).await??)
     }
 
-    async fn run(&self, job_id: String, circuit: Circuit, shots: u32, view: watch::Sender<JobProgress>) {
-        let Ok(_slot) = self.slots.acquire().await else { return };
+    /// Runs a job and records its end. At a stop it is left as it is, and the next start goes on with it.
+    async fn run(&self, job: AcceptedJob, view: watch::Sender<JobProgress>) {
+        let slot = tokio::select! {
+            slot = self.slots.acquire() => slot,
+            () = self.stop.cancelled() => return,
+        };
+        let Ok(_slot) = slot else { return };
+        let job_id = job.job_id.clone();
         let recorder = LogRecorder { log: self.runner.log.clone(), job_id: job_id.clone(), view };
-        self.wait_for_peers(&circuit).await;
-        let ran = job::run(&self.runner, &circuit, shots, &job_id, &recorder).await;
+        let age = u64::try_from(now_micros().saturating_sub(job.submitted_at)).unwrap_or(0);
+        let left = self.limits.job_deadline.saturating_sub(Duration::from_micros(age));
+        let ran = tokio::select! {
+            ran = tokio::time::timeout(left, self.perform(job, &recorder)) => ran,
+            // Dropped, it cancels its reservations.
+            () = self.abort.cancelled() => return,
+        };
         let end = match ran {
-            Ok(result) => {
+            Ok(Ok(result)) => {
                 tracing::info!(job_id, "completed");
                 JobFact::Completed { result }
             }
-            Err(error) => {
-                let mut text = error.to_string();
-                if let Some(cause) = std::error::Error::source(&error) {
-                    text = format!("{text}: {cause}");
-                }
-                tracing::warn!(job_id, error = text, "failed");
-                JobFact::Failed { error: text }
+            Ok(Err(error)) => {
+                tracing::warn!(job_id, error, "failed");
+                JobFact::Failed { error }
+            }
+            Err(_) => {
+                let limit = self.limits.job_deadline;
+                let error = format!("the job was not done within {limit:?} after it was submitted");
+                tracing::warn!(job_id, error, "failed");
+                JobFact::Failed { error }
             }
         };
         if let Err(error) = recorder.record(end.clone()).await {
-            tracing::error!(job_id, %error, "the job's end could not be recorded; a restart fails it");
+            tracing::error!(job_id, %error, "the job's end could not be recorded; a restart runs it again");
             // Shown all the same: who waits for it must not wait for ever.
             recorder.view.send_modify(|v| v.apply(now_micros(), &end));
         }
+    }
+
+    /// Runs a job; its result, or the error in words.
+    async fn perform(&self, job: AcceptedJob, recorder: &LogRecorder) -> Result<JobResult, String> {
+        let AcceptedJob { job_id, source, shots, start, .. } = job;
+        let circuit = match source {
+            JobSource::Circuit(circuit) => circuit,
+            JobSource::Text(qasm) => self.parse(&qasm).await.map_err(|e| e.to_string())?,
+        };
+        self.wait_for_peers(&circuit).await;
+        let interval = self.limits.checkpoint_interval;
+        let ran = job::run(&self.runner, &circuit, shots, &job_id, start, interval, recorder).await;
+        ran.map_err(|error| match std::error::Error::source(&error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        })
     }
 
     /// Waits until the known peers offer every service of the circuit, at most for the configured time: peers announce
@@ -326,7 +425,11 @@ impl Service {
         self.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
-            tracing::warn!("stopped in the middle of jobs: the next start fails them and frees their peers");
+            tracing::warn!(
+                "stopped in the middle of jobs: their peers are freed, and the next start goes on with them"
+            );
+            self.abort.cancel();
+            self.tasks.wait().await;
         }
         self.runner.tasks.close();
         if tokio::time::timeout(limit.min(Duration::from_secs(5)), self.runner.tasks.wait()).await.is_err() {

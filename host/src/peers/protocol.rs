@@ -8,6 +8,7 @@
 //! - a reservation ends once: at prepare + ttl, at the end of its dispatch, or by its owner's cancel;
 //! - ids are their owner's: a reservation or execution is known by its owner's authenticated peer id and the id together,
 //!   so no one else can commit, cancel, use or occupy it;
+//! - a prepare with a key that its owner has used returns the first reservation and takes no slot;
 //! - an execution id runs at most once for its owner, and its answer is kept.
 //!
 //! Time is elapsed time: a clock that is set doesn't lengthen a reservation.
@@ -19,6 +20,7 @@ use std::time::Duration;
 use super::executing::ExecutionError;
 use super::kept_answers::{Execution, KeptAnswers};
 use super::operation::BUNDLE;
+use super::used_keys::UsedKeys;
 use super::wire::{
     CancelRequest, CommitRequest, DispatchAnswer, DispatchHead, EmptyObject, ExecutionTransition, MAX_DETAIL,
     MAX_REASON, PrepareAnswer, PrepareRequest, StepAnswer, UnusedTexts, time, write,
@@ -176,6 +178,7 @@ pub struct ReservationTable<Lease> {
     limits: PeerLimits,
     reservations: HashMap<ReservationKey, Reservation<Lease>>,
     kept: KeptAnswers,
+    keys: UsedKeys,
     notes: Vec<EventBatch>,
     next: u64,
     /// Seconds for one amplitude and operation, as last measured.
@@ -210,6 +213,7 @@ impl<Lease> ReservationTable<Lease> {
             limits,
             reservations: HashMap::new(),
             kept: KeptAnswers::default(),
+            keys: UsedKeys::default(),
             notes: Vec::new(),
             next: first,
             pace: 0.0,
@@ -255,6 +259,9 @@ impl<Lease> ReservationTable<Lease> {
         let Some(mut reservation) = self.reservations.remove(key) else { return };
         let recorded = self.record(&mut reservation, command, now);
         debug_assert!(recorded.is_ok(), "a reservation that is not over can end");
+        if let Some(used) = &reservation.state.request.idempotency_key {
+            self.keys.ended(&key.owner, used, reservation.state.transition);
+        }
         // Dropped here, after the record: whoever gets the slot next is recorded later.
         drop(reservation);
     }
@@ -294,6 +301,9 @@ impl<Lease> ReservationTable<Lease> {
             let reason = "this peer lends nothing to you";
             return self.prepare_answer(now, request, Transition::Rejected, Some(reason));
         }
+        if let Some(answer) = self.answer_of_used_key(now, owner, request) {
+            return answer;
+        }
         let acquired = match self.unfit(request, owner, slots.max_qubits()) {
             Some(reason) => Err(reason),
             None => slots.try_acquire().map_err(|no| match no {
@@ -309,6 +319,23 @@ impl<Lease> ReservationTable<Lease> {
             }
             Err(reason) => self.decline(now, owner, request, reason),
         }
+    }
+
+    /// The answer to a prepare whose key its owner has used before: the first reservation, as it is now.
+    fn answer_of_used_key(
+        &self,
+        now: PeerTime,
+        owner: &str,
+        request: &PrepareRequest,
+    ) -> Option<PrepareAnswer> {
+        let first = self.keys.get(owner, &request.idempotency_key)?;
+        let live = || {
+            let key = ReservationKey::new(owner, &first.reservation_id);
+            self.reservations.get(&key).map(|r| r.state.transition)
+        };
+        let transition = first.ended.or_else(live)?;
+        let answer = self.prepare_answer(now, request, transition, None);
+        Some(PrepareAnswer { reservation_id: first.reservation_id.clone(), ..answer })
     }
 
     fn prepare_answer(
@@ -375,6 +402,7 @@ impl<Lease> ReservationTable<Lease> {
             slot: ReservedSlot::Idle(lease),
         };
         self.reservations.insert(ReservationKey::new(owner, &request.reservation_id), reservation);
+        self.keys.insert(owner, &request.idempotency_key, &request.reservation_id);
         self.prepare_answer(now, request, Transition::Accepted, None)
     }
 

@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
@@ -68,6 +69,9 @@ fn at(elapsed_ms: u64) -> PeerTime {
     PeerTime { elapsed: Duration::from_millis(elapsed_ms), at: elapsed_ms as i64 * 1000 }
 }
 
+/// Every prepare has its own key.
+static KEYS: AtomicU64 = AtomicU64::new(0);
+
 fn ask(id: &str, ttl: i64) -> PrepareRequest {
     PrepareRequest {
         reservation_id: format!("reservation-{id}"),
@@ -79,7 +83,7 @@ fn ask(id: &str, ttl: i64) -> PrepareRequest {
         estimated_depth: 3,
         priority: 0,
         ttl_seconds: ttl,
-        idempotency_key: "0123456789abcdef".into(),
+        idempotency_key: format!("key-{:012}", KEYS.fetch_add(1, Ordering::Relaxed)),
         sent_at: String::new(),
     }
 }
@@ -339,3 +343,21 @@ fn a_peer_that_goes_gives_every_slot_back() {
 
 #[path = "protocol_model.rs"]
 mod model;
+
+#[test]
+fn a_used_key_returns_the_first_reservation_and_takes_no_slot() {
+    let mut peer = TestPeer::new(2);
+    let mut first = ask("01", 5);
+    first.idempotency_key = "the-same-key".into();
+    let again = PrepareRequest { reservation_id: "reservation-02".into(), ..first.clone() };
+    assert_eq!(peer.prepare_for("a", first.clone()).0, "accepted");
+    let (owner, now) = (format!("12D3KooWowner{}", "a"), at(peer.now));
+    let answer = peer.table.prepare(now, &owner, &again, &peer.slots);
+    assert_eq!(answer.reservation_id, first.reservation_id);
+    assert_eq!((answer.transition, peer.table.load().reservations), (Transition::Accepted.into(), 1));
+    // Keys of different owners don't meet.
+    assert_eq!(peer.prepare_for("b", again.clone()).0, "accepted");
+    peer.now += 6_000;
+    let answer = peer.table.prepare(at(peer.now), &owner, &again, &peer.slots);
+    assert_eq!((answer.transition, peer.table.load().reservations), (Transition::Expired.into(), 0));
+}

@@ -62,6 +62,8 @@ pub struct PeerRecord {
     /// Milliseconds since our start.
     pub heard_ms: u64,
     pub advertised: bool,
+    /// Its connection was lost or it could not be reached, and it was not heard since.
+    pub lost: bool,
     /// The last fidelity that it reported, by service.
     pub fidelity: BTreeMap<String, f64>,
 }
@@ -98,6 +100,7 @@ impl Registry {
                 genuine(&said.peer_id)?;
                 let peer = self.peer(now_ms, author)?;
                 peer.heard_ms = now_ms;
+                peer.lost = false;
                 peer.advertised = true;
                 peer.trust_tier = Some(said.trust_tier);
                 peer.addresses = said.network_addresses.into_iter().take(MAX_ADDRESSES).collect();
@@ -109,6 +112,7 @@ impl Registry {
                 genuine(&said.peer_id)?;
                 let peer = self.peer(now_ms, author)?;
                 peer.heard_ms = now_ms;
+                peer.lost = false;
                 peer.health = Some(said.health_status);
                 // Not negative: the document says so.
                 peer.reservations = said.active_reservations.unsigned_abs();
@@ -133,6 +137,19 @@ impl Registry {
         for service in services {
             peer.fidelity.insert(service.clone(), fidelity);
         }
+    }
+
+    /// Takes note that a peer is connected.
+    pub fn connected(&mut self, peer: &str) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.lost = false;
+        }
+    }
+
+    /// Takes note that a peer can't be reached. Returns whether it is known.
+    pub fn lost(&mut self, peer: &str) -> bool {
+        let known = self.peers.get_mut(peer);
+        known.map(|peer| peer.lost = true).is_some()
     }
 
     pub fn is_stale(&self, peer: &PeerRecord, now_ms: u64) -> bool {

@@ -139,6 +139,19 @@ pub trait Role: Send + 'static {
     /// When the message is dropped and not passed on.
     fn hear(&mut self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError>;
 
+    /// A peer is connected.
+    fn connected(&mut self, _peer: &str) {}
+
+    /// The last connection to a peer was lost, or it can't be reached. Returns whether it is wanted back.
+    fn disconnected(&mut self, _peer: &str) -> bool {
+        false
+    }
+
+    /// Peers that are wanted back, with their addresses.
+    fn wanted(&self) -> Vec<(String, Vec<String>)> {
+        Vec::new()
+    }
+
     /// What is to be said of this host now, if anything.
     fn announcement(&self, addresses: &[String]) -> Option<Announcement>;
 }
@@ -150,6 +163,8 @@ pub enum CallError {
     Unreachable(String),
     #[error("it did not answer within {0:?}")]
     Timeout(Duration),
+    #[error("the connection was closed")]
+    Closed,
     #[error("it closed the stream without an answer")]
     EmptyAnswer,
     #[error("the stream failed: {0}")]

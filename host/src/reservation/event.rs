@@ -85,6 +85,8 @@ pub enum HoldRelease {
     Dispatched,
     /// Its owner cancelled.
     Cancelled,
+    /// The peer's process ended, and the hold with it.
+    Lost,
 }
 
 /// What was asked for.

@@ -1,4 +1,5 @@
-//! Pure: a coordinator's jobs as facts. What a restart finds unfinished here is failed with an honest record.
+//! Pure: a coordinator's jobs as facts. What a restart finds unfinished here is run from the last stage whose states are
+//! recorded.
 
 use std::collections::BTreeMap;
 
@@ -41,12 +42,32 @@ pub enum JobFact {
         attempts: u32,
         error: String,
     },
+    /// So many stages are complete, with these states: a restart goes on from here.
+    StageCompleted {
+        stages: usize,
+        components: Vec<ComponentRecord>,
+    },
+    /// A restart of the coordinator goes on with the job after so many stages.
+    Resumed {
+        stages: usize,
+    },
     Completed {
         result: JobResult,
     },
     Failed {
         error: String,
     },
+}
+
+/// The state of some qubits in the middle of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ComponentRecord {
+    /// Bit k of an amplitude's index is the k-th of these.
+    pub qubits: Vec<u32>,
+    /// Real and imaginary parts; none: all zeros.
+    pub amplitudes: Option<Vec<[f64; 2]>>,
+    pub measured: Vec<u32>,
+    pub previous_peer_id: Option<String>,
 }
 
 /// What a completed job has found.
@@ -78,6 +99,8 @@ impl JobFact {
             JobFact::Attempted { .. } => "attempted",
             JobFact::BlockCompleted { .. } => "block_completed",
             JobFact::BlockFailed { .. } => "block_failed",
+            JobFact::StageCompleted { .. } => "stage_completed",
+            JobFact::Resumed { .. } => "resumed",
             JobFact::Completed { .. } => "completed",
             JobFact::Failed { .. } => "failed",
         }
@@ -138,13 +161,15 @@ mod tests {
         assert!(is_open([begin].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
     }
 
-    /// Facts of jobs as version 0.1.0 recorded them, taken from its event log.
-    const STORED: [&str; 6] = [
+    /// Facts of jobs as they were recorded, the first ones by version 0.1.0.
+    const STORED: [&str; 8] = [
         r#"{"kind":"submitted","qasm":"OPENQASM 3.0; qubit q; h q;","shots":10}"#,
         r#"{"kind":"planned","plan":{"fragments":[{"block_id":"block-s01-b01","dependencies":[],"fragment_id":"frag-0001","operation_id":"op-0001","qubits":[0],"raw_text":"h q[0];","service_id":"hadamard"}],"plan_id":"plan-1","qubits":1,"stages":[[{"block_id":"block-s01-b01","candidates":[{"fidelity":0.99,"load":0.0,"move":0.0,"peer_id":"12D3KooWa","total":0.0055}],"components":[[0]],"fragment_ids":["frag-0001"],"predecessors":[],"qubits":[0],"service_id":"hadamard","services":["hadamard"],"stage":1}]]}}"#,
         r#"{"kind":"attempted","block_id":"block-s01-b01","attempt":1,"peer_id":"12D3KooWa","reservation_id":"res-1"}"#,
         r#"{"kind":"block_completed","block_id":"block-s01-b01","attempts":1,"peer_id":"12D3KooWa","latency_ms":0.5}"#,
         r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{"0":6,"1":4},"measured_qubits":[0],"state":{"amplitudes":["0.707106781187","0.707106781187"],"qubit_ids":[0]}}}"#,
+        r#"{"kind":"stage_completed","stages":1,"components":[{"qubits":[0],"amplitudes":[[0.6,0.0],[0.0,0.8]],"measured":[],"previous_peer_id":"12D3KooWa"}]}"#,
+        r#"{"kind":"resumed","stages":1}"#,
         r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{},"measured_qubits":[],"state":null}}"#,
     ];
 

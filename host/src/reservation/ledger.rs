@@ -45,6 +45,10 @@ pub enum ReservationCommand {
     Reject {
         reason: String,
     },
+    /// The process that held a slot for it has ended.
+    Lose {
+        reason: String,
+    },
     Dispatch {
         execution_id: String,
     },
@@ -118,6 +122,19 @@ pub fn decide(state: Option<&ReservationState>, command: &ReservationCommand) ->
             }
             let mut facts = step(Transition::Expired, Fact::Expired)?;
             facts.extend(state.held.then(|| release(HoldRelease::Expired)));
+            Ok(facts)
+        }
+        ReservationCommand::Lose { reason } => {
+            if !state.held {
+                return Ok(Vec::new());
+            }
+            let mut facts = Vec::new();
+            if let Some(Execution { execution_id, outcome: None }) = &state.execution {
+                facts.push(Fact::Failed { execution_id: execution_id.clone(), error: reason.clone() });
+            } else if state.transition.allows(Transition::Cancelled) {
+                facts.push(Fact::Cancelled { reason: reason.clone() });
+            }
+            facts.push(release(HoldRelease::Lost));
             Ok(facts)
         }
         ReservationCommand::Dispatch { execution_id } => {

@@ -247,6 +247,31 @@ impl Log {
         }
     }
 
+    /// Records the end of the holds that a former process of this peer had; their number. Before the first new hold.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn release_lost_holds(&self, reason: &str) -> Result<usize, LogError> {
+        let (answer, wait) = oneshot::channel();
+        self.submit(StoreRequest::OpenHolds(answer))?;
+        let streams = wait.await.map_err(|_| LogError::Stopped)??;
+        let mut batches = Vec::new();
+        for stream in streams {
+            // The beginning of an old one may have been removed.
+            let Ok(Some(state)) = self.folded(&self.rows(stream.clone()).await?) else { continue };
+            let command = ReservationCommand::Lose { reason: reason.into() };
+            match ledger::decide(Some(&state), &command) {
+                Ok(facts) if !facts.is_empty() => {
+                    batches.push(EventBatch { hold: stream.id, at: now_micros(), facts });
+                }
+                _ => {}
+            }
+        }
+        let lost = batches.len();
+        self.append_in_background(batches);
+        Ok(lost)
+    }
+
     /// Returns when everything recorded so far is written.
     pub async fn flush(&self) {
         let (answer, wait) = oneshot::channel();

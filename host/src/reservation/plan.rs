@@ -42,6 +42,13 @@ pub struct Block {
     pub fragments: Vec<usize>,
 }
 
+impl Block {
+    /// Whether a peer with these services may run it.
+    pub fn is_offered_by(&self, services: &[String]) -> bool {
+        self.services.iter().all(|needed| services.contains(needed))
+    }
+}
+
 /// A peer that may run a block, with the parts of its rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RankedCandidate {

@@ -168,7 +168,7 @@ async fn one(client: &Network, peer: &str, id: &str, last: PeerStep) -> Option<f
         estimated_depth: 1,
         priority: 0,
         ttl_seconds: 60,
-        idempotency_key: "0123456789abcdef".into(),
+        idempotency_key: coda_host::coordinator::fallback::uuid4(),
         sent_at: wire::time(0),
     };
     let start = Instant::now();

@@ -22,7 +22,7 @@ fn prepare(id: &str, ttl: i64) -> Vec<u8> {
         estimated_depth: 1,
         priority: 0,
         ttl_seconds: ttl,
-        idempotency_key: "0123456789abcdef".into(),
+        idempotency_key: coda_host::coordinator::fallback::uuid4(),
         sent_at: wire::time(0),
     })
 }

@@ -20,7 +20,7 @@ fn prepare() -> Vec<u8> {
     json!({
         "reservation_id": "reservation-0001", "workflow_run_id": "workflow-0001", "fragment_id": "block-s01-b01",
         "requesting_peer_id": "a-client", "service_id": "hadamard", "estimated_qubits": 1, "estimated_depth": 1,
-        "priority": 0, "ttl_seconds": 60, "idempotency_key": "0123456789abcdef", "sent_at": NOW,
+        "priority": 0, "ttl_seconds": 60, "idempotency_key": coda_host::coordinator::fallback::uuid4(), "sent_at": NOW,
     })
     .to_string()
     .into_bytes()

@@ -11,12 +11,12 @@ use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol as Part;
 use libp2p::request_response::{self, Message, OutboundFailure, OutboundRequestId};
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::swarm::{ConnectionId, SwarmEvent};
+use libp2p::swarm::{ConnectionError, ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, identify};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::address::{ip_of, peer_of};
+use super::address::{dialable, ip_of, peer_of};
 use super::behaviour::{Behaviour, BehaviourEvent, behaviour};
 use super::codec::{Document, EmptyDocument};
 use super::transport::transport;
@@ -191,6 +191,28 @@ impl<R: Role> EventLoop<R> {
                 tracing::debug!(%address, %error, "a bootstrap peer is not dialled");
             }
         }
+        self.dial_wanted(None);
+    }
+
+    /// Dials the peers that the role wants back; all, or the one.
+    fn dial_wanted(&mut self, only: Option<PeerId>) {
+        for (peer, addresses) in self.role.wanted() {
+            let Ok(peer) = peer.parse::<PeerId>() else { continue };
+            if only.is_some_and(|only| only != peer) || self.swarm.is_connected(&peer) {
+                continue;
+            }
+            let addresses: Vec<Multiaddr> = addresses.iter().filter_map(|a| dialable(a, peer)).collect();
+            if addresses.is_empty() {
+                continue;
+            }
+            let dial = DialOpts::peer_id(peer)
+                .condition(PeerCondition::DisconnectedAndNotDialing)
+                .addresses(addresses)
+                .build();
+            if let Err(error) = self.swarm.dial(dial) {
+                tracing::debug!(%peer, %error, "a lost peer is not dialled");
+            }
+        }
     }
 
     fn announce(&mut self, advertisement: bool, heartbeat: bool) {
@@ -282,6 +304,7 @@ impl<R: Role> EventLoop<R> {
             SwarmEvent::NewListenAddr { address, .. } => self.listens(&address),
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
                 tracing::debug!(peer = %peer_id, address = %endpoint.get_remote_address(), "connected");
+                self.role.connected(&peer_id.to_string());
                 if endpoint.is_listener() {
                     self.let_in(connection_id, endpoint.get_remote_address());
                 }
@@ -289,11 +312,17 @@ impl<R: Role> EventLoop<R> {
             }
             SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, cause, .. } => {
                 self.incoming.remove(connection_id);
+                // One that this side closes, because it is unused, says nothing about the peer.
+                let lost = matches!(cause, Some(ConnectionError::IO(_)));
                 let cause = cause.map(|c| c.to_string()).unwrap_or_default();
                 tracing::debug!(peer = %peer_id, cause, "a connection has ended");
                 if num_established == 0 {
                     self.agents.remove(&peer_id);
                     self.warned.remove(&peer_id);
+                    // It may have closed an unused connection, or be gone: which of them a dial tells.
+                    if lost && self.role.disconnected(&peer_id.to_string()) {
+                        self.dial_wanted(Some(peer_id));
+                    }
                 }
                 self.count();
             }
@@ -309,6 +338,10 @@ impl<R: Role> EventLoop<R> {
             }
             SwarmEvent::OutgoingConnectionError { peer_id, error, .. } => {
                 let peer = peer_id.map(|p| p.to_string()).unwrap_or_default();
+                if peer_id.is_some_and(|p| !self.swarm.is_connected(&p)) {
+                    // Dialled again by and by.
+                    self.role.disconnected(&peer);
+                }
                 tracing::warn!(peer, error = chain(&error), "a peer can't be reached");
             }
             _ => {}
@@ -369,7 +402,7 @@ impl<R: Role> EventLoop<R> {
         match failure {
             OutboundFailure::DialFailure => CallError::Unreachable("no connection could be made".into()),
             OutboundFailure::Timeout => CallError::Timeout(self.settings.exchange_limit),
-            OutboundFailure::ConnectionClosed => CallError::Stream("the connection was closed".into()),
+            OutboundFailure::ConnectionClosed => CallError::Closed,
             OutboundFailure::UnsupportedProtocols => self.unserved(step),
             // The refusal of a protocol is read where the answer should be.
             OutboundFailure::Io(e) if is_refusal(&e) => self.unserved(step),

@@ -78,5 +78,7 @@ pub enum StoreRequest {
         kind: StreamKind,
         answer: oneshot::Sender<Result<Vec<OpenStream>, LogError>>,
     },
+    /// Holds whose slot was not released, of streams that a peer has written.
+    OpenHolds(oneshot::Sender<Result<Vec<StreamId>, LogError>>),
     Flush(oneshot::Sender<()>),
 }

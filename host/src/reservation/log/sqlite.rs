@@ -130,6 +130,10 @@ impl SqliteWorker for Writer {
                 self.commit();
                 drop(answer.send(open_streams(&self.conn, kind).map_err(read_failed)));
             }
+            StoreRequest::OpenHolds(answer) => {
+                self.commit();
+                drop(answer.send(open_holds(&self.conn).map_err(read_failed)));
+            }
             StoreRequest::Flush(answer) => {
                 self.commit();
                 if answer.send(()).is_err() {
@@ -322,6 +326,16 @@ fn open_streams(conn: &Connection, kind: StreamKind) -> rusqlite::Result<Vec<Ope
         Ok(OpenStream { stream: stream_named(&r.get::<_, String>(0)?)?, until: r.get(1)? })
     })?;
     open.collect()
+}
+
+/// By the form in which facts are written, which is fixed: to read each of a million events takes seconds.
+fn open_holds(conn: &Connection) -> rusqlite::Result<Vec<StreamId>> {
+    let mut query = conn.prepare(
+        r#"SELECT stream FROM events WHERE stream >= 'hold/' AND stream < 'hold0' GROUP BY stream
+           HAVING sum(body LIKE '{"kind":"accepted",%"held":true}') > sum(body LIKE '{"kind":"hold_released",%')"#,
+    )?;
+    let streams = query.query_map([], |r| stream_named(&r.get::<_, String>(0)?))?;
+    streams.collect()
 }
 
 fn prune(conn: &Connection) -> rusqlite::Result<()> {

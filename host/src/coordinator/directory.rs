@@ -1,0 +1,226 @@
+//! The peers of the network as the coordinator uses them: who is there, and which of their slots its jobs hold.
+//!
+//! One owner under one lock, shared between the network's thread, the jobs and the API: a block's peer is chosen and
+//! its slot counted in one step, so that no two blocks take one free slot for theirs. Whatever may make a peer usable,
+//! such as gossip, a connection or a slot that comes free, wakes the blocks that wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::plan::{Block, Candidate, rank};
+use super::slot_book::SlotBook;
+use crate::peers::registry::{GossipError, PeerRecord, Registry, Topic};
+use crate::peers::wire::HealthStatus;
+
+/// The handle.
+#[derive(Clone)]
+pub struct Directory {
+    peers: Arc<Mutex<Peers>>,
+    changes: watch::Sender<()>,
+    started: Instant,
+}
+
+struct Peers {
+    registry: Registry,
+    book: SlotBook,
+}
+
+/// A peer, with how long ago it was heard.
+#[derive(Debug, Clone)]
+pub struct KnownPeer {
+    pub record: PeerRecord,
+    pub stale: bool,
+    pub heard_seconds_ago: u64,
+}
+
+/// What there is for a block now.
+pub enum SlotChoice {
+    /// The best peer that may have a slot free.
+    Peer(SlotClaim),
+    /// Every candidate is full; one of them is asked again after this time.
+    Full(Duration),
+    /// No candidate.
+    None,
+}
+
+/// A slot of a peer that is counted as held. Dropped, it is given back.
+pub struct SlotClaim {
+    directory: Directory,
+    pub peer: String,
+    open: bool,
+}
+
+impl SlotClaim {
+    /// The peer has given the slot.
+    pub fn accepted(&self) {
+        self.directory.peers().book.accepted(&self.peer);
+    }
+
+    /// The peer had no slot.
+    pub fn declined(mut self) {
+        self.open = false;
+        let now = self.directory.now();
+        self.directory.peers().book.declined(now, &self.peer);
+    }
+}
+
+impl Drop for SlotClaim {
+    fn drop(&mut self) {
+        if self.open {
+            self.directory.peers().book.released(&self.peer);
+            self.directory.changed();
+        }
+    }
+}
+
+impl Directory {
+    pub fn new(stale: Duration) -> Directory {
+        let stale_ms = u64::try_from(stale.as_millis()).unwrap_or(u64::MAX);
+        let peers = Peers { registry: Registry::new(stale_ms), book: SlotBook::default() };
+        Directory {
+            peers: Arc::new(Mutex::new(peers)),
+            changes: watch::Sender::new(()),
+            started: Instant::now(),
+        }
+    }
+
+    /// A panic elsewhere leaves the tables whole: each change is one call.
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn changed(&self) {
+        self.changes.send_replace(());
+    }
+
+    /// Tells when a peer may have become usable. To be taken before the look that finds nothing.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// Takes a gossip message that `author` has signed.
+    ///
+    /// # Errors
+    /// When the message is invalid, speaks for another peer, or too many peers are known.
+    pub fn hear(&self, author: &str, topic: Topic, bytes: &[u8]) -> Result<(), GossipError> {
+        let now_ms = self.now_ms();
+        let mut peers = self.peers();
+        peers.registry.hear(now_ms, author, topic, bytes)?;
+        if topic == Topic::Heartbeat
+            && let Some(peer) = peers.registry.peers().get(author)
+        {
+            let load = peer.reservations.saturating_add(peer.executions);
+            peers.book.reported(author, load);
+        }
+        drop(peers);
+        self.changed();
+        Ok(())
+    }
+
+    /// A peer is connected.
+    pub fn connected(&self, peer: &str) {
+        let mut peers = self.peers();
+        peers.registry.connected(peer);
+        peers.book.returned(peer);
+        drop(peers);
+        self.changed();
+    }
+
+    /// A peer can't be reached: it isn't planned on until it is connected or heard again. Returns whether it is known.
+    pub fn lost(&self, peer: &str) -> bool {
+        self.peers().registry.lost(peer)
+    }
+
+    /// Peers that were lost and have not been silent for long, with their addresses.
+    pub fn lost_peers(&self) -> Vec<(String, Vec<String>)> {
+        let (now_ms, peers) = (self.now_ms(), self.peers());
+        let lost = |p: &PeerRecord| p.lost && !peers.registry.is_stale(p, now_ms);
+        let known = peers.registry.peers().iter().filter(|(_, p)| lost(p));
+        known.map(|(id, p)| (id.clone(), p.addresses.clone())).collect()
+    }
+
+    pub fn sweep(&self) {
+        let now_ms = self.now_ms();
+        self.peers().registry.sweep(now_ms);
+    }
+
+    /// Everybody, by peer id.
+    pub fn known_peers(&self) -> BTreeMap<String, KnownPeer> {
+        let (now, peers) = (self.now_ms(), self.peers());
+        let known = |record: &PeerRecord| KnownPeer {
+            record: record.clone(),
+            stale: peers.registry.is_stale(record, now),
+            heard_seconds_ago: now.saturating_sub(record.heard_ms) / 1000,
+        };
+        peers.registry.peers().iter().map(|(id, p)| (id.clone(), known(p))).collect()
+    }
+
+    /// Those that may be planned on.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let now_ms = self.now_ms();
+        self.peers().candidates(now_ms, |_, _| true)
+    }
+
+    /// Chooses the best peer for a block that is not in `failed`, and counts a slot of it as held. `ran_on` has the
+    /// peers of the blocks before.
+    pub fn claim(
+        &self,
+        block: &Block,
+        failed: &BTreeSet<String>,
+        ran_on: &BTreeMap<String, String>,
+    ) -> SlotChoice {
+        let (now, now_ms) = (self.now(), self.now_ms());
+        let mut peers = self.peers();
+        let able = |id: &str, p: &PeerRecord| block.is_offered_by(&p.services) && !failed.contains(id);
+        let may_ask = |id: &str| peers.book.may_ask(now, id);
+        let free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id));
+        // The book has the load of blocks that are on their way already.
+        let Some(best) = rank(block, &free, ran_on, &BTreeMap::new()).into_iter().next() else {
+            let full = peers.usable(now_ms).filter(|(id, p)| able(id, p));
+            let again = full.filter_map(|(id, _)| peers.book.ask_again(id)).min();
+            return again.map_or(SlotChoice::None, |at| SlotChoice::Full(at.saturating_sub(now)));
+        };
+        peers.book.hold(now, &best.peer_id);
+        SlotChoice::Peer(SlotClaim { directory: self.clone(), peer: best.peer_id, open: true })
+    }
+
+    pub fn addresses(&self, peer: &str) -> Vec<String> {
+        self.peers().registry.peers().get(peer).map(|p| p.addresses.clone()).unwrap_or_default()
+    }
+
+    pub fn report_fidelity(&self, peer: &str, services: &[String], fidelity: f64) {
+        self.peers().registry.report_fidelity(peer, services, fidelity);
+    }
+}
+
+impl Peers {
+    /// Those that may be planned on.
+    fn usable(&self, now_ms: u64) -> impl Iterator<Item = (&String, &PeerRecord)> {
+        let usable = move |p: &PeerRecord| {
+            !p.lost && !self.registry.is_stale(p, now_ms) && p.health == Some(HealthStatus::Healthy)
+        };
+        self.registry.peers().iter().filter(move |(_, p)| usable(p))
+    }
+
+    /// Those of them that are wanted.
+    fn candidates(&self, now_ms: u64, wanted: impl Fn(&str, &PeerRecord) -> bool) -> Vec<Candidate> {
+        let candidate = |(id, p): (&String, &PeerRecord)| Candidate {
+            peer_id: id.clone(),
+            services: p.services.clone(),
+            fidelity: p.fidelity.clone(),
+            load: self.book.load(id),
+        };
+        self.usable(now_ms).filter(|(id, p)| wanted(id, p)).map(candidate).collect()
+    }
+}
