@@ -26,7 +26,7 @@ use crate::cloud::provision::{self, Registration};
 use crate::config::device::DeviceConfig;
 use crate::config::load::ProcessEnv;
 use crate::config::settings::{Identity, Settings};
-use crate::daemon::conflicts::ConsumerLock;
+use crate::daemon::conflicts::{self, ConsumerLock};
 use crate::daemon::instance_lock::InstanceLock;
 use crate::error::{Explain, Failure};
 use crate::executor::account::{self, RunsAs};
@@ -184,6 +184,8 @@ impl ExecutorStarted {
         let (registration, guard) = self.connect(&client).await?;
         let identity = &registration.identity;
         let consumer = &settings.jobs.consumer_name;
+        // Asked before the plugin was created too, but a first start knows its QPU only now.
+        conflicts::no_python_node(&settings.dirs.credentials, Some(&identity.qpu_id))?;
         let consumer_lock = ConsumerLock::acquire(&identity.redis_url, &identity.qpu_id, consumer)?;
 
         let (store, contents) = database.start(&identity.qpu_id)?;

@@ -1,6 +1,5 @@
 //! `coda-host peers`: lists the peers of a running coordinator's network.
 
-use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use super::coordinator_client::{CoordinatorClient, ListedPeer};
@@ -46,10 +45,8 @@ fn table(peers: &[ListedPeer]) -> String {
         let heard = format!("{} s ago", peer.heard_seconds_ago);
         let in_use = peer.active_reservations + peer.active_executions;
         let services = peer.services.join(" ");
-        // Writing to a String can't fail.
-        let _ = writeln!(
-            text,
-            "{:<53} {:<10} {heard:>8} {in_use:>12}  {}",
+        text += &format!(
+            "{:<53} {:<10} {heard:>8} {in_use:>12}  {}\n",
             inline(&peer.peer_id),
             inline(peer.state()),
             inline(&services)

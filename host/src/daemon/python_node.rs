@@ -36,18 +36,27 @@ impl PythonNode {
     }
 }
 
+/// Returns a coda-node of any QPU, with credentials.
+pub fn find_any() -> Option<PythonNode> {
+    nodes().into_iter().find(|node| node.dir.join(credentials::CONFIG_FILE).exists())
+}
+
 /// Returns the coda-node that uses `dir`, or serves `qpu_id` from another directory.
 pub fn find(dir: &Path, qpu_id: Option<&str>) -> Option<PythonNode> {
-    let own = std::process::id();
-    let processes = std::fs::read_dir("/proc").ok()?;
-    let pids = processes.flatten().filter_map(|p| p.file_name().to_str()?.parse::<u32>().ok());
-    let nodes = pids.filter(|pid| *pid != own).filter_map(look_at);
     let same = |a: &Path, b: &Path| {
         a == b || a.canonicalize().ok().is_some_and(|a| b.canonicalize().ok() == Some(a))
     };
-    nodes
+    nodes()
         .into_iter()
         .find(|node| same(&node.dir, dir) || qpu_id.is_some() && stored_qpu(&node.dir).as_deref() == qpu_id)
+}
+
+/// Every coda-node of this machine.
+fn nodes() -> Vec<PythonNode> {
+    let own = std::process::id();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|p| p.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| *pid != own).filter_map(look_at).collect()
 }
 
 fn look_at(pid: u32) -> Option<PythonNode> {

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -149,6 +150,14 @@ class Lab:
 
     async def do_bad_group(self, _):
         await bad_group()
+
+    async def do_log_in_handler(self, seconds):
+        signal.signal(signal.SIGALRM, lambda *_: log.info("from the handler"))
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        end = time.monotonic() + float(seconds)
+        while time.monotonic() < end:
+            log.info("from the run")
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     async def do_long_line(self, _):
         log.warning("%s", "\udcff" * 60_000)
@@ -337,6 +346,18 @@ class Flagged:
     def cancel_current_job(self):
         note("hook")
         # Too late for the flag: the call looks at it again only at its end.
+
+
+class FlaggedBatches(Flagged):
+    """The same with batches, each job a call; a batch of jobs that fail gives up before its call has ended."""
+
+    async def batch_run(self, jobs):
+        note(f"batch of {len(jobs)}")
+        for ir, _ in jobs:
+            mode, _, seconds = ir.metadata.source_hash.partition(":")
+            call = asyncio.to_thread(self.call, float(seconds))
+            await (asyncio.wait_for(call, 0.1) if mode == "fail" else call)
+        return [result({zeros(ir): shots}, 1.0, shots) for ir, shots in jobs]
 
 
 def endless(settings):

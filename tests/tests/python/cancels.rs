@@ -106,6 +106,33 @@ async fn a_failed_run_whose_thread_goes_on_is_answered_and_the_process_started_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_of_a_batch_overlaps_with_a_later_one() {
+    let Some(venv) = venv() else { return };
+    for (mode, is_cancelled) in [("thread:1.0", true), ("fail:0.6", false)] {
+        let host = Plan::python(&venv, "lab:FlaggedBatches", "").env("CODA_PREFETCH", "20").start().await;
+        begin(&host, "first", "thread:0.3").await;
+        for id in ["a", "b"] {
+            host.send(&lab_job(&host, id, mode, 10)).await;
+        }
+        eventually("both are in one batch", async || notes(&host).contains(&"batch of 2".to_string())).await;
+        if is_cancelled {
+            eventually("the batch is in a call", async || calls_begun(&host) == 2).await;
+            host.request_cancel("a").await;
+            host.request_cancel("b").await;
+        }
+        host.send(&lab_job(&host, "after", "thread:0.1", 7)).await;
+        assert_eq!(host.delivered("after").await["counts"], json!({ "00": 7 }), "{mode}");
+        let calls = calls(&host);
+        assert!(calls.len() >= 3, "{mode}: {calls:?}");
+        assert!(calls.is_sorted_by(|one, next| one.1 <= next.0), "{mode}: {calls:?}");
+    }
+}
+
+fn calls_begun(host: &TestHost) -> usize {
+    notes(host).iter().filter(|note| note.starts_with("begins")).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_ends_when_all_of_its_jobs_are_cancelled() {
     let Some(venv) = venv() else { return };
     let host = Plan::python(&venv, "lab:batches", "").env("CODA_PREFETCH", "20").start().await;

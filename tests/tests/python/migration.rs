@@ -104,6 +104,12 @@ async fn doctor_tells_what_a_switch_would_change_and_its_remedies_make_one() {
     let node = PythonNode::start(&host, &venv, &theirs).await;
     let before = counts(&host, "J1").await;
     let path = host.env.remove("PYTHONPATH").unwrap();
+    // As before the first start under systemd: this host has nothing yet.
+    let said = host.cli(&["doctor"]).await;
+    for part in ["warn  coda-node", "install -m 600", "set CODA_EXECUTOR_PYTHON="] {
+        assert!(said.out.contains(part), "{part}: {}", said.text());
+    }
+    assert!(!said.out.contains("opens the device"), "{}", said.text());
     // Here the directory tells that it is the same site; with stored credentials the QPU's id would.
     host.set("CODA_STATE_DIR", theirs.display().to_string());
     let said = host.cli(&["doctor"]).await;

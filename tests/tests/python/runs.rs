@@ -155,6 +155,9 @@ async fn what_a_run_prints_and_logs_is_in_the_log_with_its_job() {
     host.send(&lab_job(&host, "long", "long_line", 10)).await;
     assert_eq!(host.delivered("long").await["counts"], json!({ "00": 10 }));
     host.wait_log("the line behind it").await;
+    // Last, for it fills the log's limit: a handler that logs in the middle of a line of the run.
+    host.send(&lab_job(&host, "handler", "log_in_handler:0.5", 10)).await;
+    assert_eq!(host.delivered("handler").await["counts"], json!({ "00": 10 }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -66,10 +66,14 @@ pub async fn run_checks(env: &ProcessEnv, no_plugin: bool) -> Vec<Finding> {
         }
     };
     findings.push(Finding::pass("settings", format!("{} read", prepared.shown.len())));
-    let node = python_node::find(&dirs.credentials, prepared.qpu_id());
+    let of_this_qpu = python_node::find(&dirs.credentials, prepared.qpu_id());
+    // Before the first start nothing tells of which QPU this host will be.
+    let replaced = || prepared.qpu_id().is_none().then(python_node::find_any).flatten();
+    let is_certain = of_this_qpu.is_some();
+    let node = of_this_qpu.or_else(replaced);
     findings.extend(match &node {
         None => vec![Finding::pass("coda-node", "no Python node serves this QPU here")],
-        Some(node) => migration(node, &prepared, env),
+        Some(node) => migration(node, is_certain, &prepared, env),
     });
     findings.extend(runs_as(&prepared, env));
     // A second process must not open the device.
@@ -209,7 +213,7 @@ fn results(state: &Path) -> Finding {
 }
 
 /// What a site that runs coda-node has to know before it switches.
-fn migration(node: &PythonNode, prepared: &Prepared, env: &ProcessEnv) -> Vec<Finding> {
+fn migration(node: &PythonNode, is_certain: bool, prepared: &Prepared, env: &ProcessEnv) -> Vec<Finding> {
     let settings = &prepared.settings;
     let located = app::locate_plugin(settings, &prepared.device, env).ok();
     let host = migration::HostSide {
@@ -220,7 +224,20 @@ fn migration(node: &PythonNode, prepared: &Prepared, env: &ProcessEnv) -> Vec<Fi
         runs_as: app::runs_as(settings, true).ok(),
         vpn_required: settings.vpn.required,
     };
-    let mut findings = vec![Finding::failure("coda-node", &ConflictError::from(node.clone()).into())];
+    let found = match is_certain {
+        true => Finding::failure("coda-node", &ConflictError::from(node.clone()).into()),
+        false => Finding::warn(
+            "coda-node",
+            format!(
+                "a Python coda-node (process {}, credentials in {}) runs here; this host has none yet, so it is taken \
+                 for the one that is replaced",
+                node.pid,
+                node.dir.display()
+            ),
+            "stop it before the first start, unless it serves another QPU",
+        ),
+    };
+    let mut findings = vec![found];
     findings.extend(migration::changes(node, &host));
     findings
 }

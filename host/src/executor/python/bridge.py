@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 # Kinds of frames.
 CHECK, CREATE, RUN, BATCH, DESTROY = 1, 2, 3, 4, 6
@@ -148,12 +148,13 @@ class Job:
         self.shots = reader.number("<I")
         self.circuit = reader.text()
         self.is_cancelled = False
-        # Calls in other threads that the run has begun and not ended.
-        self.calls: set[Future[Any]] = set()
 
 
 # The job that a task, a thread's call or a log line belongs to.
 current_job: contextvars.ContextVar[Job | None] = contextvars.ContextVar("coda_host_job", default=None)
+# The calls in other threads that a run, of one job or of a batch, has begun and not ended.
+CallSet: TypeAlias = "set[Future[Any]]"
+current_calls: contextvars.ContextVar[CallSet | None] = contextvars.ContextVar("coda_host_calls", default=None)
 
 
 class Log(logging.Handler):
@@ -164,6 +165,9 @@ class Log(logging.Handler):
         self.events: socket.socket | None = events
         self.most_verbose = most_verbose
         self.sending = threading.Lock()
+        # Lines that wait for whoever sends now. A signal handler or a finalizer may log in the middle of a line of its
+        # own thread, which must not wait for itself. Bounded, as the host limits lines too.
+        self.waiting: deque[bytes] = deque(maxlen=10_000)
         self.has_told_lost_shots = False
         # Takes out what executors have declared to be secret.
         self.mask: Callable[[str], str] = str
@@ -178,12 +182,17 @@ class Log(logging.Handler):
             sys.stderr.write(message + "\n")
             return
         body = struct.pack("<I", level) + text(job_id) + text(self.mask(message), MAX_LINE)
-        with self.sending:
+        self.waiting.append(frame(LOG, body))
+        # Asked again after the release: a line may have come between the last look and that.
+        while self.waiting and self.sending.acquire(blocking=False):
             try:
-                self.events.sendall(frame(LOG, body))
+                while self.waiting:
+                    self.events.sendall(self.waiting.popleft())
             except OSError:
                 # The host is gone, and this process with it.
-                pass
+                self.waiting.clear()
+            finally:
+                self.sending.release()
 
     def tell_lost_shots(self, counted: int, completed: int) -> None:
         if not self.has_told_lost_shots:
@@ -647,14 +656,14 @@ def end_of_process(error: BaseException) -> str:
 
 
 class Calls(ThreadPoolExecutor):
-    """The loop's threads: notes for each call which job began it."""
+    """The loop's threads: notes for each call which run began it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         call = super().submit(fn, *args, **kwargs)
-        job = current_job.get()
-        if job is not None:
-            job.calls.add(call)
-            call.add_done_callback(job.calls.discard)
+        calls = current_calls.get()
+        if calls is not None:
+            calls.add(call)
+            call.add_done_callback(calls.discard)
         return call
 
 
@@ -809,8 +818,8 @@ class Bridge:
             reader = f"coda-node {self.node.version}" if self.node.version else "the host's coda_executor"
             raise Unsupported(f"{reader} refuses the circuit: {describe(error)}") from error
 
-    def start_run(self, call: Callable[[], Any], job: Job | None) -> asyncio.Task[Any]:
-        """Calls into the executor in a task whose context names the job."""
+    def start_run(self, call: Callable[[], Any], job: Job | None, calls: CallSet) -> asyncio.Task[Any]:
+        """Calls into the executor in a task whose context names the job, and notes its calls in other threads."""
 
         async def attempt() -> Any:
             try:
@@ -822,16 +831,18 @@ class Bridge:
 
         context = contextvars.copy_context()
         context.run(current_job.set, job)
+        context.run(current_calls.set, calls)
         return self.loop.create_task(attempt(), context=context)
 
     async def run_one(self) -> None:
         (job,) = self.jobs
         is_last = False
+        calls: CallSet = set()
         try:
             circuit = self.circuit(job)
             if job.is_cancelled:
                 raise asyncio.CancelledError
-            self.run = self.start_run(lambda: self.executor.run(circuit, job.shots), job)
+            self.run = self.start_run(lambda: self.executor.run(circuit, job.shots), job, calls)
             result = await self.run
             if isinstance(result, Ended):
                 is_last = True
@@ -852,10 +863,10 @@ class Bridge:
             self.log.traceback("the executor ended its process", error, job.id)
         except BaseException as error:
             answer = self.failed(error, job)
-            is_last = await self.outlasts(job) if not self.was_cancelled() else False
+            is_last = await self.outlasts(calls, job.id) if not self.was_cancelled() else False
         if self.was_cancelled():
             # The device is busy as long as a thread of the run is in a call; the host's grace limits that.
-            await self.calls_ended(job, None)
+            await self.calls_ended(calls, None)
         self.finish([answer], is_last)
 
     def was_cancelled(self) -> bool:
@@ -871,25 +882,25 @@ class Bridge:
             return bad_answer(OTHER, "the executor cancelled its own run")
         return bad_answer(code_of(error, self.node), self.log.mask(describe(error)))
 
-    async def calls_ended(self, job: Job, limit: float | None) -> bool:
+    async def calls_ended(self, calls: CallSet, limit: float | None) -> bool:
         """Waits until the threads of a run have ended their calls."""
         until = None if limit is None else self.loop.time() + limit
-        while job.calls:
+        while calls:
             left = None if until is None else max(until - self.loop.time(), 0)
             if left == 0:
                 return False
-            calls = [asyncio.wrap_future(call) for call in list(job.calls)]
-            for call in calls:
+            running = [asyncio.wrap_future(call) for call in list(calls)]
+            for call in running:
                 # What it raises belongs to a run that is over, so no one else asks for it.
                 call.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait(calls, timeout=left)
+            await asyncio.wait(running, timeout=left)
         return True
 
-    async def outlasts(self, job: Job) -> bool:
+    async def outlasts(self, calls: CallSet, job_id: str) -> bool:
         """Whether a call in a thread outlasts its failed run: the next run must not meet it."""
-        if await self.calls_ended(job, self.spec["thread_wait_sec"]):
+        if await self.calls_ended(calls, self.spec["thread_wait_sec"]):
             return False
-        self.log.say(ERROR, "a thread of the failed run does not end; the process is started again", job.id)
+        self.log.say(ERROR, "a thread of the failed run does not end; the process is started again", job_id)
         return True
 
     async def run_batch(self) -> None:
@@ -902,11 +913,12 @@ class Bridge:
             except Unsupported as error:
                 answers[index] = bad_answer(UNSUPPORTED, str(error))
         pairs = [(circuit, jobs[index].shots) for index, circuit in circuits]
-        whole_error, surplus = None, 0
+        whole_error, surplus, is_last = None, 0, False
+        calls: CallSet = set()
         try:
             if self.was_cancelled():
                 raise asyncio.CancelledError
-            self.run = self.start_run(lambda: self.executor.batch_run(pairs), None)
+            self.run = self.start_run(lambda: self.executor.batch_run(pairs), None, calls)
             results = await self.run
             if isinstance(results, Ended):
                 self.log.traceback("the executor ended its process in a batch", results.error, "")
@@ -924,7 +936,11 @@ class Bridge:
             else:
                 self.log.traceback("batch_run failed", error, "")
                 whole_error = error_body(code_of(error, self.node), self.log.mask(describe(error)))
-        self.finish(answers, False, whole_error, surplus)
+                # The host runs the jobs one by one then, and none of them may meet a call of the batch.
+                is_last = await self.outlasts(calls, "")
+        if self.was_cancelled():
+            await self.calls_ended(calls, None)
+        self.finish(answers, is_last, whole_error, surplus)
 
     def batch_answer(self, result: Any, job: Job) -> bytes:
         if isinstance(result, BaseException):

@@ -67,6 +67,7 @@ class QiskitExecutor:
         self.has_told_cancel = False
 
     async def run(self, ir: NativeGateIR, shots: int) -> ExecutionResult:
+        self.begin()
         (result,) = await self.execute([ir], shots)
         if isinstance(result, Exception):
             raise result
@@ -75,8 +76,12 @@ class QiskitExecutor:
     async def batch_run(self, jobs: Sequence[tuple[NativeGateIR, int]]) -> list[ExecutionResult | Exception]:
         """Jobs with equal shots are one job of the provider."""
         results: dict[int, ExecutionResult | Exception] = {}
+        self.begin()
         for shots in dict.fromkeys(shots for _, shots in jobs):
             group = [index for index, job in enumerate(jobs) if job[1] == shots]
+            # A batch is cancelled as a whole: no further group of it is submitted.
+            if self.is_cancelled:
+                raise asyncio.CancelledError
             try:
                 done = await self.execute([jobs[index][0] for index in group], shots)
             except Exception as error:
@@ -94,10 +99,15 @@ class QiskitExecutor:
         if job is not None:
             await asyncio.to_thread(self.cancel, job)
 
+    def begin(self) -> None:
+        """A cancel concerns one run or batch."""
+        with self.lock:
+            self.job, self.is_cancelled = None, False
+
     async def execute(self, circuits: Sequence[NativeGateIR], shots: int) -> list[ExecutionResult | Exception]:
         """Each circuit's result or error, in order."""
         with self.lock:
-            self.job, self.is_cancelled = None, False
+            self.job = None
         # Providers block: the loop must stay free for cancels.
         return await asyncio.to_thread(self.execute_blocking, circuits, shots)
 
