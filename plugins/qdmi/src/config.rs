@@ -509,6 +509,10 @@ impl Secrets<'_> {
                 let path = self.dir.join(file);
                 let unreadable =
                     |e: std::io::Error| format!("`session.{key}_file` is {}: {e}", path.display());
+                // A FIFO or a device would hold up the start.
+                if !path.metadata().map_err(unreadable)?.is_file() {
+                    return Err(format!("`session.{key}_file` is {}, which is not a file", path.display()));
+                }
                 let mut text = String::new();
                 let opened = std::fs::File::open(&path).map_err(unreadable)?;
                 opened.take(MAX_SECRET).read_to_string(&mut text).map_err(unreadable)?;

@@ -91,6 +91,10 @@ fn what_can_not_be_used_is_named() {
         ("library: liba.so\ncolour: red", "unknown field `colour`"),
         ("library: liba.so\nsession: {colour: red}", "unknown field `colour`"),
         ("library: none.so\nprefix: A", "which is not a file"),
+        (
+            "library: liba.so\nprefix: A\nsession: {token_file: /dev/null}",
+            "`session.token_file` is /dev/null, which is not a file",
+        ),
         ("library: liba.so", "can't be read"),
         ("library: .", "has no QDMI library"),
         ("library: liba.so\ndevice: a.none", "have: a.one, a.two, b"),

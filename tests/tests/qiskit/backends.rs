@@ -221,6 +221,7 @@ async fn errors_of_providers_and_mistakes_in_the_config_say_what_to_do() {
             &format!("{provider}provider_args: {{url: u, more: [{{token: s3cret-token}}]}}\n"),
             "set token_env to the name",
         ),
+        (&format!("{provider}provider_args: {{url: u, token_file: /dev/null}}\n"), "which is not a file"),
         ("backend: backends:Line\noptimization_level: true\n", "set it to 0, 1, 2 or 3"),
         (
             &format!("{provider}provider_args: {{url: u, token_env: NO_SUCH}}\n"),

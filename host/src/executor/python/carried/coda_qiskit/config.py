@@ -105,6 +105,9 @@ def read_secret(key: str, source: str, name: str) -> str:
             raise ConfigError(f"{key} is {name}, and this environment variable is not set")
         return os.environ[name]
     try:
+        # A FIFO or a device would hold up the start.
+        if Path(name).exists() and not Path(name).is_file():
+            raise ConfigError(f"{key} is {name}, which is not a file")
         return Path(name).read_text().strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} is {name}, which can't be read: {error}") from error
