@@ -471,7 +471,7 @@ mod tests {
             Failure::from(load(d.path()).unwrap_err()).line()
         };
         let bad = line(r#"{"redis_url": ["redis://:hunter2@h"]}"#);
-        assert_eq!(bad, format!("{} has a 'redis_url' that is not text", path.display()));
+        assert_eq!(bad, format!("{} has a 'redis_url' that is not a text", path.display()));
         assert!(line(r#"{"num_qubits": 0}"#).contains("'num_qubits'"));
         assert!(line(r#"{"redis_url": "hunter2"#).contains("line 1"));
         assert!(!line(r#"{"redis_url": "hunter2"#).contains("hunter2"));
