@@ -108,7 +108,7 @@ fn what_can_not_be_used_is_named() {
         ("library: liba.so\nprefix: A\nformat: qir", "unknown variant `qir`"),
         ("library: liba.so\nprefix: A\nbit_order: left", "unknown variant `left`"),
         ("library: liba.so\nprefix: A\nsession: {custom1: 7}", "in quotes if it is a number"),
-        ("library: liba.so\nprefix: A\nsession: {custom1: {hex: 0x}}", "`custom1.hex` is not a hexadecimal"),
+        ("library: liba.so\nprefix: A\nsession: {custom1: {hex: 0x}}", "`custom1.hex` is not hexadecimal"),
         ("library: liba.so\nprefix: A\nsession: {custom1: {hex: ''}}", "`custom1.hex` is empty"),
         ("library: liba.so\nprefix: A\njob: {custom1: {i32: 1}}", "expected text"),
         ("library: liba.so\nprefix: A\nsession: {base_url: \"a\\0b\"}", "`base_url` contains a NUL"),
