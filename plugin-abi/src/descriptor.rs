@@ -55,7 +55,7 @@ impl Kind {
 /// Where the plugin may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
-    /// Where the operator wants it: in the host's process, or in one of its own.
+    /// Where the operator wants it: in the host's process, or in a separate one.
     Configured,
     /// Only in a separate process, whatever the operator has set: for plugins on libraries that crash, start helper
     /// processes or block in a cancel.
@@ -199,7 +199,7 @@ impl Descriptor {
             3 => Kind::Test,
             other => return Err(DescriptorError::Unknown("kind", other)),
         };
-        // Before, the byte was reserved, and nobody looked at what is in it.
+        // Before, the byte was reserved, and no one looked at what is in it.
         let isolation = match bytes[19] {
             _ if api_minor < ISOLATION_SINCE => Isolation::Configured,
             0 => Isolation::Configured,

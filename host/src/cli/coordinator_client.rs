@@ -114,7 +114,7 @@ fn lost(job_id: &str, failure: Failure) -> Failure {
     Failure {
         message: format!("{}; the job {job_id} was submitted before", failure.message),
         hint: Some(format!(
-            "a restarted coordinator fails the jobs that were running; see GET /api/v1/jobs/{job_id}, and submit it again"
+            "start the coordinator again if it has ended: the job goes on then, see GET /api/v1/jobs/{job_id}"
         )),
         ..failure
     }

@@ -186,7 +186,7 @@ impl BlockRunner {
                     search.alone_since = None;
                     search.slot_deadline.min(now + again)
                 }
-                // The others have failed at it: there is nobody to wait for.
+                // The others have failed at it: there is no one to wait for.
                 SlotChoice::None if !search.failed.is_empty() => return Err(failed(search, String::new())),
                 SlotChoice::None => {
                     let end = *search.alone_since.get_or_insert(now) + self.limits.peer_wait;

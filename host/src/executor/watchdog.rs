@@ -1,7 +1,7 @@
 //! Runs that take too long: first they are asked to end, then nothing waits for them any more.
 //!
 //! A run beyond the time limit is cancelled, as a user would cancel it. A run that goes on for longer than the grace
-//! period after its cancel is killed with its process where the plugin has one of its own; in a batch, after the cancel of
+//! period after its cancel is killed with its process where the plugin runs in a separate one; in a batch, after the cancel of
 //! the last of its jobs, since it works on for the others. In this process nothing can
 //! end it: the host says so, claims nothing more, and ends for its supervisor to start it again if it is told to. In
 //! either case nothing runs on the hardware beside a run that has not come back.

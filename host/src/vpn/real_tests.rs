@@ -179,7 +179,7 @@ async fn a_real_server_that_is_not_trusted_gives_no_tunnel_and_the_log_says_why(
     assert!(failure.causes[0].contains("unsuitable certificate purpose"), "{}", failure.render());
     assert!(network.standin.is_clean(), "{:?}", network.standin.leftovers());
 
-    // No one there, and whoever asked goes away.
+    // No one there, and the one that asked goes away.
     network.stop_server();
     let vpn = network.openvpn(30);
     let starting = tokio::spawn({

@@ -19,7 +19,7 @@ use crate::{manifest, trust};
 const MAX_SECRET: u64 = 64 << 10;
 
 /// Device config of a QDMI device library
-// `device.yaml` as written; these comments are in the schema, for whoever wrote a key wrong.
+// `device.yaml` as written; these comments are in the schema, for the person who wrote a key wrong.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Config {

@@ -67,7 +67,7 @@ pub struct Ticket<'r> {
 }
 
 impl Ticket<'_> {
-    /// The flag of the order, which is set by whoever ends it.
+    /// The flag of the order, which is set by the thread that ends it.
     pub fn order(&self) -> CancelFlag {
         Arc::clone(&self.entry.order)
     }

@@ -171,7 +171,7 @@ impl Drop for LibraryThread {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         if let Some(handle) = self.handle.take() {
-            // A panic of it was reported to whoever waited.
+            // A panic of it was reported to the thread that waited.
             handle.join().ok();
         }
     }

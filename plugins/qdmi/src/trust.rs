@@ -2,6 +2,8 @@
 //!
 //! Contract: as another user than root nothing is refused. As root, the file and every directory and link on the way to
 //! it must be root's, and writable by root alone; a directory with the sticky bit, such as /tmp, may be open to all.
+//! The host judges a plugin's own library by the same rule; a plugin depends on the interface alone, so the rule is here
+//! for what this one opens.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

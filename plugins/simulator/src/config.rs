@@ -14,7 +14,7 @@ use serde::Deserialize;
 const DAY_MS: f64 = 86_400_000.0;
 
 /// Device config of coda-host's simulator
-// `device.yaml` as written; these comments are in the schema, for whoever wrote a key wrong.
+// `device.yaml` as written; these comments are in the schema, for the person who wrote a key wrong.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {

@@ -264,7 +264,7 @@ async fn a_cancel_of_one_job_of_a_list_leaves_the_others() {
         assert_eq!(body["status"], "completed", "{id}: {body}");
     }
     host.wait_state("b", "cancelled").await;
-    assert_eq!(host.attempts("b").0, 0, "nobody is told of a cancelled job");
+    assert_eq!(host.attempts("b").0, 0, "no one is told of a cancelled job");
     // The device works on for the others, however long that takes.
     assert!(!host.log().contains("its process is killed"), "{}", host.log());
 }

@@ -79,7 +79,7 @@ async fn the_manifest_and_the_file_itself_tell_the_prefix() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_of_secrets_are_shown_nowhere() {
     let Some(library) = ibm() else { return };
-    // No one listens there, whoever it would ask.
+    // No one listens there.
     let keys = "bit_order: first_right\nsession: {token: s3cret-token, custom1: ibm_berlin, \
                 base_url: 'http://127.0.0.1:1', auth_url: 'http://127.0.0.1:1'}\n";
     let host = plan(&library, keys).prepare().await;

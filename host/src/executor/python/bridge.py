@@ -165,7 +165,7 @@ class Log(logging.Handler):
         self.events: socket.socket | None = events
         self.most_verbose = most_verbose
         self.sending = threading.Lock()
-        # Lines that wait for whoever sends now. A signal handler or a finalizer may log in the middle of a line of its
+        # Lines that wait for the thread that sends now. A signal handler or a finalizer may log in the middle of a line of its
         # own thread, which must not wait for itself. Bounded, as the host limits lines too.
         self.waiting: deque[bytes] = deque(maxlen=10_000)
         self.has_told_lost_shots = False
