@@ -70,7 +70,7 @@ fn variables(node: &PythonNode, env: &ProcessEnv) -> Option<Finding> {
         .environment
         .iter()
         .filter(|(name, value)| differs(name, value))
-        .map(|(name, value)| match SECRET_VARIABLES.contains(&name.to_ascii_uppercase().as_str()) {
+        .map(|(name, value)| match is_secret(name, value) {
             true => format!("{name} (a secret)"),
             false => format!("{name}={value}"),
         })
@@ -78,6 +78,15 @@ fn variables(node: &PythonNode, env: &ProcessEnv) -> Option<Finding> {
     let found = format!("coda-node was started with {}; here it differs or is not set", texts.join(", "));
     let todo = "set the same for coda-host, under systemd in /etc/coda-host/coda-host.env";
     (!texts.is_empty()).then(|| Finding::warn(NAME, found, todo))
+}
+
+/// Whether a value must not be shown: it may be of a vendor's own variable, or a URL with an account in it.
+fn is_secret(name: &str, value: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    let words = ["TOKEN", "KEY", "SECRET", "PASSWORD"];
+    SECRET_VARIABLES.contains(&name.as_str())
+        || words.iter().any(|word| name.contains(word))
+        || value.contains('@')
 }
 
 fn credentials(node: &PythonNode, dir: &Path) -> Option<Finding> {
@@ -209,13 +218,19 @@ mod tests {
         assert!(says(&node(&same), &base()).contains("coda-host uses what coda-node uses"));
 
         let told = says(
-            &node(&[("CODA_PORT", "1"), ("coda_redis_url", "redis://u:pw@h"), ("PYTHONPATH", "/p")]),
+            &node(&[
+                ("CODA_PORT", "1"),
+                ("coda_redis_url", "redis://u:pw@h"),
+                ("PYTHONPATH", "/p"),
+                ("CODA_LAB_PASSWORD", "hush"),
+                ("CODA_WEBAPP_URL", "https://u:pw@h"),
+            ]),
             &base(),
         );
         for part in ["CODA_PORT=1", "coda_redis_url (a secret)", "PYTHONPATH=/p", "coda-host.env"] {
             assert!(told.contains(part), "{part}: {told}");
         }
-        assert!(!told.contains("pw@"), "{told}");
+        assert!(!told.contains("pw@") && !told.contains("hush"), "{told}");
         let cases: [(HostSide<'_>, &str); 6] = [
             (HostSide { credentials: Path::new("/nowhere"), ..base() }, "install -m 600 /tmp/coda.config"),
             (HostSide { device_config: None, ..base() }, "set CODA_DEVICE_CONFIG=/srv/lab/device.yaml"),
