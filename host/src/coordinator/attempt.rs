@@ -1,4 +1,4 @@
-//! One attempt: prepare, commit and dispatch a block with one peer.
+//! One attempt: prepare, commit and dispatch a block, or as much of it as the peer takes at once, with one peer.
 //!
 //! ```text
 //! prepare ─ accepted ─> commit ─ committed ─> dispatch ─ completed ─> done
@@ -18,12 +18,13 @@ use super::answer::{AnswerError, DispatchOutcome, check_echo, known_transition, 
 use super::combine::Component;
 use super::directory::SlotClaim;
 use super::fallback::{BlockRun, BlockRunner, uuid4};
+use super::plan::PlannedFragment;
 use crate::peers::amplitude;
 use crate::peers::protocol::FULL;
 use crate::peers::swarm::Document;
 use crate::peers::wire::{
     CancelRequest, CommitRequest, DispatchRequest, Fragment, InputPayload, PeerStep, PrepareAnswer,
-    PrepareRequest, QuantumState, StepAnswer, read, time, write,
+    PrepareRequest, QuantumState, SINGLE_READ_BYTES, StepAnswer, read, time, write,
 };
 use crate::reservation::event::{ReservationRequest, Transition};
 use crate::reservation::ledger::ReservationCommand;
@@ -34,9 +35,17 @@ const RETRY_CANCEL: Duration = Duration::from_millis(500);
 /// Why a reservation is cancelled whose attempt was dropped.
 const DROPPED: &str = "the job has ended";
 
+/// Most bytes of fragments in one dispatch: thousands of gates.
+const MAX_FRAGMENT_BYTES: usize = 1 << 20;
+/// Most amplitudes times operations in one dispatch, beyond its first operation: a simulator runs them in about a second,
+/// so that no peer has to decline for the time they take, and little is repeated when one goes away.
+const MAX_WORK: usize = 1 << 28;
+
 /// What a peer made of a block.
 pub struct BlockResult {
     pub state: Component,
+    /// How many of the fragments it was given at once.
+    pub fragments: usize,
     pub fidelity: Option<f64>,
     pub latency_ms: f64,
 }
@@ -132,7 +141,7 @@ impl PeerReservation {
             requesting_peer_id: self.runner.network.peer_id(),
             service_id: run.block.service_id.clone(),
             estimated_qubits: count(run.state.qubits.len()),
-            estimated_depth: count(run.fragments.len()),
+            estimated_depth: count(at_once(run).len()),
             priority: 0,
             ttl_seconds: i64::try_from(limits.ttl_seconds).unwrap_or(i64::MAX),
             idempotency_key: idempotency_key(),
@@ -202,7 +211,7 @@ impl PeerReservation {
         let execution_id = format!("exec-{}", uuid4());
         self.record(ReservationCommand::Dispatch { execution_id: execution_id.clone() }).await?;
         self.execution_id = Some(execution_id.clone());
-        let dispatch = DispatchRequest {
+        let mut dispatch = DispatchRequest {
             execution_id: execution_id.clone(),
             reservation_id: self.id.clone(),
             workflow_run_id: run.workflow_run_id.into(),
@@ -213,6 +222,12 @@ impl PeerReservation {
             idempotency_key: idempotency_key(),
             dispatched_at: time(now_micros()),
         };
+        let room = match self.runner.network.reads_whole_documents(&self.peer) {
+            true => MAX_FRAGMENT_BYTES,
+            false => SINGLE_READ_BYTES.saturating_sub(write(&dispatch).len()),
+        };
+        let fragments = fitting(at_once(run), room);
+        dispatch.input_payload.fragments = run.fragments[..fragments].iter().map(|f| fragment(f)).collect();
         let start = Instant::now();
         let limit = self.runner.limits.dispatch;
         let answer = self.runner.call(&self.peer, PeerStep::Dispatch, write(&dispatch), limit).await;
@@ -227,7 +242,7 @@ impl PeerReservation {
                 let latency_ms = latency_ms.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
                 let complete = ReservationCommand::Complete { execution_id, fidelity, latency_ms };
                 self.runner.log.execute(&self.id, complete).await?;
-                Ok(BlockResult { state, fidelity, latency_ms })
+                Ok(BlockResult { state, fragments, fidelity, latency_ms })
             }
             // The peer says that it has ended, and its reservation with it: there is nothing to cancel.
             Ok(DispatchOutcome::Failed(error)) => {
@@ -356,26 +371,50 @@ fn idempotency_key() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
+/// The fragments, from the first on, that are no more work than one dispatch may be; at least one.
+fn at_once<'r, 'p>(run: &'r BlockRun<'p>) -> &'r [&'p PlannedFragment] {
+    let qubits = u32::try_from(run.state.qubits.len()).unwrap_or(u32::MAX);
+    let most = MAX_WORK.checked_shr(qubits).unwrap_or(0).max(1);
+    &run.fragments[..most.min(run.fragments.len())]
+}
+
+/// How many of these fragments, from the first on, fit in so many bytes of a document; at least one.
+fn fitting(fragments: &[&PlannedFragment], room: usize) -> usize {
+    let mut bytes = 0;
+    let fits = |f: &&&PlannedFragment| {
+        bytes += write(&fragment(f)).len() + ",".len();
+        bytes <= room
+    };
+    fragments.iter().take_while(fits).count().max(1).min(fragments.len())
+}
+
+fn qubit_ids(qubits: &[u32]) -> Vec<i64> {
+    qubits.iter().map(|q| i64::from(*q)).collect()
+}
+
+fn fragment(planned: &PlannedFragment) -> Fragment {
+    Fragment {
+        fragment_id: planned.fragment_id.clone(),
+        service_id: planned.service_id.clone(),
+        qubits: qubit_ids(&planned.qubits),
+        operation_ids: vec![planned.operation_id.clone()],
+        dependencies: planned.dependencies.clone(),
+        raw_text: planned.raw_text.clone(),
+    }
+}
+
+/// The payload without its fragments.
 fn payload(run: &BlockRun<'_>) -> InputPayload {
-    let ids = |qubits: &[u32]| qubits.iter().map(|q| i64::from(*q)).collect::<Vec<i64>>();
-    let fragments = run.fragments.iter().map(|f| Fragment {
-        fragment_id: f.fragment_id.clone(),
-        service_id: f.service_id.clone(),
-        qubits: ids(&f.qubits),
-        operation_ids: vec![f.operation_id.clone()],
-        dependencies: f.dependencies.clone(),
-        raw_text: f.raw_text.clone(),
-    });
     InputPayload {
         plan_id: run.plan_id.into(),
         block_id: Some(run.block.block_id.clone()),
         fragment: None,
-        fragments: fragments.collect(),
+        fragments: Vec::new(),
         state: QuantumState {
             num_qubits: i64::try_from(run.state.qubits.len()).unwrap_or(i64::MAX),
-            qubit_ids: Some(ids(&run.state.qubits)),
+            qubit_ids: Some(qubit_ids(&run.state.qubits)),
             amplitudes: run.state.amplitudes.as_deref().map(amplitude::write_state),
-            measured_qubits: ids(&run.state.measured),
+            measured_qubits: qubit_ids(&run.state.measured),
             previous_peer_id: run.state.previous_peer_id.clone(),
         },
     }
@@ -389,5 +428,25 @@ mod tests {
     fn idempotency_keys_have_their_form() {
         assert_eq!(idempotency_key().len(), 32);
         assert_ne!(idempotency_key(), idempotency_key());
+    }
+
+    #[test]
+    fn as_many_fragments_are_sent_as_fit() {
+        let planned = PlannedFragment {
+            fragment_id: "frag-0001".into(),
+            operation_id: "op-0001".into(),
+            service_id: "hadamard".into(),
+            qubits: vec![0],
+            dependencies: Vec::new(),
+            raw_text: "h q[0]".into(),
+            block_id: "block-s01-b01".into(),
+        };
+        let (all, one) = (vec![&planned; 10], write(&fragment(&planned)).len());
+        let text = |n: usize| write(&all[..n].iter().map(|f| fragment(f)).collect::<Vec<_>>()).len();
+        for (room, count) in [(0, 1), (one, 1), (one + 1, 1), (3 * (one + 1), 3), (1 << 20, 10)] {
+            assert_eq!(fitting(&all, room), count, "{room}");
+            assert!(count == 1 || text(count) - "[]".len() <= room, "{room}");
+        }
+        assert_eq!(fitting(&[], 100), 0);
     }
 }

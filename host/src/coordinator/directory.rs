@@ -173,20 +173,16 @@ impl Directory {
     }
 
     /// Chooses the best peer for a block that is not in `failed`, and counts a slot of it as held. `ran_on` has the
-    /// peers of the blocks before.
-    pub fn claim(
-        &self,
-        block: &Block,
-        failed: &BTreeSet<String>,
-        ran_on: &BTreeMap<String, String>,
-    ) -> SlotChoice {
+    /// peers that the block's state comes from.
+    pub fn claim(&self, block: &Block, failed: &BTreeSet<String>, ran_on: &BTreeSet<String>) -> SlotChoice {
+        let before = ran_on.iter().map(String::as_str).collect();
         let (now, now_ms) = (self.now(), self.now_ms());
         let mut peers = self.peers();
         let able = |id: &str, p: &PeerRecord| block.is_offered_by(&p.services) && !failed.contains(id);
         let may_ask = |id: &str| peers.book.may_ask(now, id);
         let free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id));
         // The book has the load of blocks that are on their way already.
-        let Some(best) = rank(block, &free, ran_on, &BTreeMap::new()).into_iter().next() else {
+        let Some(best) = rank(block, &free, &before, &BTreeMap::new()).into_iter().next() else {
             let full = peers.usable(now_ms).filter(|(id, p)| able(id, p));
             let again = full.filter_map(|(id, _)| peers.book.ask_again(id)).min();
             return again.map_or(SlotChoice::None, |at| SlotChoice::Full(at.saturating_sub(now)));

@@ -9,6 +9,9 @@
 //! | gone in a dispatch, silent, late, refusing, or its answer is invalid | goes on without it; after four of these it fails |
 //! | the only one, and gone | waits for peers for a while |
 //!
+//! A block that is too large for one dispatch to its peer goes on in pieces: what a peer has completed is not run again when
+//! the next piece fails.
+//!
 //! A candidate is chosen by the state of the network and of all jobs of this coordinator at that moment, not by the plan
 //! that was recorded when the job began.
 
@@ -18,7 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::attempt::{BlockResult, CandidateFailure, PeerReservation};
+use super::attempt::{CandidateFailure, PeerReservation};
 use super::combine::Component;
 use super::directory::{Directory, SlotChoice, SlotClaim};
 use super::plan::{Block, MAX_CANDIDATES, PlannedFragment};
@@ -53,7 +56,9 @@ pub struct BlockRun<'a> {
     pub plan_id: &'a str,
     pub workflow_run_id: &'a str,
     pub block: &'a Block,
+    /// What is to be run, in order; while it runs, what is left.
     pub fragments: Vec<&'a PlannedFragment>,
+    /// The state before the first of them.
     pub state: Component,
     /// Candidates that a former process of the coordinator tried.
     pub attempts: u32,
@@ -75,7 +80,9 @@ pub struct CompletedBlock {
     pub state: Component,
     pub peer_id: String,
     pub attempts: u32,
+    /// The lowest that was reported for a piece of it.
     pub fidelity: Option<f64>,
+    /// Of all pieces together.
     pub latency_ms: f64,
 }
 
@@ -96,6 +103,8 @@ struct Search {
     slot_deadline: Instant,
     /// Since when there has been no candidate.
     alone_since: Option<Instant>,
+    /// The peers that the state comes from.
+    ran_on: BTreeSet<String>,
 }
 
 impl BlockRunner {
@@ -107,7 +116,7 @@ impl BlockRunner {
     /// recorded.
     pub async fn run_block<F, T>(
         &self,
-        run: &BlockRun<'_>,
+        mut run: BlockRun<'_>,
         on_attempt: F,
     ) -> Result<CompletedBlock, BlockError>
     where
@@ -120,9 +129,11 @@ impl BlockRunner {
             last: None,
             slot_deadline: Instant::now() + self.limits.slot_wait,
             alone_since: None,
+            ran_on: run.block.predecessors.iter().filter_map(|b| run.ran_on.get(b)).cloned().collect(),
         };
+        let (mut fidelity, mut latency_ms) = (None, 0.0);
         loop {
-            let claim = self.find(run, &mut search).await?;
+            let claim = self.find(&run, &mut search).await?;
             search.attempts += 1;
             let (peer_id, reservation_id) = (claim.peer.clone(), format!("res-{}", uuid4()));
             let attempt = Attempt {
@@ -131,18 +142,23 @@ impl BlockRunner {
                 reservation_id: reservation_id.clone(),
             };
             on_attempt(attempt).await?;
-            match PeerReservation::new(self, claim, reservation_id).run(run).await {
-                Ok(BlockResult { state, fidelity, latency_ms }) => {
-                    if let Some(fidelity) = fidelity {
-                        self.directory.report_fidelity(&peer_id, &run.block.services, fidelity);
+            match PeerReservation::new(self, claim, reservation_id).run(&run).await {
+                Ok(piece) => {
+                    if let Some(found) = piece.fidelity {
+                        self.directory.report_fidelity(&peer_id, &run.block.services, found);
+                        fidelity = Some(fidelity.map_or(found, |f: f64| f.min(found)));
                     }
-                    return Ok(CompletedBlock {
-                        state,
-                        peer_id,
-                        attempts: search.attempts,
-                        fidelity,
-                        latency_ms,
-                    });
+                    latency_ms += piece.latency_ms;
+                    run.fragments.drain(..piece.fragments);
+                    run.state = piece.state;
+                    if run.fragments.is_empty() {
+                        let (state, attempts) = (run.state, search.attempts);
+                        return Ok(CompletedBlock { state, peer_id, attempts, fidelity, latency_ms });
+                    }
+                    // The next piece is not another attempt at this one; its state is with this peer.
+                    search.attempts -= 1;
+                    search.slot_deadline = Instant::now() + self.limits.slot_wait;
+                    search.ran_on = BTreeSet::from([peer_id]);
                 }
                 Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => search.last = Some(why),
                 Err(CandidateFailure::Failed(why)) => {
@@ -171,7 +187,7 @@ impl BlockRunner {
             // Marked before the look: what changes during it is looked at again.
             changes.mark_unchanged();
             let now = Instant::now();
-            let until = match self.directory.claim(run.block, &search.failed, run.ran_on) {
+            let until = match self.directory.claim(run.block, &search.failed, &search.ran_on) {
                 SlotChoice::Peer(claim) => {
                     search.alone_since = None;
                     return Ok(claim);

@@ -178,7 +178,7 @@ async fn run_block(
         let Attempt { attempt, peer_id, reservation_id } = a;
         record.record(JobFact::Attempted { block_id: block_id.clone(), attempt, peer_id, reservation_id })
     };
-    match runner.run_block(&run, on_attempt).await {
+    match runner.run_block(run, on_attempt).await {
         Ok(completed) => {
             let fact = JobFact::BlockCompleted {
                 block_id: block_id.clone(),

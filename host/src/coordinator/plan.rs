@@ -1,8 +1,10 @@
 //! Pure: which fragments make a block, in which stage it runs, and which peers may run it.
 //!
-//! Every operation is a fragment that depends on the last earlier one on each of its qubits; a stage is all whose
-//! predecessors lie in earlier stages. Each qubit starts as a separate component; in a stage fragments that share
-//! a component, transitively, are one block, whose components are one afterwards.
+//! Every operation is a fragment that depends on the last earlier one on each of its qubits; a level is all whose
+//! predecessors lie in earlier levels. Each qubit starts as a separate component; in a level fragments that share
+//! a component, transitively, are one block, whose components are one afterwards. Later fragments on that component
+//! alone join the block: a run of gates costs one exchange with a peer, not one for each gate. A stage is all blocks whose
+//! predecessors lie in earlier stages.
 //!
 //! Candidates are ranked by `total = 0.55 (1 - F) + 0.20 move + 0.25 load`, each rounded to 6 decimals:
 //! - F: the lowest fidelity over the block's services, as last reported, else 0.99 (0.90 for unknown ids);
@@ -42,64 +44,69 @@ pub struct NoCandidate {
     pub known: usize,
 }
 
+/// A block before its candidates are known.
+struct BlockDraft {
+    /// Number of its stage, from 0.
+    stage: usize,
+    fragments: Vec<usize>,
+    components: Vec<Vec<u32>>,
+    qubits: Vec<u32>,
+    predecessors: BTreeSet<usize>,
+}
+
 /// Plans a circuit on these candidates.
 ///
 /// # Errors
 /// When a block has no candidate.
 pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Result<Plan, NoCandidate> {
-    let (mut fragments, stage_of) = fragments(circuit);
-    let last = stage_of.iter().max().map_or(0, |s| s + 1);
-    // The component of each qubit, and the block that made it.
-    let mut components: Vec<Vec<u32>> = (0..circuit.qubits).map(|q| vec![q]).collect();
-    let mut component_of: Vec<usize> = (0..components.len()).collect();
-    let mut made_by: Vec<Option<String>> = vec![None; components.len()];
-    let mut primaries: BTreeMap<String, String> = BTreeMap::new();
+    let (mut fragments, levels) = fragments(circuit);
+    let drafts = drafts(circuit.qubits, &fragments, &levels);
+    let mut of_stage: Vec<Vec<usize>> = Vec::new();
+    for (n, draft) in drafts.iter().enumerate() {
+        if of_stage.len() <= draft.stage {
+            of_stage.resize_with(draft.stage + 1, Vec::new);
+        }
+        of_stage[draft.stage].push(n);
+    }
+    let mut ids = vec![String::new(); drafts.len()];
+    for (stage, here) in of_stage.iter().enumerate() {
+        for (n, draft) in here.iter().enumerate() {
+            ids[*draft] = format!("block-s{:02}-b{:02}", stage + 1, n + 1);
+        }
+    }
+    let mut primaries: Vec<String> = vec![String::new(); drafts.len()];
     let mut planned: BTreeMap<String, u64> = BTreeMap::new();
-    let mut stages = Vec::with_capacity(last);
-    let mut of_stage: Vec<Vec<usize>> = vec![Vec::new(); last];
-    stage_of.iter().enumerate().for_each(|(fragment, stage)| of_stage[*stage].push(fragment));
-    for (stage, here) in of_stage.into_iter().enumerate() {
-        let mut blocks = Vec::new();
-        for (n, group) in groups(&here, &fragments, &component_of).into_iter().enumerate() {
-            let block_id = format!("block-s{:02}-b{:02}", stage + 1, n + 1);
-            let mut inputs: Vec<usize> = group
-                .iter()
-                .flat_map(|f| &fragments[*f].qubits)
-                .map(|q| component_of[*q as usize])
-                .collect::<BTreeSet<_>>()
-                .into_iter()
-                .collect();
-            inputs.sort_by_key(|c| components[*c].first().copied());
-            let mut qubits: Vec<u32> = inputs.iter().flat_map(|c| components[*c].clone()).collect();
-            qubits.sort_unstable();
-            let services: BTreeSet<&str> = group.iter().map(|f| fragments[*f].service_id.as_str()).collect();
-            let predecessors: BTreeSet<String> = inputs.iter().filter_map(|c| made_by[*c].clone()).collect();
+    let mut stages = Vec::with_capacity(of_stage.len());
+    for here in of_stage {
+        let mut blocks = Vec::with_capacity(here.len());
+        for n in here {
+            let draft = &drafts[n];
+            let services: BTreeSet<&str> =
+                draft.fragments.iter().map(|f| fragments[*f].service_id.as_str()).collect();
             let mut block = Block {
                 service_id: match services.len() {
                     1 => services.iter().next().map_or(BUNDLE, |s| s).to_string(),
                     _ => BUNDLE.into(),
                 },
                 services: services.into_iter().map(String::from).collect(),
-                fragment_ids: group.iter().map(|f| fragments[*f].fragment_id.clone()).collect(),
-                components: inputs.iter().map(|c| components[*c].clone()).collect(),
-                predecessors: predecessors.into_iter().collect(),
+                fragment_ids: draft.fragments.iter().map(|f| fragments[*f].fragment_id.clone()).collect(),
+                components: draft.components.clone(),
+                predecessors: draft.predecessors.iter().map(|p| ids[*p].clone()).collect(),
                 candidates: Vec::new(),
-                fragments: group.clone(),
-                stage: stage + 1,
-                block_id: block_id.clone(),
-                qubits: qubits.clone(),
+                fragments: draft.fragments.clone(),
+                stage: draft.stage + 1,
+                block_id: ids[n].clone(),
+                qubits: draft.qubits.clone(),
             };
-            block.candidates = rank(&block, candidates, &primaries, &planned);
+            let before = draft.predecessors.iter().map(|p| primaries[*p].as_str()).collect();
+            block.candidates = rank(&block, candidates, &before, &planned);
             let Some(primary) = block.candidates.first().map(|c| c.peer_id.clone()) else {
+                let block_id = block.block_id;
                 return Err(NoCandidate { block_id, services: block.services, known: candidates.len() });
             };
             *planned.entry(primary.clone()).or_default() += 1;
-            primaries.insert(block_id.clone(), primary);
-            let id = components.len();
-            qubits.iter().for_each(|q| component_of[*q as usize] = id);
-            components.push(qubits);
-            made_by.push(Some(block_id.clone()));
-            group.iter().for_each(|f| fragments[*f].block_id.clone_from(&block_id));
+            primaries[n] = primary;
+            draft.fragments.iter().for_each(|f| fragments[*f].block_id.clone_from(&block.block_id));
             blocks.push(block);
         }
         stages.push(blocks);
@@ -107,14 +114,50 @@ pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Resul
     Ok(Plan { plan_id: plan_id.into(), qubits: circuit.qubits, fragments, stages })
 }
 
-/// Fragments with their dependencies, and the stage of each.
+/// The blocks of fragments that have these levels, each behind its predecessors.
+fn drafts(qubits: u32, fragments: &[PlannedFragment], levels: &[usize]) -> Vec<BlockDraft> {
+    let mut of_level: Vec<Vec<usize>> = vec![Vec::new(); levels.iter().max().map_or(0, |l| l + 1)];
+    levels.iter().enumerate().for_each(|(fragment, level)| of_level[*level].push(fragment));
+    // The component of each qubit, and the block that made it.
+    let mut components: Vec<Vec<u32>> = (0..qubits).map(|q| vec![q]).collect();
+    let mut component_of: Vec<usize> = (0..components.len()).collect();
+    let mut made_by: Vec<Option<usize>> = vec![None; components.len()];
+    let mut drafts: Vec<BlockDraft> = Vec::new();
+    for here in of_level {
+        for group in groups(&here, fragments, &component_of) {
+            let touched = group.iter().flat_map(|f| &fragments[*f].qubits);
+            let mut inputs: Vec<usize> =
+                touched.map(|q| component_of[*q as usize]).collect::<BTreeSet<_>>().into_iter().collect();
+            // More gates on what one block has made belong to that block.
+            if let [only] = inputs[..]
+                && let Some(maker) = made_by[only]
+            {
+                drafts[maker].fragments.extend(group);
+                continue;
+            }
+            inputs.sort_by_key(|c| components[*c].first().copied());
+            let predecessors: BTreeSet<usize> = inputs.iter().filter_map(|c| made_by[*c]).collect();
+            let inputs: Vec<Vec<u32>> = inputs.iter().map(|c| components[*c].clone()).collect();
+            let mut qubits: Vec<u32> = inputs.concat();
+            qubits.sort_unstable();
+            qubits.iter().for_each(|q| component_of[*q as usize] = components.len());
+            components.push(qubits.clone());
+            made_by.push(Some(drafts.len()));
+            let stage = predecessors.iter().map(|p| drafts[*p].stage + 1).max().unwrap_or(0);
+            drafts.push(BlockDraft { stage, fragments: group, components: inputs, qubits, predecessors });
+        }
+    }
+    drafts
+}
+
+/// Fragments with their dependencies, and the level of each: one more than the highest of those it depends on.
 fn fragments(circuit: &Circuit) -> (Vec<PlannedFragment>, Vec<usize>) {
     let mut last: Vec<Option<usize>> = vec![None; circuit.qubits as usize];
     let mut found: Vec<PlannedFragment> = Vec::with_capacity(circuit.operations.len());
-    let mut stages: Vec<usize> = Vec::with_capacity(circuit.operations.len());
+    let mut levels: Vec<usize> = Vec::with_capacity(circuit.operations.len());
     for (n, operation) in circuit.operations.iter().enumerate() {
         let before: BTreeSet<usize> = operation.qubits.iter().filter_map(|q| last[*q as usize]).collect();
-        stages.push(before.iter().map(|b| stages[*b] + 1).max().unwrap_or(0));
+        levels.push(before.iter().map(|b| levels[*b] + 1).max().unwrap_or(0));
         operation.qubits.iter().for_each(|q| last[*q as usize] = Some(n));
         found.push(PlannedFragment {
             fragment_id: format!("frag-{:04}", n + 1),
@@ -126,10 +169,10 @@ fn fragments(circuit: &Circuit) -> (Vec<PlannedFragment>, Vec<usize>) {
             block_id: String::new(),
         });
     }
-    (found, stages)
+    (found, levels)
 }
 
-/// Fragments of a stage that share components, transitively, in the order of their first.
+/// Fragments of a level that share components, transitively, in the order of their first.
 fn groups(here: &[usize], fragments: &[PlannedFragment], component_of: &[usize]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(BTreeSet<usize>, Vec<usize>)> = Vec::new();
     for &fragment in here {
@@ -152,17 +195,16 @@ fn groups(here: &[usize], fragments: &[PlannedFragment], component_of: &[usize])
     groups
 }
 
-/// The peers among these that may run a block, best first. `primaries` has the peers of the blocks before, `planned`
-/// the number of blocks that are planned on each and that its load does not have.
+/// The peers among these that may run a block, best first. `before` has the peers that the block's state comes from,
+/// `planned` the number of blocks that are planned on each and that its load does not have.
 pub fn rank(
     block: &Block,
     candidates: &[Candidate],
-    primaries: &BTreeMap<String, String>,
+    before: &BTreeSet<&str>,
     planned: &BTreeMap<String, u64>,
 ) -> Vec<RankedCandidate> {
     let able: Vec<&Candidate> = candidates.iter().filter(|c| block.is_offered_by(&c.services)).collect();
     let highest = able.iter().map(|c| c.load).max().unwrap_or(0);
-    let before: BTreeSet<&String> = block.predecessors.iter().filter_map(|b| primaries.get(b)).collect();
     let mut ranked: Vec<RankedCandidate> = able
         .into_iter()
         .map(|c| {
@@ -172,7 +214,7 @@ pub fn rank(
             };
             let of = |service| c.fidelity.get(service).copied().unwrap_or_else(|| assumed(service));
             let fidelity = block.services.iter().map(of).fold(1.0, f64::min);
-            let far = match before.is_empty() || before.contains(&c.peer_id) {
+            let far = match before.is_empty() || before.contains(c.peer_id.as_str()) {
                 true => 0.0,
                 false => (0.15 * before.len() as f64).min(1.0),
             };

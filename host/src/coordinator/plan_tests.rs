@@ -31,17 +31,43 @@ fn a_ghz_state_grows_by_one_component_a_stage() {
             vec![block("block-s01-b01", &[0], 1)],
             vec![block("block-s02-b01", &[0, 1], 2)],
             // The measurement of qubit 0 shares the component of the second cx.
+            // The other measurements are on what it has made.
             vec![block("block-s03-b01", &[0, 1, 2], 2)],
-            vec![block("block-s04-b01", &[0, 1, 2], 1)],
         ]
     );
     let third = &plan.stages[2][0];
     assert_eq!(third.service_id, BUNDLE);
     assert_eq!(third.services, ["cnot", "measurement_feedforward"]);
-    assert_eq!(third.fragment_ids, ["frag-0003", "frag-0004"]);
+    assert_eq!(third.fragment_ids, ["frag-0003", "frag-0004", "frag-0005", "frag-0006"]);
     assert_eq!(third.predecessors, ["block-s02-b01"]);
     assert_eq!(plan.fragments[2].dependencies, ["frag-0002"]);
     assert_eq!(plan.fragments[2].operation_id, "op-0003");
+}
+
+#[test]
+fn gates_on_one_component_are_one_block() {
+    let chain = "OPENQASM 3; include \"stdgates.inc\"; qubit[3] q; h q[0]; x q[0]; h q[1]; cx q[0], q[1]; t q[1]; cx q[1], q[0]; x q[2]; s q[2]; cx q[1], q[2]; h q[2];";
+    let plan = planned(chain, &[peer("a", 0)]);
+    let shape: Vec<Vec<usize>> =
+        plan.stages.iter().map(|s| s.iter().map(|b| b.fragments.len()).collect()).collect();
+    assert_eq!(shape, [vec![2, 1, 2], vec![3], vec![2]]);
+    let second = &plan.stages[1][0];
+    assert_eq!(second.fragment_ids, ["frag-0004", "frag-0005", "frag-0006"]);
+    assert_eq!(second.predecessors, ["block-s01-b01", "block-s01-b02"]);
+    // Each fragment is in one block, behind those that it depends on.
+    let order: Vec<usize> = plan.stages.iter().flatten().flat_map(|b| b.fragments.clone()).collect();
+    let place = |id: &String| order.iter().position(|f| plan.fragments[*f].fragment_id == *id);
+    for fragment in &plan.fragments {
+        assert!(
+            fragment.dependencies.iter().all(|d| place(d) < place(&fragment.fragment_id)),
+            "{fragment:?}"
+        );
+    }
+    assert_eq!(order.len(), plan.fragments.len());
+    let gates: String = (0..2000).map(|n| if n % 2 == 0 { "h q[0];" } else { "t q[0];" }).collect();
+    let plan =
+        planned(&format!("OPENQASM 3; include \"stdgates.inc\"; qubit[1] q; {gates}"), &[peer("a", 0)]);
+    assert_eq!((plan.stages.len(), plan.stages[0].len(), plan.stages[0][0].fragments.len()), (1, 1, 2000));
 }
 
 #[test]

@@ -20,6 +20,7 @@ use std::time::Duration;
 use super::executing::ExecutionError;
 use super::kept_answers::{Execution, KeptAnswers};
 use super::operation::BUNDLE;
+use super::pace::Pace;
 use super::used_keys::UsedKeys;
 use super::wire::{
     CancelRequest, CommitRequest, DispatchAnswer, DispatchHead, EmptyObject, ExecutionTransition, MAX_DETAIL,
@@ -181,14 +182,13 @@ pub struct ReservationTable<Lease> {
     keys: UsedKeys,
     notes: Vec<EventBatch>,
     next: u64,
-    /// Seconds for one amplitude and operation, as last measured.
-    pace: f64,
+    pace: Pace,
 }
 
 /// How much one execution may ask for.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutionLimit {
-    pace: f64,
+    pace: Pace,
     pub max_seconds: f64,
 }
 
@@ -196,12 +196,13 @@ impl ExecutionLimit {
     /// Checks an execution of so much work: amplitudes times operations.
     ///
     /// # Errors
-    /// When it would take longer than allowed, at the pace of the executions before it.
+    /// When it would take longer than allowed, going by the executions before it.
     pub fn check(self, work: f64) -> Result<(), ExecutionError> {
-        let about = self.pace * work;
-        match about > self.max_seconds {
-            true => Err(ExecutionError::TooLong { about, allowed: self.max_seconds }),
-            false => Ok(()),
+        match self.pace.estimate(work) {
+            Some(about) if about > self.max_seconds => {
+                Err(ExecutionError::TooLong { about, allowed: self.max_seconds })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -216,7 +217,7 @@ impl<Lease> ReservationTable<Lease> {
             keys: UsedKeys::default(),
             notes: Vec::new(),
             next: first,
-            pace: 0.0,
+            pace: Pace::default(),
         }
     }
 
@@ -537,9 +538,8 @@ impl<Lease> ReservationTable<Lease> {
             self.kept.keep(owner, execution_id, Execution::Done(finish.answer));
             return;
         };
-        if finish.error.is_none() && finish.work > 0.0 {
-            // The slowest execution counts, and is forgotten slowly.
-            self.pace = (finish.seconds / finish.work).max(self.pace * 0.9);
+        if finish.error.is_none() {
+            self.pace.observe(finish.work, finish.seconds);
         }
         let execution_id = execution_id.to_string();
         let command = match finish.error {

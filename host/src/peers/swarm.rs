@@ -14,6 +14,7 @@ mod codec;
 mod event_loop;
 mod transport;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ use event_loop::EventLoop;
 
 /// How this host names itself.
 pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
+/// Prefix of the agent version of this project's programs, which read documents of any size.
+const AGENT_PREFIX: &str = "coda-";
 const COMMAND_QUEUE: usize = 1024;
 
 /// How the network is to be.
@@ -191,9 +194,29 @@ pub struct NetworkView {
     pub connected: usize,
 }
 
+/// How the peers that are connected name themselves.
+#[derive(Debug, Clone, Default)]
+struct Agents(Arc<Mutex<HashMap<PeerId, String>>>);
+
+impl Agents {
+    fn insert(&self, peer: PeerId, agent: String) {
+        self.0.lock().insert(peer, agent);
+    }
+
+    fn remove(&self, peer: &PeerId) {
+        self.0.lock().remove(peer);
+    }
+
+    /// Whether it is a program of this project; None when it has not said what it is.
+    fn is_ours(&self, peer: &PeerId) -> Option<bool> {
+        self.0.lock().get(peer).map(|agent| agent.starts_with(AGENT_PREFIX))
+    }
+}
+
 /// The handle.
 #[derive(Clone)]
 pub struct Network {
+    agents: Agents,
     commands: mpsc::Sender<NetworkCommand>,
     view: watch::Receiver<NetworkView>,
     runtime: tokio::runtime::Handle,
@@ -213,6 +236,8 @@ impl Network {
         let (commands, inbox) = mpsc::channel(COMMAND_QUEUE);
         let (viewed, view) = watch::channel(NetworkView::default());
         let (up, started) = oneshot::channel();
+        let agents = Agents::default();
+        let known_agents = agents.clone();
         let body = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = match runtime {
@@ -220,7 +245,7 @@ impl Network {
                 Err(e) => return drop(up.send(Err(NetworkError::Setup(e.to_string())))),
             };
             let life = async move {
-                match EventLoop::new(key, settings, role(), inbox, viewed).await {
+                match EventLoop::new(key, settings, role(), inbox, viewed, known_agents).await {
                     Ok(event_loop) => {
                         if up.send(Ok(tokio::runtime::Handle::current())).is_ok() {
                             event_loop.run().await;
@@ -239,7 +264,7 @@ impl Network {
         let thread = std::thread::Builder::new().name("peers".into()).spawn(body);
         let thread = thread.map_err(|e| NetworkError::Setup(e.to_string()))?;
         let runtime = started.await.map_err(|_| NetworkError::Setup("its thread ended".into()))??;
-        Ok(Network { commands, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
+        Ok(Network { agents, commands, view, runtime, thread: Arc::new(Mutex::new(Some(thread))) })
     }
 
     /// The network's own thread, for tasks that only talk: a call from there changes no thread. A task that computes
@@ -254,6 +279,12 @@ impl Network {
 
     pub fn peer_id(&self) -> String {
         self.view.borrow().peer_id.clone()
+    }
+
+    /// Whether the peer reads a document of any size, and not only the first part of it. Only a peer that has named itself
+    /// is known to.
+    pub fn reads_whole_documents(&self, peer: &str) -> bool {
+        peer.parse().is_ok_and(|peer| self.agents.is_ours(&peer) == Some(true))
     }
 
     /// Sends a document and waits for the answer.

@@ -98,6 +98,26 @@ async fn a_killed_peer_fails_no_job_while_others_have_slots() {
     net.all_free().await;
 }
 
+/// Gates on one component cost one exchange, and what a peer takes at once is bounded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_of_gates_is_one_reservation() {
+    let net = network(1, &[]).await;
+    let run = |gates: usize| {
+        let gates: String = (0..gates).map(|n| ["h q[0];", "t q[0];", "x q[0];"][n % 3]).collect();
+        format!("OPENQASM 3.0; include \"stdgates.inc\"; qubit[1] q; {gates}")
+    };
+    for (gates, reservations) in [(2000, 1..=1), (20_000, 2..=4)] {
+        let job = net.coordinator.run(&run(gates), 10).await;
+        assert_eq!(job["status"], "completed", "{}", job["error"]);
+        let [block] = &job["blocks"].as_array().expect("blocks")[..] else { panic!("{}", job["blocks"]) };
+        let tried = block["tried"].as_array().expect("a list").len();
+        assert!(reservations.contains(&tried), "{gates} gates took {tried} reservations");
+        assert_eq!(block["attempts"], 1, "a piece is no further attempt");
+        assert_eq!(job["fragments"].as_array().expect("fragments").len(), gates);
+    }
+    net.all_free().await;
+}
+
 fn prepare_of_another() -> Vec<u8> {
     json!({
         "reservation_id": "reservation-0001", "workflow_run_id": "workflow-0001", "fragment_id": "block-s01-b01",

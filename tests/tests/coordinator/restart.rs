@@ -50,26 +50,28 @@ async fn every_accepted_job_survives_a_kill() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_job_goes_on_behind_its_last_finished_stage() {
     let mut net = network(1, &[("CODA_COORDINATOR_CHECKPOINT_SEC", "0.001")]).await;
-    let mut source = ghz(8);
-    (0..100).for_each(|_| source += "h q[3];");
+    // The last block is long enough to be killed in.
+    let mut source = ghz(11);
+    (0..19_900).for_each(|_| source += "h q[3];");
     let id = net.coordinator.submit(&source, 10).await;
     let completed = |job: &serde_json::Value| {
         let blocks = job["blocks"].as_array().cloned().unwrap_or_default();
         blocks.iter().filter(|b| b["state"] == "completed").count()
     };
-    eventually("some of it is done", async || completed(&net.coordinator.job(&id).await) > 20).await;
+    eventually("all but the last block is done", async || completed(&net.coordinator.job(&id).await) == 10)
+        .await;
     net.coordinator.kill();
     net.coordinator.restart().await;
     let job = net.coordinator.ended(&id).await;
     assert_eq!(job["status"], "completed", "{}", job["error"]);
-    let mut expected = vec![[0.0, 0.0]; 256];
+    let mut expected = vec![[0.0, 0.0]; 2048];
     expected[0] = [std::f64::consts::FRAC_1_SQRT_2, 0.0];
-    expected[255] = expected[0];
+    expected[2047] = expected[0];
     let found = fidelity(&state_of(&job), &expected);
     assert!((found - 1.0).abs() < 1e-9, "fidelity {found}");
     let blocks = job["blocks"].as_array().expect("blocks");
     let again = blocks.iter().filter(|b| b["tried"].as_array().expect("a list").len() > 1).count();
-    assert!(again <= 3, "{again} blocks were run again");
+    assert!(again <= 2, "{again} blocks were run again");
     net.all_free().await;
 }
 

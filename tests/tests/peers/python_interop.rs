@@ -102,6 +102,34 @@ async fn a_python_peer_answers_our_coordinator() {
     }
 }
 
+/// It reads only the first part of a longer document, so a long run of gates is cut into pieces for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_run_of_gates_goes_to_a_python_peer_in_pieces() {
+    let Some(python) = python() else { return };
+    let net = Net::start(&[]).await;
+    let mut node = Python::start(&python, &["peer", "--bootstrap", &net.coordinator.address]);
+    let id = node.next("listening").await["peer_id"].as_str().unwrap().to_string();
+    net.known(&id).await;
+    let gates: String = (0..301).map(|n| if n % 2 == 0 { "h q[0];" } else { "cx q[0],q[1];" }).collect();
+    let source = format!("OPENQASM 3.0; include \"stdgates.inc\"; qubit[2] q; {gates}");
+    let job = net.coordinator.run(&source, 10).await;
+    assert_eq!(job["status"], "completed", "{}", job["error"]);
+    let (mut sent, mut pieces) = (Vec::new(), 0);
+    while sent.len() < 301 {
+        let request = node.next("request").await;
+        if request["step"] != "dispatch" {
+            continue;
+        }
+        assert!(request["document"].to_string().len() <= 16_384);
+        let fragments = request["document"]["input_payload"]["fragments"].as_array().expect("a list");
+        sent.extend(fragments.iter().map(|f| f["fragment_id"].clone()));
+        pieces += 1;
+    }
+    let expected: Vec<Value> = (1..=301).map(|n| format!("frag-{n:04}").into()).collect();
+    assert_eq!(sent, expected, "each once, in order");
+    assert!((3..30).contains(&pieces), "{pieces} pieces");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_python_client_drives_our_peer() {
     let Some(python) = python() else { return };

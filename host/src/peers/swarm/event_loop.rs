@@ -21,15 +21,13 @@ use super::behaviour::{Behaviour, BehaviourEvent, behaviour};
 use super::codec::{Document, EmptyDocument};
 use super::transport::transport;
 use super::{
-    CallAnswer, CallError, Caller, NetworkCommand, NetworkError, NetworkSettings, NetworkView, ReadyAnswer,
-    Role,
+    Agents, CallAnswer, CallError, Caller, NetworkCommand, NetworkError, NetworkSettings, NetworkView,
+    ReadyAnswer, Role,
 };
 use crate::connections::ConnectionTable;
 use crate::peers::registry::{GossipError, Topic};
 use crate::peers::wire::{PeerStep, SINGLE_READ_BYTES};
 
-/// Prefix of the agent version of this project's programs, which read documents of any size.
-const AGENT_PREFIX: &str = "coda-";
 /// Most connections that others have made and that are kept.
 const MAX_INCOMING: usize = 256;
 /// How long answers may take to leave when the network stops.
@@ -46,7 +44,7 @@ pub struct EventLoop<R> {
     commands: mpsc::Receiver<NetworkCommand>,
     view: watch::Sender<NetworkView>,
     topics: [(Topic, IdentTopic); 2],
-    agents: HashMap<PeerId, String>,
+    agents: Agents,
     /// Peers whose gossip was dropped.
     warned: HashSet<PeerId>,
     calls: HashMap<(PeerStep, OutboundRequestId), CallAnswer>,
@@ -69,6 +67,7 @@ impl<R: Role> EventLoop<R> {
         role: R,
         commands: mpsc::Receiver<NetworkCommand>,
         view: watch::Sender<NetworkView>,
+        agents: Agents,
     ) -> Result<EventLoop<R>, NetworkError> {
         let topics = [Topic::Advertisement, Topic::Heartbeat]
             .map(|t| (t, IdentTopic::new(t.name(&settings.namespace))));
@@ -91,7 +90,7 @@ impl<R: Role> EventLoop<R> {
             commands,
             view,
             topics,
-            agents: HashMap::new(),
+            agents,
             warned: HashSet::new(),
             calls: HashMap::new(),
             beats: 0,
@@ -238,10 +237,7 @@ impl<R: Role> EventLoop<R> {
         bytes: Vec<u8>,
         answer: CallAnswer,
     ) {
-        if bytes.len() > SINGLE_READ_BYTES
-            && let Some(agent) = self.agents.get(&peer)
-            && !agent.starts_with(AGENT_PREFIX)
-        {
+        if bytes.len() > SINGLE_READ_BYTES && self.agents.is_ours(&peer) == Some(false) {
             return drop(
                 answer.send(Err(CallError::TooLarge { bytes: bytes.len(), limit: SINGLE_READ_BYTES })),
             );
@@ -373,7 +369,7 @@ impl<R: Role> EventLoop<R> {
             request_response::Event::Message { peer, connection_id, message } => match message {
                 Message::Request { request, channel, .. } => {
                     self.incoming.touch(connection_id, self.started.elapsed());
-                    let ours = self.agents.get(&peer).is_some_and(|a| a.starts_with(AGENT_PREFIX));
+                    let ours = self.agents.is_ours(&peer) == Some(true);
                     let caller = Caller { peer: peer.to_string(), ours };
                     if let Some(ready) = self.role.request(caller, step, request, channel) {
                         self.respond(ready);
