@@ -7,6 +7,7 @@
 //! registry  (in peers) who is there                /
 //! job_view  a job as its facts tell it             pure
 //! slot_book which slots of which peer this coordinator holds   pure
+//! track_record what has happened with each peer: circuit breakers, time limits   pure
 //! directory who is there, with the slots: chooses the peer of a block
 //! resume    where a job begins, after a restart too   pure
 //! fallback  one block with one candidate after another, and its waits
@@ -31,3 +32,4 @@ pub mod resume;
 pub mod role;
 pub mod service;
 pub mod slot_book;
+pub mod track_record;

@@ -21,7 +21,7 @@ pub mod executing;
 pub mod identity;
 mod kept_answers;
 pub mod operation;
-mod pace;
+pub mod pace;
 pub mod peer;
 pub mod protocol;
 pub mod registry;

@@ -118,6 +118,8 @@ mod coordinator {
     mod service;
     /// Two coordinators on one event log in PostgreSQL.
     mod shared_log;
+    /// Peers that are silent or far too slow.
+    mod slow_peers;
 }
 
 /// What an operator does and sees.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::body::{BoundedText, MAX_TEXT, WholeNumber};
 use crate::coordinator::directory::KnownPeer;
 use crate::coordinator::job_view::JobStatus;
+use crate::coordinator::track_record::BreakerState;
 use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event::Transition;
 use crate::reservation::ledger::ReservationState;
@@ -75,6 +76,10 @@ pub struct PeerEntry {
     pub active_reservations: u64,
     pub active_executions: u64,
     pub heard_seconds_ago: u64,
+    /// Whether it takes blocks: `closed` yes, `half_open` one that shows what becomes of it, `open` not for a while.
+    pub breaker: BreakerState,
+    /// By how much its rank is worse for what happened with it.
+    pub penalty: f64,
     /// The last fidelity that the peer reported, by service.
     pub fidelity: BTreeMap<String, f64>,
 }
@@ -92,6 +97,8 @@ impl PeerEntry {
             active_reservations: record.reservations,
             active_executions: record.executions,
             heard_seconds_ago: known.heard_seconds_ago,
+            breaker: known.breaker,
+            penalty: known.penalty,
             fidelity: record.fidelity,
         }
     }

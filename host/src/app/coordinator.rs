@@ -121,6 +121,7 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
         ttl_seconds: c.ttl_seconds,
         slot_wait: c.slot_wait,
         peer_wait: c.peer_wait,
+        hedge: c.hedge,
     };
     let runner = BlockRunner { network, log, directory, limits, tasks: TaskTracker::new() };
     let limits = ServiceLimits {

@@ -288,6 +288,8 @@ pub struct CoordinatorSettings {
     pub peer_wait: Duration,
     /// How long a block waits for a slot of a peer.
     pub slot_wait: Duration,
+    /// Whether a block that takes far too long is given to another peer as well.
+    pub hedge: bool,
     /// How often reservations whose time is over are looked for.
     pub expiry_interval: Duration,
     /// How long a job may take since it was submitted.

@@ -2,6 +2,7 @@
 //! qubits, finite amplitudes and norm 1.
 
 use super::combine::Component;
+use super::track_record::PeerFailure;
 use crate::peers::amplitude::{self, StateError};
 use crate::peers::swarm::{CallError, Document};
 use crate::peers::wire::{
@@ -49,6 +50,29 @@ impl AnswerError {
     /// Whether there is no connection to the peer.
     pub fn is_gone(&self) -> bool {
         matches!(self, AnswerError::Call(CallError::Unreachable(_) | CallError::Closed))
+    }
+
+    /// What it says about the peer; none when it is not the peer's doing.
+    pub fn failure(&self) -> Option<PeerFailure> {
+        match self {
+            AnswerError::Call(CallError::Timeout(_)) => Some(PeerFailure::Silent),
+            AnswerError::Call(CallError::EmptyAnswer | CallError::Stream(_)) => Some(PeerFailure::Told),
+            AnswerError::Call(
+                CallError::Unreachable(_)
+                | CallError::Closed
+                | CallError::TooLarge { .. }
+                | CallError::Stopped,
+            )
+            | AnswerError::Task(_) => None,
+            AnswerError::Document(_)
+            | AnswerError::Output(_)
+            | AnswerError::Echo { .. }
+            | AnswerError::UnknownTransition(_)
+            | AnswerError::OtherQubits
+            | AnswerError::NoAmplitudes
+            | AnswerError::State(_)
+            | AnswerError::Measured => Some(PeerFailure::Invalid),
+        }
     }
 }
 

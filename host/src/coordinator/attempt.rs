@@ -19,6 +19,7 @@ use super::combine::Component;
 use super::directory::SlotClaim;
 use super::fallback::{BlockRun, BlockRunner, uuid4};
 use super::plan::PlannedFragment;
+use super::track_record::PeerFailure;
 use crate::peers::amplitude;
 use crate::peers::protocol::FULL;
 use crate::peers::swarm::Document;
@@ -237,6 +238,8 @@ impl PeerReservation {
         };
         match answer {
             Ok(DispatchOutcome::Completed { state, fidelity, latency_ms }) => {
+                let work = work(run.state.qubits.len(), fragments);
+                self.runner.directory.completed(&self.peer, work, start.elapsed());
                 // The peer's slot is free, whatever becomes of the record.
                 self.claim = None;
                 let latency_ms = latency_ms.unwrap_or_else(|| start.elapsed().as_secs_f64() * 1000.0);
@@ -246,6 +249,7 @@ impl PeerReservation {
             }
             // The peer says that it has ended, and its reservation with it: there is nothing to cancel.
             Ok(DispatchOutcome::Failed(error)) => {
+                self.runner.directory.failed(&self.peer, PeerFailure::Told);
                 self.claim = None;
                 self.runner.log.execute(&self.id, self.end(&error)).await?;
                 Err(CandidateFailure::Failed(error))
@@ -273,6 +277,9 @@ impl PeerReservation {
         let (reason, gone) = (format!("{}: {why}", step.name()), why.is_gone());
         if gone {
             self.runner.directory.lost(&self.peer);
+        }
+        if let Some(failure) = why.failure() {
+            self.runner.directory.failed(&self.peer, failure);
         }
         self.cancel_soon(&reason).await?;
         // A peer that went in a dispatch may have taken the work with it: the block goes on elsewhere.
@@ -362,8 +369,21 @@ impl BlockRunner {
         limit: Duration,
     ) -> Result<Document, AnswerError> {
         let addresses = self.directory.addresses(peer);
-        Ok(self.network.call(peer, &addresses, step, bytes, limit).await?)
+        let (limit, start) = match step {
+            PeerStep::Dispatch => (limit, None),
+            _ => (self.directory.call_limit(peer, limit), Some(Instant::now())),
+        };
+        let document = self.network.call(peer, &addresses, step, bytes, limit).await?;
+        if let Some(start) = start {
+            self.directory.answered(peer, start.elapsed());
+        }
+        Ok(document)
     }
+}
+
+/// Amplitudes times operations.
+pub fn work(qubits: usize, operations: usize) -> f64 {
+    2_f64.powi(i32::try_from(qubits).unwrap_or(i32::MAX)) * operations as f64
 }
 
 /// An idempotency key: 32 hexadecimal digits.
@@ -372,7 +392,7 @@ fn idempotency_key() -> String {
 }
 
 /// The fragments, from the first on, that are no more work than one dispatch may be; at least one.
-fn at_once<'r, 'p>(run: &'r BlockRun<'p>) -> &'r [&'p PlannedFragment] {
+pub fn at_once<'r, 'p>(run: &'r BlockRun<'p>) -> &'r [&'p PlannedFragment] {
     let qubits = u32::try_from(run.state.qubits.len()).unwrap_or(u32::MAX);
     let most = MAX_WORK.checked_shr(qubits).unwrap_or(0).max(1);
     &run.fragments[..most.min(run.fragments.len())]

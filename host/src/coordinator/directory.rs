@@ -1,4 +1,5 @@
-//! The peers of the network as the coordinator uses them: who is there, and which of their slots its jobs hold.
+//! The peers of the network as the coordinator uses them: who is there, which of their slots its jobs hold, and what has
+//! happened with each.
 //!
 //! One owner under one lock, shared between the network's thread, the jobs and the API: a block's peer is chosen and
 //! its slot counted in one step, so that no two blocks take one free slot for theirs. Whatever may make a peer usable,
@@ -12,8 +13,12 @@ use tokio::sync::watch;
 
 use super::plan::{Block, Candidate, rank};
 use super::slot_book::SlotBook;
+use super::track_record::{Admission, BreakerState, PeerFailure, TrackRecords};
 use crate::peers::registry::{GossipError, PeerRecord, Registry, Topic};
 use crate::peers::wire::HealthStatus;
+
+/// When a peer that is being tried is looked at again, if nothing tells before.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The handle.
 #[derive(Clone)]
@@ -26,6 +31,7 @@ pub struct Directory {
 struct Peers {
     registry: Registry,
     book: SlotBook,
+    records: TrackRecords,
 }
 
 /// A peer, with how long ago it was heard.
@@ -34,13 +40,16 @@ pub struct KnownPeer {
     pub record: PeerRecord,
     pub stale: bool,
     pub heard_seconds_ago: u64,
+    pub breaker: BreakerState,
+    /// By how much its rank is worse for what happened with it.
+    pub penalty: f64,
 }
 
 /// What there is for a block now.
 pub enum SlotChoice {
     /// The best peer that may have a slot free.
     Peer(SlotClaim),
-    /// Every candidate is full; one of them is asked again after this time.
+    /// Every candidate is full or is being tried; one of them is asked again after this time.
     Full(Duration),
     /// No candidate.
     None,
@@ -51,6 +60,8 @@ pub struct SlotClaim {
     directory: Directory,
     pub peer: String,
     open: bool,
+    /// The peer's breaker was not closed.
+    trial: bool,
 }
 
 impl SlotClaim {
@@ -62,15 +73,25 @@ impl SlotClaim {
     /// The peer had no slot.
     pub fn declined(mut self) {
         self.open = false;
-        let now = self.directory.now();
-        self.directory.peers().book.declined(now, &self.peer);
+        let (now, mut peers) = (self.directory.now(), self.directory.peers());
+        peers.book.declined(now, &self.peer);
+        if self.trial {
+            peers.records.trial_ends(&self.peer);
+        }
+        drop(peers);
+        self.directory.changed();
     }
 }
 
 impl Drop for SlotClaim {
     fn drop(&mut self) {
         if self.open {
-            self.directory.peers().book.released(&self.peer);
+            let mut peers = self.directory.peers();
+            peers.book.released(&self.peer);
+            if self.trial {
+                peers.records.trial_ends(&self.peer);
+            }
+            drop(peers);
             self.directory.changed();
         }
     }
@@ -79,7 +100,8 @@ impl Drop for SlotClaim {
 impl Directory {
     pub fn new(stale: Duration) -> Directory {
         let stale_ms = u64::try_from(stale.as_millis()).unwrap_or(u64::MAX);
-        let peers = Peers { registry: Registry::new(stale_ms), book: SlotBook::default() };
+        let registry = Registry::new(stale_ms);
+        let peers = Peers { registry, book: SlotBook::default(), records: TrackRecords::default() };
         Directory {
             peers: Arc::new(Mutex::new(peers)),
             changes: watch::Sender::new(()),
@@ -133,6 +155,7 @@ impl Directory {
         let mut peers = self.peers();
         peers.registry.connected(peer);
         peers.book.returned(peer);
+        peers.records.returned(peer);
         drop(peers);
         self.changed();
     }
@@ -152,18 +175,26 @@ impl Directory {
 
     pub fn sweep(&self) {
         let now_ms = self.now_ms();
-        self.peers().registry.sweep(now_ms);
+        let mut guard = self.peers();
+        let Peers { registry, records, .. } = &mut *guard;
+        registry.sweep(now_ms);
+        records.retain(|peer| registry.peers().contains_key(peer));
     }
 
     /// Everybody, by peer id.
     pub fn known_peers(&self) -> BTreeMap<String, KnownPeer> {
-        let (now, peers) = (self.now_ms(), self.peers());
-        let known = |record: &PeerRecord| KnownPeer {
-            record: record.clone(),
-            stale: peers.registry.is_stale(record, now),
-            heard_seconds_ago: now.saturating_sub(record.heard_ms) / 1000,
+        let (now, now_ms, peers) = (self.now(), self.now_ms(), self.peers());
+        let known = |(id, record): (&String, &PeerRecord)| {
+            let known = KnownPeer {
+                record: record.clone(),
+                stale: peers.registry.is_stale(record, now_ms),
+                heard_seconds_ago: now_ms.saturating_sub(record.heard_ms) / 1000,
+                breaker: peers.records.state(now, id),
+                penalty: peers.records.penalty(id),
+            };
+            (id.clone(), known)
         };
-        peers.registry.peers().iter().map(|(id, p)| (id.clone(), known(p))).collect()
+        peers.registry.peers().iter().map(known).collect()
     }
 
     /// Those that may be planned on.
@@ -180,15 +211,60 @@ impl Directory {
         let mut peers = self.peers();
         let able = |id: &str, p: &PeerRecord| block.is_offered_by(&p.services) && !failed.contains(id);
         let may_ask = |id: &str| peers.book.may_ask(now, id);
-        let free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id));
+        let admission = |id: &str| peers.records.admission(now, id);
+        let admitted = |id: &str| matches!(admission(id), Admission::Yes | Admission::Trial);
+        let mut free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id) && admitted(id));
+        if free.is_empty() {
+            let mut all = peers.usable(now_ms).filter(|(id, p)| able(id, p));
+            // Of those that are left alone one is better than none.
+            if all.all(|(id, _)| admission(id) == Admission::LastResort) {
+                free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id));
+            }
+        }
         // The book has the load of blocks that are on their way already.
         let Some(best) = rank(block, &free, &before, &BTreeMap::new()).into_iter().next() else {
-            let full = peers.usable(now_ms).filter(|(id, p)| able(id, p));
-            let again = full.filter_map(|(id, _)| peers.book.ask_again(id)).min();
+            let again = |id: &String| peers.book.ask_again(id).unwrap_or(now + LOOK_AGAIN);
+            let all = peers.usable(now_ms).filter(|(id, p)| able(id, p));
+            let again = all.map(|(id, _)| again(id)).min();
             return again.map_or(SlotChoice::None, |at| SlotChoice::Full(at.saturating_sub(now)));
         };
+        let trial = admission(&best.peer_id) != Admission::Yes;
+        if trial {
+            peers.records.trial_begins(&best.peer_id);
+        }
         peers.book.hold(now, &best.peer_id);
-        SlotChoice::Peer(SlotClaim { directory: self.clone(), peer: best.peer_id, open: true })
+        SlotChoice::Peer(SlotClaim { directory: self.clone(), peer: best.peer_id, open: true, trial })
+    }
+
+    /// A peer answered a prepare, commit or cancel.
+    pub fn answered(&self, peer: &str, after: Duration) {
+        self.peers().records.answered(peer, after);
+    }
+
+    /// A peer completed a block of so much work: amplitudes times operations.
+    pub fn completed(&self, peer: &str, work: f64, after: Duration) {
+        self.peers().records.completed(peer, work, after);
+    }
+
+    pub fn failed(&self, peer: &str, failure: PeerFailure) {
+        let (now, mut peers) = (self.now(), self.peers());
+        let before = peers.records.state(now, peer);
+        peers.records.failed(now, peer, failure);
+        let after = peers.records.state(now, peer);
+        drop(peers);
+        if before != after && after == BreakerState::Open {
+            tracing::warn!(peer, ?failure, "the peer is left alone for a while; others take its blocks");
+        }
+    }
+
+    /// How long a prepare, commit or cancel of this peer may take, at most so long.
+    pub fn call_limit(&self, peer: &str, most: Duration) -> Duration {
+        self.peers().records.call_limit(peer, most)
+    }
+
+    /// How long a block of so much work may take there before another peer is asked as well.
+    pub fn overdue_after(&self, peer: &str, work: f64) -> Duration {
+        self.peers().records.overdue_after(peer, work)
     }
 
     pub fn addresses(&self, peer: &str) -> Vec<String> {
@@ -216,6 +292,7 @@ impl Peers {
             services: p.services.clone(),
             fidelity: p.fidelity.clone(),
             load: self.book.load(id),
+            penalty: self.records.penalty(id),
         };
         self.usable(now_ms).filter(|(id, p)| wanted(id, p)).map(candidate).collect()
     }

@@ -7,6 +7,7 @@
 //! | full | waits until a slot may be free, and is planned again then, until a deadline |
 //! | gone before it had the work | is planned again at once without it; the peer may return |
 //! | gone in a dispatch, silent, late, refusing, or its answer is invalid | goes on without it; after four of these it fails |
+//! | far slower than with a block of its size | is given to another one as well, where a slot is free; the first answer counts |
 //! | the only one, and gone | waits for peers for a while |
 //!
 //! A block that is too large for one dispatch to its peer goes on in pieces: what a peer has completed is not run again when
@@ -18,15 +19,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::attempt::{CandidateFailure, PeerReservation};
+use super::attempt::{BlockResult, CandidateFailure, PeerReservation, at_once, work};
 use super::combine::Component;
 use super::directory::{Directory, SlotChoice, SlotClaim};
 use super::plan::{Block, MAX_CANDIDATES, PlannedFragment};
+use super::track_record::PeerFailure;
 use crate::peers::swarm::Network;
 use crate::reservation::log::{Log, LogError};
+
+/// When another peer is looked for again, while none has a slot free.
+const HEDGE_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long the steps may take.
 #[derive(Debug, Clone)]
@@ -38,6 +45,8 @@ pub struct BlockLimits {
     pub slot_wait: Duration,
     /// How long a block waits for a peer when there is none.
     pub peer_wait: Duration,
+    /// Whether another peer is asked as well when one takes far too long.
+    pub hedge: bool,
 }
 
 /// Runs blocks on peers: the network, the record, and the limits that all blocks share.
@@ -133,7 +142,64 @@ impl BlockRunner {
         };
         let (mut fidelity, mut latency_ms) = (None, 0.0);
         loop {
-            let claim = self.find(&run, &mut search).await?;
+            let (peer_id, piece) = self.run_piece(&run, &mut search, &on_attempt).await?;
+            if let Some(found) = piece.fidelity {
+                self.directory.report_fidelity(&peer_id, &run.block.services, found);
+                fidelity = Some(fidelity.map_or(found, |f: f64| f.min(found)));
+            }
+            latency_ms += piece.latency_ms;
+            run.fragments.drain(..piece.fragments);
+            run.state = piece.state;
+            if run.fragments.is_empty() {
+                let (state, attempts) = (run.state, search.attempts);
+                return Ok(CompletedBlock { state, peer_id, attempts, fidelity, latency_ms });
+            }
+            // The next piece is not another attempt at this one; its state is with this peer.
+            search.attempts -= 1;
+            search.slot_deadline = Instant::now() + self.limits.slot_wait;
+            search.ran_on = BTreeSet::from([peer_id]);
+        }
+    }
+
+    /// Runs as much of the block as a peer takes at once, on the first candidate that completes it.
+    async fn run_piece<F, T>(
+        &self,
+        run: &BlockRun<'_>,
+        search: &mut Search,
+        on_attempt: &F,
+    ) -> Result<(String, BlockResult), BlockError>
+    where
+        F: Fn(Attempt) -> T,
+        T: Future<Output = Result<(), LogError>>,
+    {
+        let work = work(run.state.qubits.len(), at_once(run).len());
+        // In the order in which they began. What is dropped in the middle is cancelled at its peer.
+        let mut running: FuturesUnordered<_> = FuturesUnordered::new();
+        let mut asked: Vec<String> = Vec::new();
+        let mut overdue = Instant::now();
+        loop {
+            let claim = match asked.is_empty() {
+                true => Some(self.find(run, search).await?),
+                false => None,
+            };
+            let claim = match claim {
+                Some(claim) => claim,
+                None => tokio::select! {
+                    Some((peer_id, ended)) = running.next() => match self.ended(run, search, &mut asked, peer_id, ended)? {
+                        Some(piece) => return Ok(piece),
+                        None => continue,
+                    },
+                    () = tokio::time::sleep_until(overdue), if self.limits.hedge && asked.len() == 1 => {
+                        match self.find_another(run, search, &asked) {
+                            Some(claim) => claim,
+                            None => {
+                                overdue = Instant::now() + HEDGE_AGAIN;
+                                continue;
+                            }
+                        }
+                    }
+                },
+            };
             search.attempts += 1;
             let (peer_id, reservation_id) = (claim.peer.clone(), format!("res-{}", uuid4()));
             let attempt = Attempt {
@@ -142,33 +208,48 @@ impl BlockRunner {
                 reservation_id: reservation_id.clone(),
             };
             on_attempt(attempt).await?;
-            match PeerReservation::new(self, claim, reservation_id).run(&run).await {
-                Ok(piece) => {
-                    if let Some(found) = piece.fidelity {
-                        self.directory.report_fidelity(&peer_id, &run.block.services, found);
-                        fidelity = Some(fidelity.map_or(found, |f: f64| f.min(found)));
-                    }
-                    latency_ms += piece.latency_ms;
-                    run.fragments.drain(..piece.fragments);
-                    run.state = piece.state;
-                    if run.fragments.is_empty() {
-                        let (state, attempts) = (run.state, search.attempts);
-                        return Ok(CompletedBlock { state, peer_id, attempts, fidelity, latency_ms });
-                    }
-                    // The next piece is not another attempt at this one; its state is with this peer.
-                    search.attempts -= 1;
-                    search.slot_deadline = Instant::now() + self.limits.slot_wait;
-                    search.ran_on = BTreeSet::from([peer_id]);
+            overdue = Instant::now() + self.directory.overdue_after(&peer_id, work);
+            asked.push(peer_id.clone());
+            let reservation = PeerReservation::new(self, claim, reservation_id);
+            running.push(async move { (peer_id, reservation.run(run).await) });
+        }
+    }
+
+    /// Takes the end of an attempt: what it completed, if it did.
+    fn ended(
+        &self,
+        run: &BlockRun<'_>,
+        search: &mut Search,
+        asked: &mut Vec<String>,
+        peer_id: String,
+        ended: Result<BlockResult, CandidateFailure>,
+    ) -> Result<Option<(String, BlockResult)>, BlockError> {
+        match ended {
+            Ok(piece) => {
+                for slower in asked.iter().take_while(|peer| **peer != peer_id) {
+                    self.directory.failed(slower, PeerFailure::Overtaken);
                 }
-                Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => search.last = Some(why),
-                Err(CandidateFailure::Failed(why)) => {
-                    let block = &run.block.block_id;
-                    tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
-                    search.failed.insert(peer_id);
-                    search.last = Some(why);
-                }
-                Err(CandidateFailure::Stop(error)) => return Err(error.into()),
+                return Ok(Some((peer_id, piece)));
             }
+            Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => search.last = Some(why),
+            Err(CandidateFailure::Failed(why)) => {
+                let block = &run.block.block_id;
+                tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
+                search.failed.insert(peer_id.clone());
+                search.last = Some(why);
+            }
+            Err(CandidateFailure::Stop(error)) => return Err(error.into()),
+        }
+        asked.retain(|peer| *peer != peer_id);
+        Ok(None)
+    }
+
+    /// Another candidate that has a slot free now, beside those that were asked.
+    fn find_another(&self, run: &BlockRun<'_>, search: &Search, asked: &[String]) -> Option<SlotClaim> {
+        let apart = search.failed.iter().chain(asked).cloned().collect();
+        match self.directory.claim(run.block, &apart, &search.ran_on) {
+            SlotChoice::Peer(claim) => Some(claim),
+            SlotChoice::Full(_) | SlotChoice::None => None,
         }
     }
 

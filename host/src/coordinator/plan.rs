@@ -6,11 +6,12 @@
 //! alone join the block: a run of gates costs one exchange with a peer, not one for each gate. A stage is all blocks whose
 //! predecessors lie in earlier stages.
 //!
-//! Candidates are ranked by `total = 0.55 (1 - F) + 0.20 move + 0.25 load`, each rounded to 6 decimals:
+//! Candidates are ranked by `total = 0.55 (1 - F) + 0.20 move + 0.25 load + penalty`, each rounded to 6 decimals:
 //! - F: the lowest fidelity over the block's services, as last reported, else 0.99 (0.90 for unknown ids);
 //! - move: min(1, d + min(1, 0.08 (components - 1)) + min(1, 0.03 (qubits - 1))), where d is 0 without predecessor
 //!   blocks or when the peer is primary of one of them, else min(1, 0.15 times their distinct primaries);
-//! - load: (reservations + executions + blocks planned on it) / (1 + highest reservations + executions).
+//! - load: (reservations + executions + blocks planned on it) / (1 + highest reservations + executions);
+//! - penalty: for what has happened with the peer (`track_record`), 0 at first.
 //!
 //! Order: total, load, higher F, peer id. The first is the primary, the next three its fallbacks.
 
@@ -33,6 +34,8 @@ pub struct Candidate {
     pub fidelity: BTreeMap<String, f64>,
     /// Reservations and executions that the peer reports.
     pub load: u64,
+    /// For what has happened with it.
+    pub penalty: f64,
 }
 
 /// No peer offers these services together.
@@ -224,8 +227,9 @@ pub fn rank(
             let busy = c.load.saturating_add(planned.get(&c.peer_id).copied().unwrap_or(0));
             let load = round6(busy as f64 / (1.0 + highest as f64));
             let fidelity = round6(fidelity);
-            let total = round6(0.55 * (1.0 - fidelity) + 0.20 * movement + 0.25 * load);
-            RankedCandidate { peer_id: c.peer_id.clone(), total, fidelity, movement, load }
+            let penalty = round6(c.penalty);
+            let total = round6(0.55 * (1.0 - fidelity) + 0.20 * movement + 0.25 * load + penalty);
+            RankedCandidate { peer_id: c.peer_id.clone(), total, fidelity, movement, load, penalty }
         })
         .collect();
     ranked.sort_by(|a, b| {

@@ -7,6 +7,7 @@ fn peer(id: &str, load: u64) -> Candidate {
         services: SERVICES.iter().map(|s| s.to_string()).collect(),
         fidelity: BTreeMap::new(),
         load,
+        penalty: 0.0,
     }
 }
 

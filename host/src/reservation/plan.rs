@@ -60,6 +60,9 @@ pub struct RankedCandidate {
     #[serde(rename = "move")]
     pub movement: f64,
     pub load: f64,
+    /// For what has happened with this peer before.
+    #[serde(default)]
+    pub penalty: f64,
 }
 
 /// How a circuit is run on the peers.

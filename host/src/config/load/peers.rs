@@ -71,6 +71,7 @@ pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
         sweep: s.seconds("CODA_COORDINATOR_SWEEP_SEC", None, 30.0)?,
         peer_wait: s.seconds("CODA_COORDINATOR_PEER_WAIT_SEC", None, 10.0)?,
         slot_wait: s.seconds("CODA_COORDINATOR_SLOT_WAIT_SEC", None, 300.0)?,
+        hedge: s.boolean("CODA_COORDINATOR_HEDGE", None, true)?,
         expiry_interval: s.seconds("CODA_COORDINATOR_EXPIRY_SEC", None, 1.0)?,
         job_deadline: s.seconds("CODA_COORDINATOR_JOB_DEADLINE_SEC", None, 3600.0)?,
         checkpoint_interval: s.seconds("CODA_COORDINATOR_CHECKPOINT_SEC", None, 1.0)?,
