@@ -14,22 +14,24 @@ pub struct SourcePos {
 
 impl SourcePos {
     pub fn error(self, message: impl Into<String>) -> CircuitError {
-        CircuitError { line: self.line, column: self.column, message: message.into() }
+        CircuitError { line: self.line, column: self.column, message: message.into(), is_input: false }
     }
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub enum Token {
-    Word(String),
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Token<'s> {
+    Word(&'s str),
     Int(u64),
     Real(f64),
-    Text(String),
+    Text(&'s str),
+    /// `$3`: a qubit of the hardware.
+    Physical(u32),
     /// `;`, `->`, `**` and the like.
     Mark(&'static str),
     End,
 }
 
-impl Token {
+impl Token<'_> {
     /// For messages.
     pub fn shown(&self) -> String {
         match self {
@@ -37,23 +39,23 @@ impl Token {
             Token::Int(n) => format!("'{n}'"),
             Token::Real(n) => format!("'{n}'"),
             Token::Text(_) => "a text".into(),
+            Token::Physical(n) => format!("'${n}'"),
             Token::Mark(m) => format!("'{m}'"),
             Token::End => "the end of the source".into(),
         }
     }
 }
 
-/// Longer ones first.
-const MARKS: [&str; 30] = [
-    "->", "**", "==", "!=", "<=", ">=", "++", "+=", "-=", "&&", "||", "(", ")", "[", "]", "{", "}", ";", ",",
-    ":", "=", "+", "-", "*", "/", "%", "^", "@", "<", ">",
-];
+/// Marks of two characters; they are looked for before those of one.
+const PAIRS: [&str; 11] = ["->", "**", "==", "!=", "<=", ">=", "++", "+=", "-=", "&&", "||"];
+const SINGLES: [&str; 19] =
+    ["(", ")", "[", "]", "{", "}", ";", ",", ":", "=", "+", "-", "*", "/", "%", "^", "@", "<", ">"];
 
 /// Cuts a source into tokens; the last is [`Token::End`].
 ///
 /// # Errors
 /// When the source is too long, or a character begins no token.
-pub fn tokens(source: &str) -> Result<Vec<(Token, SourcePos)>, CircuitError> {
+pub fn tokens(source: &str) -> Result<Vec<(Token<'_>, SourcePos)>, CircuitError> {
     let mut lexer = Lexer { rest: source, pos: SourcePos { line: 1, column: 1 } };
     if source.len() > MAX_SOURCE {
         return Err(lexer.pos.error(format!("the source has more than {MAX_SOURCE} bytes")));
@@ -109,7 +111,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn token(&mut self) -> Result<Token, CircuitError> {
+    fn token(&mut self) -> Result<Token<'a>, CircuitError> {
         let pos = self.pos;
         let Some(first) = self.rest.chars().next() else { return Ok(Token::End) };
         if first.is_ascii_alphabetic() || matches!(first, '_' | 'π' | 'τ') {
@@ -118,7 +120,7 @@ impl<'a> Lexer<'a> {
             if end > MAX_WORD {
                 return Err(pos.error(format!("a name of more than {MAX_WORD} bytes")));
             }
-            return Ok(Token::Word(self.advance(end).into()));
+            return Ok(Token::Word(self.advance(end)));
         }
         if first.is_ascii_digit() || first == '.' && self.rest[1..].starts_with(|c: char| c.is_ascii_digit())
         {
@@ -129,9 +131,14 @@ impl<'a> Lexer<'a> {
             let end = end.filter(|e| !self.rest[*e..].starts_with('\n'));
             let end = end.ok_or_else(|| pos.error("this text has no end"))?;
             let text = self.advance(end + 1);
-            return Ok(Token::Text(text[1..text.len() - 1].into()));
+            return Ok(Token::Text(&text[1..text.len() - 1]));
         }
-        match MARKS.iter().find(|m| self.rest.starts_with(**m)) {
+        if first == '$' {
+            return self.physical();
+        }
+        let pair = self.rest.get(..2).and_then(|two| PAIRS.iter().find(|mark| **mark == two));
+        let single = || self.rest.get(..1).and_then(|one| SINGLES.iter().find(|mark| **mark == one));
+        match pair.or_else(single) {
             Some(mark) => {
                 self.advance(mark.len());
                 Ok(Token::Mark(mark))
@@ -140,7 +147,17 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<Token, CircuitError> {
+    fn physical(&mut self) -> Result<Token<'a>, CircuitError> {
+        let pos = self.pos;
+        let digits = self.rest[1..].find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len() - 1);
+        if digits == 0 {
+            return Err(pos.error("'$' can't stand here without the number of a qubit"));
+        }
+        let number = self.advance(digits + 1)[1..].parse();
+        number.map(Token::Physical).map_err(|_| pos.error("the number of this qubit is too large"))
+    }
+
+    fn number(&mut self) -> Result<Token<'a>, CircuitError> {
         let pos = self.pos;
         let bytes = self.rest.as_bytes();
         let digits = |mut at: usize| {
