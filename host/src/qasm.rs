@@ -9,9 +9,9 @@
 //! safe on untrusted text.
 //!
 //! ```text
-//! text ─ lexer ─> tokens ─ parser ─> statements ─ circuit ─> [CircuitOperation { raw_text, service, qubits }]
-//!                            │                       └─ expand, power: gates with their modifiers
-//!                            └─ expression, declarations        └─ gates: what is built in
+//! text ─ lexer ─> tokens ─ parser, operands ─> statements ─ circuit ─> [CircuitOperation { raw_text, service, qubits }]
+//!                            │                                 └─ selection, expand, power, gates
+//!                            └─ expression, declarations
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,6 +23,7 @@ mod expand;
 mod expression;
 mod gates;
 mod lexer;
+mod operands;
 mod parser;
 mod power;
 mod program;

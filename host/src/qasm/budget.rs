@@ -5,18 +5,18 @@ use super::CircuitError;
 use super::lexer::SourcePos;
 
 /// Gates that are expanded, copied or changed by a modifier, and statements of loops.
-const MAX_STEPS: usize = 200_000;
+const MAX_STEPS: usize = 400_000;
 /// Steps of expressions that aren't constant.
 const MAX_EVALUATED: usize = 1_000_000;
 
 /// What is spent so far.
 #[derive(Debug, Default)]
-pub struct Budget {
+pub struct ExpansionBudget {
     steps: usize,
     evaluated: usize,
 }
 
-impl Budget {
+impl ExpansionBudget {
     /// Spends steps of expansion.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl Budget {
         match self.steps > MAX_STEPS {
             true => {
                 Err(pos
-                    .error("this expands to too much: gates and loops of a circuit may take 200,000 steps"))
+                    .error("this expands to too much: gates and loops of a circuit may take 400,000 steps"))
             }
             false => Ok(()),
         }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::budget::Budget;
+use super::budget::ExpansionBudget;
 use super::expand::expand;
 use super::gates::Primitive;
 use super::lexer::SourcePos;
@@ -27,7 +27,7 @@ pub(super) struct Builder {
     /// Qubits that some operation has used, and that are measured: bit sets.
     used: u32,
     is_measured: u32,
-    pub budget: Budget,
+    pub budget: ExpansionBudget,
 }
 
 impl Builder {

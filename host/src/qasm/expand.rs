@@ -4,8 +4,8 @@
 //! of every gate that is controlled. Bounded: a definition can neither nest without end nor blow up, not even without
 //! emitting anything.
 
-use super::budget::Budget;
-use super::gates::{IQFT, Primitive, QFT};
+use super::budget::ExpansionBudget;
+use super::gates::{BELL_PAIR, IQFT, Primitive, QFT, TELEPORT};
 use super::lexer::SourcePos;
 use super::power::power;
 use super::program::{Application, Callee, Form, Loop, Modifier, Statement};
@@ -129,7 +129,7 @@ impl Call<'_> {
     fn expand_into(
         &self,
         qubits: &[u32],
-        budget: &mut Budget,
+        budget: &mut ExpansionBudget,
         nesting: u32,
         out: &mut Expansion,
     ) -> Result<(), CircuitError> {
@@ -141,36 +141,48 @@ impl Call<'_> {
         let Some((modifier, inner)) = self.modifiers.split_first() else {
             return self.plain(qubits, budget, nesting, out);
         };
-        let mut base = Expansion::default();
+        let inside = Call { modifiers: inner, ..*self };
+        let (begin, phase) = (out.gates.len(), std::mem::take(&mut out.phase));
         match *modifier {
             Applied::Power(exponent) if exponent.fract() != 0.0 => {
-                return self.fractional_power(exponent, inner, qubits, budget, nesting, out);
+                self.fractional_power(exponent, inner, qubits, budget, nesting, out)?;
             }
             Applied::Control { is_negative } => {
                 let Some((&control, rest)) = qubits.split_first() else {
                     return Err(self.pos.error("a control needs a qubit"));
                 };
-                Call { modifiers: inner, ..*self }.expand_into(rest, budget, nesting + 1, &mut base)?;
-                let base = with_control(&base, control);
-                budget.expand(base.len(), self.pos)?;
                 let x = is_negative.then(|| Primitive::new("x", &[], 0, &[control]));
                 out.gates.extend(x);
-                out.gates.extend(base);
+                inside.expand_into(rest, budget, nesting + 1, out)?;
+                let first = begin + usize::from(is_negative);
+                budget.expand(out.gates.len() - first, self.pos)?;
+                add_control(out, first, control);
                 out.gates.extend(x);
             }
             Applied::Inverse => {
-                Call { modifiers: inner, ..*self }.expand_into(qubits, budget, nesting + 1, &mut base)?;
-                self.repeat(&inverse(&base), 1, budget, out)?;
+                inside.expand_into(qubits, budget, nesting + 1, out)?;
+                budget.expand(out.gates.len() - begin, self.pos)?;
+                invert(out, begin);
             }
             Applied::Power(times) => {
-                Call { modifiers: inner, ..*self }.expand_into(qubits, budget, nesting + 1, &mut base)?;
-                if times < 0.0 {
-                    base = inverse(&base);
-                }
+                inside.expand_into(qubits, budget, nesting + 1, out)?;
                 // Whole and bounded since it was evaluated.
-                self.repeat(&base, times.abs() as usize, budget, out)?;
+                let (count, end) = (times.abs() as usize, out.gates.len());
+                budget.expand((end - begin).saturating_mul(count), self.pos)?;
+                if times < 0.0 {
+                    invert(out, begin);
+                }
+                let end = out.gates.len();
+                for _ in 1..count {
+                    out.gates.extend_from_within(begin..end);
+                }
+                if count == 0 {
+                    out.gates.truncate(begin);
+                }
+                out.phase *= count as f64;
             }
         }
+        out.phase += phase;
         Ok(())
     }
 
@@ -179,7 +191,7 @@ impl Call<'_> {
         exponent: f64,
         inner: &[Applied],
         qubits: &[u32],
-        budget: &mut Budget,
+        budget: &mut ExpansionBudget,
         nesting: u32,
         out: &mut Expansion,
     ) -> Result<(), CircuitError> {
@@ -204,27 +216,16 @@ impl Call<'_> {
                  with controls or without, of swap, rxx, ryy and rzz"
             ))
         })?;
-        self.repeat(&power, 1, budget, out)
-    }
-
-    /// Appends an expansion so many times.
-    fn repeat(
-        &self,
-        part: &Expansion,
-        times: usize,
-        budget: &mut Budget,
-        out: &mut Expansion,
-    ) -> Result<(), CircuitError> {
-        budget.expand(part.gates.len().saturating_mul(times), self.pos)?;
-        (0..times).for_each(|_| out.gates.extend_from_slice(&part.gates));
-        out.phase += part.phase * times as f64;
+        budget.expand(power.gates.len(), self.pos)?;
+        out.gates.extend(power.gates);
+        out.phase += power.phase;
         Ok(())
     }
 
     fn plain(
         &self,
         qubits: &[u32],
-        budget: &mut Budget,
+        budget: &mut ExpansionBudget,
         nesting: u32,
         out: &mut Expansion,
     ) -> Result<(), CircuitError> {
@@ -273,7 +274,7 @@ fn body(
     statements: &[Statement],
     frame: &mut Vec<f64>,
     qubits: &[u32],
-    budget: &mut Budget,
+    budget: &mut ExpansionBudget,
     nesting: u32,
     out: &mut Expansion,
 ) -> Result<(), CircuitError> {
@@ -305,21 +306,34 @@ fn body(
     Ok(())
 }
 
-fn inverse(of: &Expansion) -> Expansion {
-    // A Bell pair is no inverse of itself.
-    let whole = |gate: &Primitive| match gate.name {
-        QFT | IQFT => vec![*gate],
-        _ => gate.parts().unwrap_or_else(|| vec![*gate]),
+/// Replaces the operations of the public dialect from this gate on by their parts.
+fn take_apart(out: &mut Expansion, begin: usize, is_whole: impl Fn(&Primitive) -> bool) {
+    if out.gates[begin..].iter().all(&is_whole) {
+        return;
+    }
+    let gates = out.gates.split_off(begin);
+    let parts = |gate: Primitive| match is_whole(&gate) {
+        true => vec![gate],
+        false => gate.parts().unwrap_or_else(|| vec![gate]),
     };
-    let gates: Vec<Primitive> = of.gates.iter().flat_map(whole).collect();
-    Expansion { gates: gates.into_iter().rev().map(Primitive::inverse).collect(), phase: -of.phase }
+    out.gates.extend(gates.into_iter().flat_map(parts));
 }
 
-fn with_control(base: &Expansion, control: u32) -> Vec<Primitive> {
-    let parts = base.gates.iter().flat_map(|gate| gate.parts().unwrap_or_else(|| vec![*gate]));
-    let mut gates: Vec<Primitive> = parts.map(|gate| gate.controlled(control)).collect();
-    if base.phase != 0.0 {
-        gates.push(Primitive::new("p", &[base.phase], 0, &[control]));
+/// Inverts the gates from this one on, and the phase.
+fn invert(out: &mut Expansion, begin: usize) {
+    // A Bell pair is no inverse of itself.
+    take_apart(out, begin, |gate| gate.name != BELL_PAIR);
+    out.gates[begin..].reverse();
+    out.gates[begin..].iter_mut().for_each(|gate| *gate = gate.inverse());
+    out.phase = -out.phase;
+}
+
+/// Controls the gates from this one on, and the phase.
+fn add_control(out: &mut Expansion, begin: usize, control: u32) {
+    take_apart(out, begin, |gate| !matches!(gate.name, QFT | IQFT | BELL_PAIR | TELEPORT));
+    out.gates[begin..].iter_mut().for_each(|gate| *gate = gate.controlled(control));
+    let phase = std::mem::take(&mut out.phase);
+    if phase != 0.0 {
+        out.gates.push(Primitive::new("p", &[phase], 0, &[control]));
     }
-    gates
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::f64::consts::{E, PI, TAU};
 
 use super::CircuitError;
-use super::budget::Budget;
+use super::budget::ExpansionBudget;
 use super::lexer::{SourcePos, Token, tokens};
 
 const MAX_DEPTH: u32 = 64;
@@ -143,7 +143,7 @@ impl Expression {
     ///
     /// # Errors
     /// When the value, or one on the way to it, is not finite, or the budget is spent.
-    pub fn value(&self, frame: &[f64], budget: &mut Budget) -> Result<f64, CircuitError> {
+    pub fn value(&self, frame: &[f64], budget: &mut ExpansionBudget) -> Result<f64, CircuitError> {
         if let [Step::Number(value)] = self.steps[..] {
             return Ok(value);
         }
@@ -172,7 +172,7 @@ impl Expression {
     pub fn whole(
         &self,
         frame: &[f64],
-        budget: &mut Budget,
+        budget: &mut ExpansionBudget,
         what: &str,
         bounds: std::ops::RangeInclusive<i64>,
     ) -> Result<i64, CircuitError> {
@@ -203,7 +203,7 @@ pub fn expression(tokens: &mut Tokens<'_>, scope: Scope<'_>) -> Result<Expressio
 pub fn statement_parameters(text: &str) -> Result<Vec<f64>, CircuitError> {
     let tokens = tokens(text)?;
     let mut t = Tokens::new(&tokens);
-    let (mut values, mut budget) = (Vec::new(), Budget::default());
+    let (mut values, mut budget) = (Vec::new(), ExpansionBudget::default());
     if t.peek() == Token::End {
         return Ok(values);
     }
@@ -390,7 +390,7 @@ mod tests {
     fn circuit(text: &str) -> Result<f64, CircuitError> {
         let tokens = tokens(text)?;
         let mut t = Tokens::new(&tokens);
-        let value = expression(&mut t, Scope::default())?.value(&[], &mut Budget::default())?;
+        let value = expression(&mut t, Scope::default())?.value(&[], &mut ExpansionBudget::default())?;
         match t.peek() {
             Token::End => Ok(value),
             other => Err(t.pos().error(format!("found {}", other.shown()))),
@@ -433,7 +433,7 @@ mod tests {
         let scope = Scope { slots: &slots, constants: None };
         let read = expression(&mut Tokens::new(&tokens), scope).unwrap();
         assert_eq!(read.steps.len(), 13, "{read:?}");
-        let mut budget = Budget::default();
+        let mut budget = ExpansionBudget::default();
         for (i, x) in [(0.0, 1.5), (0.3, -2.0)] {
             let expected = TAU * i + f64::powi(x, 2) + f64::sin(i) * 3.0;
             assert_eq!(read.value(&[i, x], &mut budget), Ok(expected));

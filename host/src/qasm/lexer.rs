@@ -46,10 +46,42 @@ impl Token<'_> {
     }
 }
 
-/// Marks of two characters; they are looked for before those of one.
-const PAIRS: [&str; 11] = ["->", "**", "==", "!=", "<=", ">=", "++", "+=", "-=", "&&", "||"];
-const SINGLES: [&str; 19] =
-    ["(", ")", "[", "]", "{", "}", ";", ",", ":", "=", "+", "-", "*", "/", "%", "^", "@", "<", ">"];
+/// The mark that a text begins with; those of two characters go before those of one.
+fn mark(text: &[u8]) -> Option<&'static str> {
+    Some(match text {
+        [b'-', b'>', ..] => "->",
+        [b'*', b'*', ..] => "**",
+        [b'=', b'=', ..] => "==",
+        [b'!', b'=', ..] => "!=",
+        [b'<', b'=', ..] => "<=",
+        [b'>', b'=', ..] => ">=",
+        [b'+', b'+', ..] => "++",
+        [b'+', b'=', ..] => "+=",
+        [b'-', b'=', ..] => "-=",
+        [b'&', b'&', ..] => "&&",
+        [b'|', b'|', ..] => "||",
+        [b'(', ..] => "(",
+        [b')', ..] => ")",
+        [b'[', ..] => "[",
+        [b']', ..] => "]",
+        [b'{', ..] => "{",
+        [b'}', ..] => "}",
+        [b';', ..] => ";",
+        [b',', ..] => ",",
+        [b':', ..] => ":",
+        [b'=', ..] => "=",
+        [b'+', ..] => "+",
+        [b'-', ..] => "-",
+        [b'*', ..] => "*",
+        [b'/', ..] => "/",
+        [b'%', ..] => "%",
+        [b'^', ..] => "^",
+        [b'@', ..] => "@",
+        [b'<', ..] => "<",
+        [b'>', ..] => ">",
+        _ => return None,
+    })
+}
 
 /// Cuts a source into tokens; the last is [`Token::End`].
 ///
@@ -73,6 +105,11 @@ pub fn tokens(source: &str) -> Result<Vec<(Token<'_>, SourcePos)>, CircuitError>
     }
 }
 
+/// A byte that continues a character of UTF-8.
+fn is_continuation(byte: u8) -> bool {
+    byte & 0b1100_0000 == 0b1000_0000
+}
+
 struct Lexer<'a> {
     rest: &'a str,
     pos: SourcePos,
@@ -81,10 +118,10 @@ struct Lexer<'a> {
 impl<'a> Lexer<'a> {
     fn advance(&mut self, bytes: usize) -> &'a str {
         let (text, rest) = self.rest.split_at(bytes);
-        for c in text.chars() {
-            if c == '\n' {
+        for byte in text.bytes() {
+            if byte == b'\n' {
                 self.pos = SourcePos { line: self.pos.line + 1, column: 1 };
-            } else {
+            } else if !is_continuation(byte) {
                 self.pos.column += 1;
             }
         }
@@ -95,10 +132,13 @@ impl<'a> Lexer<'a> {
     /// Blanks and comments.
     fn skip(&mut self) -> Result<(), CircuitError> {
         loop {
-            let blank =
-                self.rest.len() - self.rest.trim_start_matches([' ', '\t', '\r', '\n', '\u{feff}']).len();
-            self.advance(blank);
-            if self.rest.starts_with("//") {
+            if self.rest.starts_with([' ', '\t', '\r', '\n', '\u{feff}']) {
+                let text = self.rest.trim_start_matches([' ', '\t', '\r', '\n', '\u{feff}']);
+                self.advance(self.rest.len() - text.len());
+            }
+            if !self.rest.starts_with('/') {
+                return Ok(());
+            } else if self.rest.starts_with("//") {
                 let end = self.rest.find('\n').unwrap_or(self.rest.len());
                 self.advance(end);
             } else if self.rest.starts_with("/*") {
@@ -136,9 +176,7 @@ impl<'a> Lexer<'a> {
         if first == '$' {
             return self.physical();
         }
-        let pair = self.rest.get(..2).and_then(|two| PAIRS.iter().find(|mark| **mark == two));
-        let single = || self.rest.get(..1).and_then(|one| SINGLES.iter().find(|mark| **mark == one));
-        match pair.or_else(single) {
+        match mark(self.rest.as_bytes()) {
             Some(mark) => {
                 self.advance(mark.len());
                 Ok(Token::Mark(mark))

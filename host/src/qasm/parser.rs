@@ -8,14 +8,10 @@ use super::declarations::{Declarations, InputType, MAX_BITS};
 use super::expression::{Expression, Tokens, expression};
 use super::gates::{DEFINITIONS, IQFT, QFT, named_gate};
 use super::lexer::{SourcePos, Token, tokens};
-use super::program::{
-    Application, Callee, Definition, Form, Index, Loop, LoopValues, Modifier, Operand, Range, Statement,
-};
+use super::program::{Application, Callee, Definition, Form, Loop, LoopValues, Modifier, Operand, Statement};
 use super::{Circuit, CircuitError, MAX_QUBITS};
 use crate::model::cut;
 
-/// Most members of a list: parameters, names, a set.
-const MAX_LIST: usize = 1024;
 /// Most modifiers of one gate.
 const MAX_MODIFIERS: usize = 64;
 /// Deepest nesting of loops.
@@ -23,9 +19,10 @@ const MAX_LOOPS: usize = 40;
 /// Built-in gates whose power is that of their angle.
 const ROTATIONS: [&str; 3] = ["rxx", "ryy", "rzz"];
 
-struct Parser<'a> {
-    t: Tokens<'a>,
-    declarations: Declarations,
+/// The reader of a source.
+pub(super) struct Parser<'a> {
+    pub(super) t: Tokens<'a>,
+    pub(super) declarations: Declarations,
     builder: Builder,
     inputs: &'a BTreeMap<String, f64>,
     /// The source's text is read, and not the prelude.
@@ -33,7 +30,7 @@ struct Parser<'a> {
     /// Names of the frame's values: parameters of a gate, then variables of loops.
     slots: Vec<String>,
     /// The qubits of the gate whose body is read.
-    gate: Option<Vec<String>>,
+    pub(super) gate: Option<Vec<String>>,
     loops: usize,
 }
 
@@ -175,7 +172,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn expression(&mut self) -> Result<Expression, CircuitError> {
+    pub(super) fn expression(&mut self) -> Result<Expression, CircuitError> {
         expression(&mut self.t, self.declarations.scope(&self.slots))
     }
 
@@ -394,49 +391,6 @@ impl<'a> Parser<'a> {
         Ok(Statement::For(Loop { pos, values, is_whole: kind != InputType::Real, body }))
     }
 
-    /// `first:last` or `first:step:last`, each of which may be left out. The first may be read already.
-    fn range(&mut self, first: Option<Expression>) -> Result<Range, CircuitError> {
-        let pos = first.as_ref().map_or_else(|| self.t.pos(), Expression::pos);
-        let first = match first {
-            Some(first) => Some(first),
-            None => self.range_end()?,
-        };
-        self.t.expect(":")?;
-        let second = self.range_end()?;
-        if !self.t.eat(":") {
-            return Ok(Range { pos, first, step: None, last: second });
-        }
-        let last = self.range_end()?;
-        Ok(Range { pos, first, step: second, last })
-    }
-
-    fn range_end(&mut self) -> Result<Option<Expression>, CircuitError> {
-        match self.t.is_at(":") || self.t.is_at("]") {
-            true => Ok(None),
-            false => self.expression().map(Some),
-        }
-    }
-
-    /// Members behind an opening brace, up to the closing one.
-    fn set(&mut self) -> Result<Vec<Expression>, CircuitError> {
-        self.list("}", MAX_LIST)
-    }
-
-    /// Expressions that are separated by commas, up to the closing mark.
-    fn list(&mut self, end: &str, most: usize) -> Result<Vec<Expression>, CircuitError> {
-        let mut found = Vec::new();
-        while !self.t.eat(end) {
-            if !found.is_empty() {
-                self.t.expect(",")?;
-            }
-            if found.len() >= most {
-                return Err(self.t.pos().error(format!("more than {most} values")));
-            }
-            found.push(self.expression()?);
-        }
-        Ok(found)
-    }
-
     fn name_list(&mut self, end: &str) -> Result<Vec<String>, CircuitError> {
         let mut found: Vec<String> = Vec::new();
         while !self.t.is_at(end) {
@@ -553,76 +507,5 @@ impl<'a> Parser<'a> {
                 return Err(pos.error("too many modifiers"));
             }
         }
-    }
-
-    fn operands(&mut self) -> Result<Vec<Operand>, CircuitError> {
-        let mut all = vec![self.operand()?];
-        while self.t.eat(",") {
-            if all.len() >= MAX_LIST {
-                return Err(self.t.pos().error(format!("more than {MAX_LIST} operands")));
-            }
-            all.push(self.operand()?);
-        }
-        Ok(all)
-    }
-
-    /// Qubits: a register, an alias, a part of one, a qubit of the hardware, or in a gate one of its qubits.
-    fn operand(&mut self) -> Result<Operand, CircuitError> {
-        let pos = self.t.pos();
-        if let Some(own) = &self.gate {
-            let name = self.t.word("a qubit of the gate")?;
-            return own
-                .iter()
-                .position(|qubit| qubit == name)
-                .map(Operand::OfGate)
-                .ok_or_else(|| pos.error(format!("'{}' is not a qubit of the gate", cut(name, 40))));
-        }
-        if let Token::Physical(number) = self.t.peek() {
-            self.t.next();
-            let elements = self.declarations.physical(pos, number)?;
-            return Ok(Operand::Elements { pos, name: "$".into(), elements, indexes: Vec::new() });
-        }
-        let name = self.t.word("a qubit or a register")?;
-        let elements = self
-            .declarations
-            .qubits(name)
-            .ok_or_else(|| pos.error(format!("there is no quantum register '{}'", cut(name, 40))))?;
-        self.indexed(pos, name, elements)
-    }
-
-    fn bit_operand(&mut self) -> Result<Operand, CircuitError> {
-        let pos = self.t.pos();
-        let name = self.t.word("a classical register")?;
-        let elements = self
-            .declarations
-            .bits(name)
-            .ok_or_else(|| pos.error(format!("there is no classical register '{}'", cut(name, 40))))?;
-        self.indexed(pos, name, elements)
-    }
-
-    /// The indexes behind a name.
-    fn indexed(
-        &mut self,
-        pos: SourcePos,
-        name: &str,
-        elements: std::rc::Rc<[u32]>,
-    ) -> Result<Operand, CircuitError> {
-        let mut indexes = Vec::new();
-        while self.t.eat("[") {
-            let index_pos = self.t.pos();
-            let index = match self.t.eat("{") {
-                true => Index::Set { pos: index_pos, members: self.set()? },
-                false => match self.range_end()? {
-                    Some(first) if !self.t.is_at(":") => Index::One(first),
-                    first => Index::Range(self.range(first)?),
-                },
-            };
-            self.t.expect("]")?;
-            indexes.push(index);
-            if indexes.len() > 8 {
-                return Err(index_pos.error("more than 8 indexes behind one name"));
-            }
-        }
-        Ok(Operand::Elements { pos, name: cut(name, 40).into(), elements, indexes })
     }
 }

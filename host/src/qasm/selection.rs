@@ -4,7 +4,7 @@
 //! the end, -1 being the last element. A range that selects nothing is an error, because it is never what is meant.
 
 use super::CircuitError;
-use super::budget::Budget;
+use super::budget::ExpansionBudget;
 use super::expression::Expression;
 use super::lexer::SourcePos;
 use super::program::{Index, LoopValues, Operand, Range};
@@ -15,7 +15,7 @@ const MAX_NUMBER: i64 = 1 << 31;
 /// What an evaluation needs: the values of variables, and the budget.
 pub(super) struct Evaluation<'e> {
     pub frame: &'e [f64],
-    pub budget: &'e mut Budget,
+    pub budget: &'e mut ExpansionBudget,
 }
 
 /// The elements that an operand stands for, in order. `qubits` are those of the gate whose body it is in.
