@@ -158,11 +158,18 @@ const PURE: &[&str] = &[
     "peers/wire/health.rs",
     "peers/wire/transition.rs",
     "qasm.rs",
+    "qasm/budget.rs",
+    "qasm/circuit.rs",
+    "qasm/declarations.rs",
     "qasm/expand.rs",
     "qasm/expression.rs",
     "qasm/gates.rs",
     "qasm/lexer.rs",
+    "qasm/operands.rs",
     "qasm/parser.rs",
+    "qasm/power.rs",
+    "qasm/program.rs",
+    "qasm/selection.rs",
     "request_guard.rs",
     "reservation/event.rs",
     "reservation/export.rs",
@@ -275,7 +282,10 @@ fn pure_files_stay_pure() {
     for name in PURE {
         let text = files.get(*name).unwrap_or_else(|| panic!("{name} is gone: correct the list"));
         for word in IMPURE_WORDS {
-            assert!(!text.contains(word), "{name} is pure, but uses {word}");
+            // `Operand::` is no use of `rand::`.
+            let is_whole = |at: usize| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let is_used = text.match_indices(word).any(|(at, _)| is_whole(at));
+            assert!(!is_used, "{name} is pure, but uses {word}");
         }
     }
 }

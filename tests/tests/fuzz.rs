@@ -105,6 +105,20 @@ const TOKENS: &[&str] = &[
     "!t ",
     "|",
     "\0",
+    "$0",
+    "[0:1]",
+    "[{0,1}]",
+    "[-1]",
+    "ctrl @ ",
+    "pow(0.5) @ ",
+    "controlled ",
+    "qft ",
+    "input int ",
+    "let ",
+    "for int i in ",
+    " ++ ",
+    "reset ",
+    "gphase",
 ];
 
 /// All the memory that the parsers may have, both threads together.
@@ -129,6 +143,14 @@ const AMPLIFIERS: &[&str] = &[
     "inv @ ",
     "pow(64) @ ",
     "gate g a { h a; h a; }\n",
+    "gphase(1);",
+    "for int i in [0:9] ",
+    "for int i in [0:999] { barrier q; }",
+    "for int i in {0, 1} { ",
+    "q[0:1]",
+    "[0:-1]",
+    " ++ q[0]",
+    "sin(t)+",
     "barrier q;",
     "n",
 ];
@@ -152,16 +174,29 @@ fn amplify(random: &mut Random, input: &mut Vec<u8>) {
     input.splice(at..at, piece.repeat(times).into_bytes());
 }
 
-/// Definitions that double with each level, and a call.
+/// Definitions that double with each level, with modifiers and loops, and calls in loops.
 fn doubling(random: &mut Random) -> Vec<u8> {
-    let inner = *random.pick(&["h a;", "barrier a;", "rx(1+1+1+1+1+1) a;", "inv @ x a;", "pow(3) @ h a;"]);
+    const INNER: &[&str] = &[
+        "h a;",
+        "barrier a;",
+        "rx(t+t+t+t+t+t) a;",
+        "inv @ x a;",
+        "pow(3) @ h a;",
+        "pow(0.3) @ y a;",
+        "gphase(t);",
+        "for int i in [0:9] { rz(i*sin(t)) a; }",
+    ];
+    const MODIFIERS: &[&str] = &["", "", "inv @ ", "pow(2) @ ", "pow(-1) @ ", "pow(1.5) @ "];
+    const LOOPS: &[&str] = &["", "", "for int i in [0:3] ", "for int i in {7, 5} for int j in [i:-1:0] "];
     let levels = 1 + random.below(34);
-    let mut source = format!("qubit q; gate g0 a {{ {} }}\n", inner.repeat(1 + random.below(20)));
+    let inner = random.pick(INNER).repeat(1 + random.below(20));
+    let mut source = format!("qubit q; gate g0(t) a {{ {inner} }}\n");
     for level in 1..levels {
-        let call = format!("g{} a; ", level - 1);
-        source += &format!("gate g{level} a {{ {} }}\n", call.repeat(1 + random.below(4)));
+        let call = format!("{}{}g{}(t/2) a; ", random.pick(LOOPS), random.pick(MODIFIERS), level - 1);
+        source += &format!("gate g{level}(t) a {{ {} }}\n", call.repeat(1 + random.below(4)));
     }
-    source += &format!("g{} q;\n", levels - 1).repeat(1 + random.below(50));
+    let call = format!("{}{}g{}(0.1) q;\n", random.pick(LOOPS), random.pick(MODIFIERS), levels - 1);
+    source += &call.repeat(1 + random.below(50));
     source.into_bytes()
 }
 
@@ -360,9 +395,14 @@ fn device(input: &[u8]) {
 }
 
 fn qasm(input: &[u8]) {
+    let inputs = [("theta".to_string(), 0.7), ("n".to_string(), 2.0)].into();
     if let Ok(text) = std::str::from_utf8(input)
-        && let Ok(circuit) = qasm::parse(text)
+        && let Ok(circuit) = qasm::parse_with_inputs(text, &inputs)
     {
+        assert!(circuit.qubits <= qasm::MAX_QUBITS && circuit.operations.len() <= qasm::MAX_OPERATIONS);
+        let known = |qubit: &u32| *qubit < circuit.qubits;
+        assert!(circuit.operations.iter().flat_map(|o| &o.qubits).all(known));
+        assert!(circuit.bits.iter().all(|bit| known(&bit.qubit)));
         // What is written is what every peer reads.
         for operation in &circuit.operations {
             let qubits: Vec<i64> = operation.qubits.iter().map(|q| i64::from(*q)).collect();

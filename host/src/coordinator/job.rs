@@ -207,7 +207,8 @@ async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError
 fn result(circuit: &Circuit, state: &Component, shots: u32) -> JobResult {
     let all: Vec<u32> = (0..circuit.qubits).collect();
     // Without a measurement in the source every qubit is looked at.
-    let sampled = if circuit.measured.is_empty() { &all } else { &circuit.measured };
+    let measured: Vec<u32> = circuit.bits.iter().map(|bit| bit.qubit).collect();
+    let sampled = if measured.is_empty() { &all } else { &measured };
     let shown = (state.qubits.len() <= SHOWN_QUBITS).then(|| {
         let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
         FinalState { qubit_ids: state.qubits.clone(), amplitudes: amplitude::write_state(&amplitudes) }

@@ -401,4 +401,4 @@ pub fn matrix(gate: Gate) -> [Complex; 4] {
 
 #[cfg(test)]
 #[path = "operation_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,266 +1,339 @@
-//! Pure: a gate with its modifiers as primitive gates, and how modifiers and parameters are read.
+//! Pure: a gate with its modifiers as primitive gates and a phase.
 //!
-//! Bounded: a definition can neither nest without end nor blow up, not even without emitting anything.
+//! The phase is kept because it shows under a control: `ctrl @ gphase(a)` is `p(a)` on the control, and so is the phase
+//! of every gate that is controlled. Bounded: a definition can neither nest without end nor blow up, not even without
+//! emitting anything.
 
-use std::collections::HashMap;
-use std::rc::Rc;
-
-use super::expression::{Scopes, Tokens, expression, whole_number};
-use super::gates::{NamedGate, Primitive, named_gate};
-use super::lexer::{SourcePos, Token};
+use super::budget::ExpansionBudget;
+use super::gates::{BELL_PAIR, IQFT, Primitive, QFT, TELEPORT};
+use super::lexer::SourcePos;
+use super::power::power;
+use super::program::{Application, Callee, Form, Loop, Modifier, Statement};
+use super::selection::{Evaluation, elements, loop_values};
 use super::{CircuitError, MAX_OPERATIONS};
 
-/// Deepest nesting of gate definitions.
-const MAX_NESTING: u32 = 32;
-/// Steps of expansion.
-const MAX_STEPS: usize = 200_000;
-/// Tokens of definitions that are read, over all calls: a body is read again by each call of its gate, so a short source
-/// could take time quadratic in its length.
-const MAX_TOKENS_READ: usize = 2_000_000;
-const MAX_CONTROLS: u32 = 16;
-const MAX_POWER: u32 = 64;
+/// Deepest nesting of definitions, loops and modifiers together.
+const MAX_NESTING: u32 = 200;
+const MAX_CONTROLS: i64 = 16;
+const MAX_POWER: f64 = 64.0;
+const MAX_MODIFIERS: usize = 64;
 
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Modifier {
-    Control,
-    NegativeControl,
+/// Primitive gates in order, and the phase of their product.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Expansion {
+    pub gates: Vec<Primitive>,
+    pub phase: f64,
+}
+
+/// A modifier with its numbers, one control at a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Applied {
+    Control { is_negative: bool },
     Inverse,
-    Power(u32),
+    Power(f64),
 }
 
-/// A call of a gate, with its qubits.
-pub(super) struct Call<'c> {
-    pub name: &'c str,
-    pub pos: SourcePos,
-    pub modifiers: &'c [Modifier],
-    pub params: &'c [f64],
+/// A call whose numbers are known.
+#[derive(Clone, Copy)]
+struct Call<'c> {
+    callee: &'c Callee,
+    pos: SourcePos,
+    modifiers: &'c [Applied],
+    params: &'c [f64],
 }
 
-/// A gate that a source defines.
-pub(super) struct Definition {
-    pub params: Vec<String>,
-    pub qubits: Vec<String>,
-    /// Index of the source that has the definition's tokens.
-    pub source: usize,
-    pub body: usize,
+/// Expands an application on these qubits, which are those of one gate.
+///
+/// # Errors
+/// When the numbers of parameters or qubits are wrong, or the gate expands to too much.
+pub(super) fn expand(
+    application: &Application,
+    qubits: &[u32],
+    eval: &mut Evaluation<'_>,
+) -> Result<Expansion, CircuitError> {
+    let mut out = Expansion::default();
+    expand_into(application, qubits, eval, 0, &mut out)?;
+    Ok(out)
 }
 
-/// Expands calls to primitive gates, by the definitions and constants that were read so far.
-pub(super) struct Expander<'a> {
-    /// The source, and the built-in definitions.
-    sources: [&'a [(Token, SourcePos)]; 2],
-    pub constants: HashMap<String, f64>,
-    pub gates: HashMap<String, Rc<Definition>>,
-    /// Calls that were expanded, over the whole circuit.
-    steps: usize,
-    /// Tokens of definitions that were read, over the whole circuit.
-    tokens_read: usize,
-}
-
-impl<'a> Expander<'a> {
-    pub fn new(sources: [&'a [(Token, SourcePos)]; 2]) -> Expander<'a> {
-        Expander { sources, constants: HashMap::new(), gates: HashMap::new(), steps: 0, tokens_read: 0 }
-    }
-
-    /// A call as primitive gates.
-    pub(super) fn expand(
-        &mut self,
-        call: &Call<'_>,
-        qubits: &[u32],
-        nesting: u32,
-        out: &mut Vec<Primitive>,
-    ) -> Result<(), CircuitError> {
-        let pos = call.pos;
-        self.steps += 1;
-        if self.steps > MAX_STEPS || out.len() > MAX_OPERATIONS || nesting > MAX_NESTING {
-            return Err(pos.error("this gate expands to too much"));
+fn expand_into(
+    application: &Application,
+    qubits: &[u32],
+    eval: &mut Evaluation<'_>,
+    nesting: u32,
+    out: &mut Expansion,
+) -> Result<(), CircuitError> {
+    let Application { pos, callee, .. } = application;
+    let mut seen = 0_u32;
+    for qubit in qubits {
+        if seen & 1 << qubit != 0 {
+            return Err(pos.error(format!("qubit {qubit} is used twice in one gate")));
         }
-        let mut sorted = qubits.to_vec();
-        sorted.sort_unstable();
-        if let Some(twice) = sorted.windows(2).find(|w| w[0] == w[1]) {
-            return Err(pos.error(format!("qubit {} is used twice in one gate", twice[0])));
+        seen |= 1 << qubit;
+    }
+    let mut params = Vec::with_capacity(application.params.len());
+    for param in &application.params {
+        params.push(param.value(eval.frame, eval.budget)?);
+    }
+    let modifiers = applied_modifiers(application, qubits.len(), eval)?;
+    let call = Call { callee, pos: *pos, modifiers: &modifiers, params: &params };
+    call.expand_into(qubits, eval.budget, nesting, out)
+}
+
+fn applied_modifiers(
+    application: &Application,
+    given: usize,
+    eval: &mut Evaluation<'_>,
+) -> Result<Vec<Applied>, CircuitError> {
+    let mut applied = Vec::new();
+    for modifier in &application.modifiers {
+        match modifier {
+            Modifier::Inverse => applied.push(Applied::Inverse),
+            Modifier::Control { is_negative, count } => {
+                let count = match count {
+                    Some(count) => {
+                        count.whole(eval.frame, eval.budget, "the number of controls", 1..=MAX_CONTROLS)?
+                    }
+                    None => 1,
+                };
+                applied.extend((0..count).map(|_| Applied::Control { is_negative: *is_negative }));
+            }
+            Modifier::Power(exponent) => {
+                let value = exponent.value(eval.frame, eval.budget)?;
+                if value.abs() > MAX_POWER {
+                    let text = format!("only powers up to {MAX_POWER} are taken here, this is {value}");
+                    return Err(exponent.pos().error(text));
+                }
+                applied.push(Applied::Power(value));
+            }
+        }
+        if applied.len() > MAX_MODIFIERS {
+            return Err(application.pos.error("too many modifiers"));
+        }
+    }
+    if application.form == Form::Controlled {
+        let Some(own) = application.callee.qubits() else {
+            let text = "how many controls 'controlled' means is not clear here: use ctrl @";
+            return Err(application.pos.error(text));
+        };
+        if given <= own {
+            let text = format!("'controlled' needs more than {own} qubits here, given are {given}");
+            return Err(application.pos.error(text));
+        }
+        applied.extend((own..given).map(|_| Applied::Control { is_negative: false }));
+    }
+    Ok(applied)
+}
+
+impl Call<'_> {
+    fn expand_into(
+        &self,
+        qubits: &[u32],
+        budget: &mut ExpansionBudget,
+        nesting: u32,
+        out: &mut Expansion,
+    ) -> Result<(), CircuitError> {
+        budget.expand(1, self.pos)?;
+        if out.gates.len() > MAX_OPERATIONS || nesting > MAX_NESTING {
+            return Err(self.pos.error("this gate expands to too much"));
         }
         // From the outside in: the first modifier takes the first qubits.
-        let Some((modifier, inner)) = call.modifiers.split_first() else {
-            return self.plain(call, qubits, nesting, out);
+        let Some((modifier, inner)) = self.modifiers.split_first() else {
+            return self.plain(qubits, budget, nesting, out);
         };
-        let inside = Call { modifiers: inner, ..*call };
-        let mut gates = Vec::new();
-        match modifier {
-            Modifier::Inverse => {
-                self.expand(&inside, qubits, nesting, &mut gates)?;
-                out.extend(gates.into_iter().rev().map(Primitive::inverse));
+        let inside = Call { modifiers: inner, ..*self };
+        let (begin, phase) = (out.gates.len(), std::mem::take(&mut out.phase));
+        match *modifier {
+            Applied::Power(exponent) if exponent.fract() != 0.0 => {
+                self.fractional_power(exponent, inner, qubits, budget, nesting, out)?;
             }
-            Modifier::Power(times) => {
-                self.expand(&inside, qubits, nesting, &mut gates)?;
-                if gates.len().saturating_mul(*times as usize) > MAX_OPERATIONS {
-                    return Err(pos.error("this power expands to too much"));
-                }
-                (0..*times).for_each(|_| out.extend(gates.iter().cloned()));
-            }
-            Modifier::Control | Modifier::NegativeControl => {
+            Applied::Control { is_negative } => {
                 let Some((&control, rest)) = qubits.split_first() else {
-                    return Err(pos.error("a control needs a qubit"));
+                    return Err(self.pos.error("a control needs a qubit"));
                 };
-                self.expand(&inside, rest, nesting, &mut gates)?;
-                let x = || Primitive { name: "x", params: Vec::new(), controls: 0, qubits: vec![control] };
-                let negative = *modifier == Modifier::NegativeControl;
-                out.extend(negative.then(x));
-                out.extend(gates.into_iter().map(|mut gate| {
-                    gate.controls += 1;
-                    gate.qubits.insert(0, control);
-                    gate
-                }));
-                out.extend(negative.then(x));
+                let x = is_negative.then(|| Primitive::new("x", &[], 0, &[control]));
+                out.gates.extend(x);
+                inside.expand_into(rest, budget, nesting + 1, out)?;
+                let first = begin + usize::from(is_negative);
+                budget.expand(out.gates.len() - first, self.pos)?;
+                add_control(out, first, control);
+                out.gates.extend(x);
+            }
+            Applied::Inverse => {
+                inside.expand_into(qubits, budget, nesting + 1, out)?;
+                budget.expand(out.gates.len() - begin, self.pos)?;
+                invert(out, begin);
+            }
+            Applied::Power(times) => {
+                inside.expand_into(qubits, budget, nesting + 1, out)?;
+                // Whole and bounded since it was evaluated.
+                let (count, end) = (times.abs() as usize, out.gates.len());
+                budget.expand((end - begin).saturating_mul(count), self.pos)?;
+                if times < 0.0 {
+                    invert(out, begin);
+                }
+                let end = out.gates.len();
+                for _ in 1..count {
+                    out.gates.extend_from_within(begin..end);
+                }
+                if count == 0 {
+                    out.gates.truncate(begin);
+                }
+                out.phase *= count as f64;
             }
         }
+        out.phase += phase;
+        Ok(())
+    }
+
+    fn fractional_power(
+        &self,
+        exponent: f64,
+        inner: &[Applied],
+        qubits: &[u32],
+        budget: &mut ExpansionBudget,
+        nesting: u32,
+        out: &mut Expansion,
+    ) -> Result<(), CircuitError> {
+        let mut modifiers = inner.to_vec();
+        // Where a control is 0 the gate does nothing, so the power may go inside.
+        if let Some(Applied::Control { .. }) = inner.first() {
+            modifiers.insert(1, Applied::Power(exponent));
+            return Call { modifiers: &modifiers, ..*self }.expand_into(qubits, budget, nesting + 1, out);
+        }
+        if let (Callee::Defined(definition), [angle], []) = (self.callee, self.params, inner)
+            && definition.is_rotation
+        {
+            let scaled = Call { modifiers: &[], params: &[angle * exponent], ..*self };
+            return scaled.expand_into(qubits, budget, nesting, out);
+        }
+        let mut base = Expansion::default();
+        Call { modifiers: inner, ..*self }.expand_into(qubits, budget, nesting + 1, &mut base)?;
+        base.gates = base.gates.iter().flat_map(|gate| gate.parts().unwrap_or_else(|| vec![*gate])).collect();
+        let power = power(&base, exponent).ok_or_else(|| {
+            self.pos.error(format!(
+                "the power {exponent} of this gate is not known: fractional powers are those of gates on one qubit, \
+                 with controls or without, of swap, rxx, ryy and rzz"
+            ))
+        })?;
+        budget.expand(power.gates.len(), self.pos)?;
+        out.gates.extend(power.gates);
+        out.phase += power.phase;
         Ok(())
     }
 
     fn plain(
-        &mut self,
-        call: &Call<'_>,
+        &self,
         qubits: &[u32],
+        budget: &mut ExpansionBudget,
         nesting: u32,
-        out: &mut Vec<Primitive>,
+        out: &mut Expansion,
     ) -> Result<(), CircuitError> {
-        let (name, pos, params) = (call.name, call.pos, call.params);
-        let counts = |p: usize, q: usize| {
-            if params.len() != p {
-                return Err(pos.error(format!("'{name}' takes {p} parameters, given are {}", params.len())));
-            }
-            match qubits.len() == q {
-                true => Ok(()),
-                false => Err(pos.error(format!("'{name}' takes {q} qubits, given are {}", qubits.len()))),
-            }
-        };
-        let own = self.gates.get(name).filter(|d| d.source == 0);
-        let built_in = if own.is_none() { named_gate(name) } else { None };
-        if let Some(NamedGate { name, params: p, controls, targets }) = built_in {
-            counts(p, controls + targets)?;
-            out.push(Primitive { name, params: params.to_vec(), controls, qubits: qubits.to_vec() });
-            return Ok(());
+        let needed = self.callee.qubits();
+        if needed.is_some_and(|needed| needed != qubits.len()) {
+            let (name, needed) = (self.name(), needed.unwrap_or_default());
+            return Err(self
+                .pos
+                .error(format!("'{name}' takes {needed} qubits, given are {}", qubits.len())));
         }
-        let Some(definition) = self.gates.get(name).cloned() else {
-            return Err(pos.error(format!("the gate '{}' is not known", crate::model::cut(name, 40))));
-        };
-        counts(definition.params.len(), definition.qubits.len())?;
-        let mut t = Tokens::new(self.sources[definition.source]);
-        t.go_to(definition.body);
-        let mut read = t.at();
-        while !t.eat("}") {
-            self.tokens_read += t.at() - read;
-            read = t.at();
-            if self.tokens_read > MAX_TOKENS_READ {
-                return Err(pos.error("this gate expands to too much"));
+        match self.callee {
+            Callee::Named(gate) => {
+                out.gates.push(Primitive::new(gate.name, self.params, gate.controls, qubits));
+                Ok(())
             }
-            let modifiers = modifiers(&mut t, &self.constants)?;
-            let inner_pos = t.pos();
-            let inner = t.word("a gate")?;
-            if inner == "barrier" {
-                while !t.eat(";") {
-                    if matches!(t.next(), Token::End) {
-                        return Err(inner_pos.error("expected ';'"));
-                    }
-                }
-                continue;
+            Callee::Fourier(_) if qubits.is_empty() => {
+                Err(self.pos.error(format!("'{}' needs a qubit", self.name())))
             }
-            let scopes = Scopes::of_gate(&definition.params, params, &self.constants);
-            let given = if t.eat("(") { self::params(&mut t, scopes)? } else { Vec::new() };
-            if inner == "gphase" && modifiers.is_empty() && nesting == 0 && t.eat(";") {
-                continue;
+            Callee::Fourier(name) => {
+                out.gates.push(Primitive::new(name, &[], 0, qubits));
+                Ok(())
             }
-            let mut on = Vec::new();
-            loop {
-                let at = t.pos();
-                let qubit = t.word("a qubit of the gate")?;
-                let place = definition.qubits.iter().position(|own| own == qubit);
-                on.push(place.and_then(|place| qubits.get(place).copied()).ok_or_else(|| {
-                    at.error(format!(
-                        "'{}' is not a qubit of the gate '{name}'",
-                        crate::model::cut(qubit, 40)
-                    ))
-                })?);
-                if !t.eat(",") {
-                    break;
-                }
+            Callee::GlobalPhase => {
+                out.phase += self.params.first().copied().unwrap_or_default();
+                Ok(())
             }
-            t.expect(";")?;
-            let call = Call { name: inner, pos: inner_pos, modifiers: &modifiers, params: &given };
-            self.expand(&call, &on, nesting + 1, out)?;
+            Callee::Defined(definition) => {
+                let mut frame = self.params.to_vec();
+                body(&definition.body, &mut frame, qubits, budget, nesting + 1, out)
+            }
         }
-        self.tokens_read += t.at() - read;
-        Ok(())
+    }
+
+    fn name(&self) -> &str {
+        match self.callee {
+            Callee::Named(gate) => gate.name,
+            Callee::Fourier(name) => name,
+            Callee::GlobalPhase => "gphase",
+            Callee::Defined(definition) => crate::model::cut(&definition.name, 40),
+        }
     }
 }
 
-/// Behind the opening bracket, up to the closing one.
-pub(super) fn params(t: &mut Tokens<'_>, scopes: Scopes<'_>) -> Result<Vec<f64>, CircuitError> {
-    let mut found = Vec::new();
-    while !t.eat(")") {
-        if !found.is_empty() {
-            t.expect(",")?;
+/// The body of a gate.
+fn body(
+    statements: &[Statement],
+    frame: &mut Vec<f64>,
+    qubits: &[u32],
+    budget: &mut ExpansionBudget,
+    nesting: u32,
+    out: &mut Expansion,
+) -> Result<(), CircuitError> {
+    for statement in statements {
+        match statement {
+            Statement::Apply(application) => {
+                let mut eval = Evaluation { frame, budget };
+                let mut on = Vec::with_capacity(application.operands.len());
+                for operand in &application.operands {
+                    on.extend(elements(operand, qubits, &mut eval)?);
+                }
+                expand_into(application, &on, &mut eval, nesting, out)?;
+            }
+            Statement::For(Loop { pos, values, is_whole, body: inner }) => {
+                if nesting > MAX_NESTING {
+                    return Err(pos.error("loops are nested too deep"));
+                }
+                for value in loop_values(values, *is_whole, &mut Evaluation { frame, budget })? {
+                    budget.expand(1, *pos)?;
+                    frame.push(value);
+                    body(inner, frame, qubits, budget, nesting + 1, out)?;
+                    frame.pop();
+                }
+            }
+            // The reader lets no other statement into a gate.
+            Statement::Measure { .. } | Statement::Reset { .. } | Statement::Barrier { .. } => {}
         }
-        if found.len() >= 64 {
-            return Err(t.pos().error("more than 64 parameters"));
-        }
-        found.push(expression(t, scopes)?);
     }
-    Ok(found)
+    Ok(())
 }
 
-pub(super) fn modifiers(
-    t: &mut Tokens<'_>,
-    constants: &HashMap<String, f64>,
-) -> Result<Vec<Modifier>, CircuitError> {
-    let mut found = Vec::new();
-    loop {
-        let pos = t.pos();
-        let Token::Word(word) = t.peek() else { return Ok(found) };
-        let is_modifier = matches!(t.peek_second(), Token::Mark("@" | "("));
-        match word.as_str() {
-            "ctrl" | "negctrl" if is_modifier => {
-                t.next();
-                let times = match t.eat("(") {
-                    true => {
-                        let times = whole_number(
-                            t,
-                            Scopes::of_constants(constants),
-                            "the number of controls",
-                            MAX_CONTROLS,
-                        )?;
-                        t.expect(")")?;
-                        times
-                    }
-                    false => 1,
-                };
-                let kind = if word == "ctrl" { Modifier::Control } else { Modifier::NegativeControl };
-                found.extend((0..times).map(|_| kind));
-            }
-            "inv" if is_modifier => {
-                t.next();
-                found.push(Modifier::Inverse);
-            }
-            "pow" if is_modifier => {
-                t.next();
-                t.expect("(")?;
-                let at = t.pos();
-                let times = expression(t, Scopes::of_constants(constants))?;
-                t.expect(")")?;
-                if times.fract() != 0.0 || times.abs() > f64::from(MAX_POWER) {
-                    return Err(at.error(format!("only whole powers up to {MAX_POWER} are taken here")));
-                }
-                if times < 0.0 {
-                    found.push(Modifier::Inverse);
-                }
-                // In range by the check above.
-                found.push(Modifier::Power(times.abs() as u32));
-            }
-            _ => return Ok(found),
-        }
-        t.expect("@")?;
-        if found.len() > 64 {
-            return Err(pos.error("too many modifiers"));
-        }
+/// Replaces the operations of the public dialect from this gate on by their parts.
+fn take_apart(out: &mut Expansion, begin: usize, is_whole: impl Fn(&Primitive) -> bool) {
+    if out.gates[begin..].iter().all(&is_whole) {
+        return;
+    }
+    let gates = out.gates.split_off(begin);
+    let parts = |gate: Primitive| match is_whole(&gate) {
+        true => vec![gate],
+        false => gate.parts().unwrap_or_else(|| vec![gate]),
+    };
+    out.gates.extend(gates.into_iter().flat_map(parts));
+}
+
+/// Inverts the gates from this one on, and the phase.
+fn invert(out: &mut Expansion, begin: usize) {
+    // A Bell pair is no inverse of itself.
+    take_apart(out, begin, |gate| gate.name != BELL_PAIR);
+    out.gates[begin..].reverse();
+    out.gates[begin..].iter_mut().for_each(|gate| *gate = gate.inverse());
+    out.phase = -out.phase;
+}
+
+/// Controls the gates from this one on, and the phase.
+fn add_control(out: &mut Expansion, begin: usize, control: u32) {
+    take_apart(out, begin, |gate| !matches!(gate.name, QFT | IQFT | BELL_PAIR | TELEPORT));
+    out.gates[begin..].iter_mut().for_each(|gate| *gate = gate.controlled(control));
+    let phase = std::mem::take(&mut out.phase);
+    if phase != 0.0 {
+        out.gates.push(Primitive::new("p", &[phase], 0, &[control]));
     }
 }

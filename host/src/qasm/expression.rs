@@ -1,42 +1,37 @@
 //! Pure: constant expressions: numbers, names, `pi tau euler`, functions, `+ - * / % ** ^`, brackets.
 //!
-//! A power binds more than a sign in front of it and takes its right side first. There is one evaluator for circuits and
-//! for the statements that peers exchange; where the two differ is said by [`Dialect`].
+//! A power binds more than a sign in front of it and takes its right side first. There is one reader for circuits and
+//! for the statements that peers exchange; where the two differ is said by [`Dialect`]. An expression is read once, into
+//! steps for a stack, and evaluated as often as its gate or loop is expanded; what is constant is a number at once.
 
 use std::collections::HashMap;
 use std::f64::consts::{E, PI, TAU};
 
 use super::CircuitError;
+use super::budget::ExpansionBudget;
 use super::lexer::{SourcePos, Token, tokens};
 
 const MAX_DEPTH: u32 = 64;
 
 /// A run of tokens that is read once.
 pub struct Tokens<'a> {
-    tokens: &'a [(Token, SourcePos)],
+    tokens: &'a [(Token<'a>, SourcePos)],
     at: usize,
 }
 
 impl<'a> Tokens<'a> {
     /// `tokens` ends with [`Token::End`].
-    pub fn new(tokens: &'a [(Token, SourcePos)]) -> Tokens<'a> {
+    pub fn new(tokens: &'a [(Token<'a>, SourcePos)]) -> Tokens<'a> {
         Tokens { tokens, at: 0 }
     }
 
-    pub fn at(&self) -> usize {
-        self.at
+    pub fn peek(&self) -> Token<'a> {
+        self.tokens.get(self.at).map_or(Token::End, |(t, _)| *t)
     }
 
-    pub fn go_to(&mut self, at: usize) {
-        self.at = at;
-    }
-
-    pub fn peek(&self) -> &'a Token {
-        self.tokens.get(self.at).map_or(&Token::End, |(t, _)| t)
-    }
-
-    pub fn peek_second(&self) -> &'a Token {
-        self.tokens.get(self.at + 1).map_or(&Token::End, |(t, _)| t)
+    /// The token that stands `n` behind the next one.
+    pub fn peek_behind(&self, n: usize) -> Token<'a> {
+        self.tokens.get(self.at + n).map_or(Token::End, |(t, _)| *t)
     }
 
     pub fn pos(&self) -> SourcePos {
@@ -44,14 +39,18 @@ impl<'a> Tokens<'a> {
         self.tokens.get(self.at).map_or(last, |(_, p)| *p)
     }
 
-    pub fn next(&mut self) -> &'a Token {
+    pub fn next(&mut self) -> Token<'a> {
         let token = self.peek();
         self.at += 1;
         token
     }
 
+    pub fn is_at(&self, mark: &str) -> bool {
+        matches!(self.peek(), Token::Mark(m) if m == mark)
+    }
+
     pub fn eat(&mut self, mark: &str) -> bool {
-        let found = matches!(self.peek(), Token::Mark(m) if *m == mark);
+        let found = self.is_at(mark);
         self.at += usize::from(found);
         found
     }
@@ -72,33 +71,12 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Values of names: a gate's parameters, then the constants. Nothing is copied, because a gate may be expanded very often.
+/// What names mean where an expression is read: the parameters of a gate and variables of loops, by their place in the
+/// frame that an evaluation is given, then constants.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Scopes<'a> {
-    names: &'a [String],
-    values: &'a [f64],
-    constants: Option<&'a HashMap<String, f64>>,
-}
-
-impl<'a> Scopes<'a> {
-    /// Outside of gates.
-    pub fn of_constants(constants: &'a HashMap<String, f64>) -> Scopes<'a> {
-        Scopes { names: &[], values: &[], constants: Some(constants) }
-    }
-
-    /// In the body of a gate, whose parameters have these names and values.
-    pub fn of_gate(
-        names: &'a [String],
-        values: &'a [f64],
-        constants: &'a HashMap<String, f64>,
-    ) -> Scopes<'a> {
-        Scopes { names, values, constants: Some(constants) }
-    }
-
-    fn value(&self, name: &str) -> Option<f64> {
-        let own = self.names.iter().position(|own| own == name).and_then(|at| self.values.get(at));
-        own.or_else(|| self.constants?.get(name)).copied()
-    }
+pub struct Scope<'n> {
+    pub slots: &'n [String],
+    pub constants: Option<&'n HashMap<String, f64>>,
 }
 
 /// Whose rules an expression follows.
@@ -111,12 +89,111 @@ enum Dialect {
     Statement,
 }
 
+/// An expression that was read.
+#[derive(Debug, Clone)]
+pub struct Expression {
+    steps: Box<[Step]>,
+    pos: SourcePos,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Number(f64),
+    /// The value at this place of the frame.
+    Slot(usize),
+    Negate,
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Remainder(Dialect),
+    Power,
+    Call(fn(f64) -> f64),
+}
+
+impl Step {
+    fn binary(self, left: f64, right: f64) -> Option<f64> {
+        Some(match self {
+            Step::Add => left + right,
+            Step::Subtract => left - right,
+            Step::Multiply => left * right,
+            Step::Divide => left / right,
+            Step::Remainder(Dialect::Circuit) => left % right,
+            Step::Remainder(Dialect::Statement) => left - right * (left / right).floor(),
+            Step::Power => left.powf(right),
+            _ => return None,
+        })
+    }
+
+    fn unary(self, value: f64) -> Option<f64> {
+        Some(match self {
+            Step::Negate => -value,
+            Step::Call(function) => function(value),
+            _ => return None,
+        })
+    }
+}
+
+impl Expression {
+    pub fn pos(&self) -> SourcePos {
+        self.pos
+    }
+
+    /// Its value with this frame.
+    ///
+    /// # Errors
+    /// When the value, or one on the way to it, is not finite, or the budget is spent.
+    pub fn value(&self, frame: &[f64], budget: &mut ExpansionBudget) -> Result<f64, CircuitError> {
+        if let [Step::Number(value)] = self.steps[..] {
+            return Ok(value);
+        }
+        budget.evaluate(self.steps.len(), self.pos)?;
+        let mut stack: Vec<f64> = Vec::with_capacity(8);
+        for step in &self.steps {
+            let value = match *step {
+                Step::Number(value) => Some(value),
+                Step::Slot(slot) => frame.get(slot).copied(),
+                Step::Negate | Step::Call(_) => stack.pop().and_then(|value| step.unary(value)),
+                _ => {
+                    let right = stack.pop();
+                    stack.pop().zip(right).and_then(|(left, right)| step.binary(left, right))
+                }
+            };
+            // The reader makes no steps without operands: what is missing is no number either.
+            stack.push(finite(value.unwrap_or(f64::NAN), self.pos)?);
+        }
+        finite(stack.pop().unwrap_or(f64::NAN), self.pos)
+    }
+
+    /// Its value as a whole number within bounds.
+    ///
+    /// # Errors
+    /// Those of [`Expression::value`], and when the value is not whole or out of bounds.
+    pub fn whole(
+        &self,
+        frame: &[f64],
+        budget: &mut ExpansionBudget,
+        what: &str,
+        bounds: std::ops::RangeInclusive<i64>,
+    ) -> Result<i64, CircuitError> {
+        let n = self.value(frame, budget)?;
+        let (first, last) = (*bounds.start(), *bounds.end());
+        match n.fract() == 0.0 && (first as f64..=last as f64).contains(&n) {
+            // In range by the line before.
+            true => Ok(n as i64),
+            false => {
+                Err(self.pos.error(format!("{what} is {n}, a whole number from {first} to {last} is needed")))
+            }
+        }
+    }
+}
+
 /// Reads one expression of a circuit.
 ///
 /// # Errors
-/// When the tokens are not an expression, or it has no finite value.
-pub fn expression(tokens: &mut Tokens<'_>, names: Scopes<'_>) -> Result<f64, CircuitError> {
-    evaluate(tokens, names, Dialect::Circuit)
+/// When the tokens are not an expression, or it is constant and has no finite value.
+pub fn expression(tokens: &mut Tokens<'_>, scope: Scope<'_>) -> Result<Expression, CircuitError> {
+    read(tokens, scope, Dialect::Circuit)
 }
 
 /// Reads the parameters of a statement: expressions that are separated by commas.
@@ -126,12 +203,13 @@ pub fn expression(tokens: &mut Tokens<'_>, names: Scopes<'_>) -> Result<f64, Cir
 pub fn statement_parameters(text: &str) -> Result<Vec<f64>, CircuitError> {
     let tokens = tokens(text)?;
     let mut t = Tokens::new(&tokens);
-    let mut values = Vec::new();
-    if *t.peek() == Token::End {
+    let (mut values, mut budget) = (Vec::new(), ExpansionBudget::default());
+    if t.peek() == Token::End {
         return Ok(values);
     }
     loop {
-        values.push(evaluate(&mut t, Scopes::default(), Dialect::Statement)?);
+        let parameter = read(&mut t, Scope::default(), Dialect::Statement)?;
+        values.push(parameter.value(&[], &mut budget)?);
         match t.next() {
             Token::End => return Ok(values),
             Token::Mark(",") => {}
@@ -140,10 +218,11 @@ pub fn statement_parameters(text: &str) -> Result<Vec<f64>, CircuitError> {
     }
 }
 
-fn evaluate(t: &mut Tokens<'_>, names: Scopes<'_>, dialect: Dialect) -> Result<f64, CircuitError> {
+fn read(t: &mut Tokens<'_>, scope: Scope<'_>, dialect: Dialect) -> Result<Expression, CircuitError> {
     let pos = t.pos();
-    let value = Evaluator { names, dialect, depth: 0 }.sum(t)?;
-    finite(value, pos)
+    let mut reader = Reader { scope, dialect, depth: 0, steps: Vec::new(), pos };
+    reader.sum(t)?;
+    Ok(Expression { steps: reader.steps.into(), pos })
 }
 
 fn finite(value: f64, pos: SourcePos) -> Result<f64, CircuitError> {
@@ -153,118 +232,118 @@ fn finite(value: f64, pos: SourcePos) -> Result<f64, CircuitError> {
     }
 }
 
-/// Reads a whole number within bounds.
-///
-/// # Errors
-/// When the tokens are not an expression, or its value is not a whole number within the bounds.
-pub fn whole_number(
-    tokens: &mut Tokens<'_>,
-    names: Scopes<'_>,
-    what: &str,
-    max: u32,
-) -> Result<u32, CircuitError> {
-    let pos = tokens.pos();
-    let n = expression(tokens, names)?;
-    match n.fract() == 0.0 && (0.0..=f64::from(max)).contains(&n) {
-        // In range by the line before.
-        true => Ok(n as u32),
-        false => Err(pos.error(format!("{what} is {n}, a whole number from 0 to {max} is needed"))),
-    }
-}
-
-struct Evaluator<'n> {
-    names: Scopes<'n>,
+struct Reader<'n> {
+    scope: Scope<'n>,
     dialect: Dialect,
     depth: u32,
+    steps: Vec<Step>,
+    pos: SourcePos,
 }
 
-impl Evaluator<'_> {
-    fn sum(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
-        let mut value = self.product(t)?;
+impl Reader<'_> {
+    /// Adds a step; with constant operands its value instead.
+    fn push(&mut self, step: Step) -> Result<(), CircuitError> {
+        let folded = match (&self.steps[..], step) {
+            ([.., Step::Number(value)], Step::Negate | Step::Call(_)) => step.unary(*value).map(|v| (v, 1)),
+            ([.., Step::Number(left), Step::Number(right)], _) => step.binary(*left, *right).map(|v| (v, 2)),
+            _ => None,
+        };
+        match folded {
+            Some((value, operands)) => {
+                self.steps.truncate(self.steps.len() - operands);
+                self.steps.push(Step::Number(finite(value, self.pos)?));
+            }
+            None => self.steps.push(step),
+        }
+        Ok(())
+    }
+
+    fn sum(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
+        self.product(t)?;
         loop {
             // `1 ++ 1` adds a positive number; the lexer reads the two signs as one mark.
             if t.eat("+") || t.eat("++") {
-                value += self.product(t)?;
+                self.product(t)?;
+                self.push(Step::Add)?;
             } else if t.eat("-") {
-                value -= self.product(t)?;
+                self.product(t)?;
+                self.push(Step::Subtract)?;
             } else {
-                return Ok(value);
+                return Ok(());
             }
         }
     }
 
-    fn product(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
-        let pos = t.pos();
-        let mut value = self.signed(t)?;
+    fn product(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
+        self.signed(t)?;
         loop {
-            if t.eat("*") {
-                value *= self.signed(t)?;
+            let step = if t.eat("*") {
+                Step::Multiply
             } else if t.eat("/") {
-                value /= self.signed(t)?;
+                Step::Divide
             } else if t.eat("%") {
-                value = self.remainder(value, self.dialect, t)?;
+                Step::Remainder(self.dialect)
             } else {
-                return Ok(value);
-            }
-            // An infinity would vanish under a later division.
-            value = finite(value, pos)?;
+                return Ok(());
+            };
+            self.signed(t)?;
+            self.push(step)?;
         }
     }
 
-    fn remainder(&mut self, left: f64, dialect: Dialect, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
-        let right = self.signed(t)?;
-        Ok(match dialect {
-            Dialect::Circuit => left % right,
-            Dialect::Statement => left - right * (left / right).floor(),
-        })
-    }
-
-    fn signed(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
+    fn signed(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return Err(t.pos().error("this expression is nested too deep"));
         }
-        let value = if t.eat("-") {
-            -self.signed(t)?
+        if t.eat("-") {
+            self.signed(t)?;
+            self.push(Step::Negate)?;
         } else if t.eat("+") || t.eat("++") {
-            self.signed(t)?
+            self.signed(t)?;
         } else {
-            self.power(t)?
-        };
-        self.depth -= 1;
-        Ok(value)
-    }
-
-    fn power(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
-        let pos = t.pos();
-        let base = self.atom(t)?;
-        match t.eat("**") || t.eat("^") {
-            true => finite(base.powf(self.signed(t)?), pos),
-            false => Ok(base),
+            self.power(t)?;
         }
+        self.depth -= 1;
+        Ok(())
     }
 
-    fn atom(&mut self, t: &mut Tokens<'_>) -> Result<f64, CircuitError> {
+    fn power(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
+        self.atom(t)?;
+        if t.eat("**") || t.eat("^") {
+            self.signed(t)?;
+            self.push(Step::Power)?;
+        }
+        Ok(())
+    }
+
+    fn atom(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
         let pos = t.pos();
         match t.next() {
-            Token::Int(n) => Ok(*n as f64),
-            Token::Real(n) => Ok(*n),
+            Token::Int(n) => self.push(Step::Number(n as f64)),
+            Token::Real(n) => self.push(Step::Number(n)),
             Token::Mark("(") => {
-                let value = self.sum(t)?;
-                t.expect(")")?;
-                Ok(value)
+                self.sum(t)?;
+                t.expect(")")
             }
             Token::Word(name) if self.dialect == Dialect::Circuit && t.eat("(") => {
-                let value = self.sum(t)?;
+                let function = function(name).ok_or_else(|| {
+                    pos.error(format!("the function '{}' is not known", crate::model::cut(name, 40)))
+                })?;
+                self.sum(t)?;
                 t.expect(")")?;
-                function(name, value).ok_or_else(|| pos.error(format!("the function '{name}' is not known")))
+                self.push(Step::Call(function))
             }
-            Token::Word(name) => {
-                let named = self.names.value(name);
-                named.or_else(|| constant(name, self.dialect)).ok_or_else(|| {
-                    pos.error(format!("the name '{}' has no value here", crate::model::cut(name, 40)))
-                })
-            }
+            Token::Word(name) => match self.scope.slots.iter().rposition(|own| own == name) {
+                Some(slot) => self.push(Step::Slot(slot)),
+                None => {
+                    let named = self.scope.constants.and_then(|all| all.get(name).copied());
+                    let named = named.or_else(|| constant(name, self.dialect)).ok_or_else(|| {
+                        pos.error(format!("the name '{}' has no value here", crate::model::cut(name, 40)))
+                    });
+                    self.push(Step::Number(named?))
+                }
+            },
             other => Err(pos.error(format!("expected a value, found {}", other.shown()))),
         }
     }
@@ -285,21 +364,21 @@ fn constant(name: &str, dialect: Dialect) -> Option<f64> {
     })
 }
 
-fn function(name: &str, x: f64) -> Option<f64> {
+fn function(name: &str) -> Option<fn(f64) -> f64> {
     Some(match name {
-        "sin" => x.sin(),
-        "cos" => x.cos(),
-        "tan" => x.tan(),
-        "arcsin" | "asin" => x.asin(),
-        "arccos" | "acos" => x.acos(),
-        "arctan" | "atan" => x.atan(),
-        "exp" => x.exp(),
-        "ln" | "log" => x.ln(),
-        "sqrt" => x.sqrt(),
-        "floor" => x.floor(),
-        "ceiling" => x.ceil(),
+        "sin" => f64::sin,
+        "cos" => f64::cos,
+        "tan" => f64::tan,
+        "arcsin" | "asin" => f64::asin,
+        "arccos" | "acos" => f64::acos,
+        "arctan" | "atan" => f64::atan,
+        "exp" => f64::exp,
+        "ln" | "log" => f64::ln,
+        "sqrt" => f64::sqrt,
+        "floor" => f64::floor,
+        "ceiling" => f64::ceil,
         // Conversions: what is constant has a value already.
-        "float" | "angle" => x,
+        "float" | "angle" => |x| x,
         _ => return None,
     })
 }
@@ -311,7 +390,7 @@ mod tests {
     fn circuit(text: &str) -> Result<f64, CircuitError> {
         let tokens = tokens(text)?;
         let mut t = Tokens::new(&tokens);
-        let value = expression(&mut t, Scopes::default())?;
+        let value = expression(&mut t, Scope::default())?.value(&[], &mut ExpansionBudget::default())?;
         match t.peek() {
             Token::End => Ok(value),
             other => Err(t.pos().error(format!("found {}", other.shown()))),
@@ -344,6 +423,20 @@ mod tests {
             let found = circuit(text).unwrap_or_else(|e| panic!("{text}: {e}"));
             assert!((found - value).abs() <= value.abs() * 1e-15, "{text}: {found}");
             assert_eq!(statement_parameters(text), Ok(vec![found]), "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_are_read_from_the_frame_and_constants_are_numbers_at_once() {
+        let tokens = tokens("2*pi*i - -x**2 + sin(i)*(1+1+1)").unwrap();
+        let slots = ["i".to_string(), "x".to_string()];
+        let scope = Scope { slots: &slots, constants: None };
+        let read = expression(&mut Tokens::new(&tokens), scope).unwrap();
+        assert_eq!(read.steps.len(), 13, "{read:?}");
+        let mut budget = ExpansionBudget::default();
+        for (i, x) in [(0.0, 1.5), (0.3, -2.0)] {
+            let expected = TAU * i + f64::powi(x, 2) + f64::sin(i) * 3.0;
+            assert_eq!(read.value(&[i, x], &mut budget), Ok(expected));
         }
     }
 

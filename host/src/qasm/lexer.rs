@@ -14,22 +14,24 @@ pub struct SourcePos {
 
 impl SourcePos {
     pub fn error(self, message: impl Into<String>) -> CircuitError {
-        CircuitError { line: self.line, column: self.column, message: message.into() }
+        CircuitError { line: self.line, column: self.column, message: message.into(), is_input: false }
     }
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub enum Token {
-    Word(String),
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Token<'s> {
+    Word(&'s str),
     Int(u64),
     Real(f64),
-    Text(String),
+    Text(&'s str),
+    /// `$3`: a qubit of the hardware.
+    Physical(u32),
     /// `;`, `->`, `**` and the like.
     Mark(&'static str),
     End,
 }
 
-impl Token {
+impl Token<'_> {
     /// For messages.
     pub fn shown(&self) -> String {
         match self {
@@ -37,23 +39,55 @@ impl Token {
             Token::Int(n) => format!("'{n}'"),
             Token::Real(n) => format!("'{n}'"),
             Token::Text(_) => "a text".into(),
+            Token::Physical(n) => format!("'${n}'"),
             Token::Mark(m) => format!("'{m}'"),
             Token::End => "the end of the source".into(),
         }
     }
 }
 
-/// Longer ones first.
-const MARKS: [&str; 30] = [
-    "->", "**", "==", "!=", "<=", ">=", "++", "+=", "-=", "&&", "||", "(", ")", "[", "]", "{", "}", ";", ",",
-    ":", "=", "+", "-", "*", "/", "%", "^", "@", "<", ">",
-];
+/// The mark that a text begins with; those of two characters go before those of one.
+fn mark(text: &[u8]) -> Option<&'static str> {
+    Some(match text {
+        [b'-', b'>', ..] => "->",
+        [b'*', b'*', ..] => "**",
+        [b'=', b'=', ..] => "==",
+        [b'!', b'=', ..] => "!=",
+        [b'<', b'=', ..] => "<=",
+        [b'>', b'=', ..] => ">=",
+        [b'+', b'+', ..] => "++",
+        [b'+', b'=', ..] => "+=",
+        [b'-', b'=', ..] => "-=",
+        [b'&', b'&', ..] => "&&",
+        [b'|', b'|', ..] => "||",
+        [b'(', ..] => "(",
+        [b')', ..] => ")",
+        [b'[', ..] => "[",
+        [b']', ..] => "]",
+        [b'{', ..] => "{",
+        [b'}', ..] => "}",
+        [b';', ..] => ";",
+        [b',', ..] => ",",
+        [b':', ..] => ":",
+        [b'=', ..] => "=",
+        [b'+', ..] => "+",
+        [b'-', ..] => "-",
+        [b'*', ..] => "*",
+        [b'/', ..] => "/",
+        [b'%', ..] => "%",
+        [b'^', ..] => "^",
+        [b'@', ..] => "@",
+        [b'<', ..] => "<",
+        [b'>', ..] => ">",
+        _ => return None,
+    })
+}
 
 /// Cuts a source into tokens; the last is [`Token::End`].
 ///
 /// # Errors
 /// When the source is too long, or a character begins no token.
-pub fn tokens(source: &str) -> Result<Vec<(Token, SourcePos)>, CircuitError> {
+pub fn tokens(source: &str) -> Result<Vec<(Token<'_>, SourcePos)>, CircuitError> {
     let mut lexer = Lexer { rest: source, pos: SourcePos { line: 1, column: 1 } };
     if source.len() > MAX_SOURCE {
         return Err(lexer.pos.error(format!("the source has more than {MAX_SOURCE} bytes")));
@@ -71,6 +105,11 @@ pub fn tokens(source: &str) -> Result<Vec<(Token, SourcePos)>, CircuitError> {
     }
 }
 
+/// A byte that continues a character of UTF-8.
+fn is_continuation(byte: u8) -> bool {
+    byte & 0b1100_0000 == 0b1000_0000
+}
+
 struct Lexer<'a> {
     rest: &'a str,
     pos: SourcePos,
@@ -79,10 +118,10 @@ struct Lexer<'a> {
 impl<'a> Lexer<'a> {
     fn advance(&mut self, bytes: usize) -> &'a str {
         let (text, rest) = self.rest.split_at(bytes);
-        for c in text.chars() {
-            if c == '\n' {
+        for byte in text.bytes() {
+            if byte == b'\n' {
                 self.pos = SourcePos { line: self.pos.line + 1, column: 1 };
-            } else {
+            } else if !is_continuation(byte) {
                 self.pos.column += 1;
             }
         }
@@ -93,10 +132,13 @@ impl<'a> Lexer<'a> {
     /// Blanks and comments.
     fn skip(&mut self) -> Result<(), CircuitError> {
         loop {
-            let blank =
-                self.rest.len() - self.rest.trim_start_matches([' ', '\t', '\r', '\n', '\u{feff}']).len();
-            self.advance(blank);
-            if self.rest.starts_with("//") {
+            if self.rest.starts_with([' ', '\t', '\r', '\n', '\u{feff}']) {
+                let text = self.rest.trim_start_matches([' ', '\t', '\r', '\n', '\u{feff}']);
+                self.advance(self.rest.len() - text.len());
+            }
+            if !self.rest.starts_with('/') {
+                return Ok(());
+            } else if self.rest.starts_with("//") {
                 let end = self.rest.find('\n').unwrap_or(self.rest.len());
                 self.advance(end);
             } else if self.rest.starts_with("/*") {
@@ -109,7 +151,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn token(&mut self) -> Result<Token, CircuitError> {
+    fn token(&mut self) -> Result<Token<'a>, CircuitError> {
         let pos = self.pos;
         let Some(first) = self.rest.chars().next() else { return Ok(Token::End) };
         if first.is_ascii_alphabetic() || matches!(first, '_' | 'π' | 'τ') {
@@ -118,7 +160,7 @@ impl<'a> Lexer<'a> {
             if end > MAX_WORD {
                 return Err(pos.error(format!("a name of more than {MAX_WORD} bytes")));
             }
-            return Ok(Token::Word(self.advance(end).into()));
+            return Ok(Token::Word(self.advance(end)));
         }
         if first.is_ascii_digit() || first == '.' && self.rest[1..].starts_with(|c: char| c.is_ascii_digit())
         {
@@ -129,9 +171,12 @@ impl<'a> Lexer<'a> {
             let end = end.filter(|e| !self.rest[*e..].starts_with('\n'));
             let end = end.ok_or_else(|| pos.error("this text has no end"))?;
             let text = self.advance(end + 1);
-            return Ok(Token::Text(text[1..text.len() - 1].into()));
+            return Ok(Token::Text(&text[1..text.len() - 1]));
         }
-        match MARKS.iter().find(|m| self.rest.starts_with(**m)) {
+        if first == '$' {
+            return self.physical();
+        }
+        match mark(self.rest.as_bytes()) {
             Some(mark) => {
                 self.advance(mark.len());
                 Ok(Token::Mark(mark))
@@ -140,7 +185,17 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<Token, CircuitError> {
+    fn physical(&mut self) -> Result<Token<'a>, CircuitError> {
+        let pos = self.pos;
+        let digits = self.rest[1..].find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len() - 1);
+        if digits == 0 {
+            return Err(pos.error("'$' can't stand here without the number of a qubit"));
+        }
+        let number = self.advance(digits + 1)[1..].parse();
+        number.map(Token::Physical).map_err(|_| pos.error("the number of this qubit is too large"))
+    }
+
+    fn number(&mut self) -> Result<Token<'a>, CircuitError> {
         let pos = self.pos;
         let bytes = self.rest.as_bytes();
         let digits = |mut at: usize| {

@@ -1,148 +1,170 @@
-//! Pure: the statements of a source, expanded to primitive gates.
+//! Pure: the statements of a source. Declarations take effect at once; others are run by `circuit`, those of loops and
+//! gates as often as they are expanded.
 
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::collections::BTreeMap;
 
-use super::expand::{Call, Definition, Expander, Modifier, modifiers, params};
-use super::expression::{Scopes, Tokens, expression, whole_number};
-use super::gates::DEFINITIONS;
+use super::circuit::Builder;
+use super::declarations::{Declarations, InputType, MAX_BITS};
+use super::expression::{Expression, Tokens, expression};
+use super::gates::{DEFINITIONS, IQFT, QFT, named_gate};
 use super::lexer::{SourcePos, Token, tokens};
-use super::{Circuit, CircuitError, CircuitOperation, MAX_OPERATIONS, MAX_QUBITS};
+use super::program::{Application, Callee, Definition, Form, Loop, LoopValues, Modifier, Operand, Statement};
+use super::{Circuit, CircuitError, MAX_QUBITS};
+use crate::model::cut;
 
-/// Longest classical register.
-const MAX_BITS: u32 = 4096;
+/// Most modifiers of one gate.
+const MAX_MODIFIERS: usize = 64;
+/// Deepest nesting of loops.
+const MAX_LOOPS: usize = 40;
+/// Built-in gates whose power is that of their angle.
+const ROTATIONS: [&str; 3] = ["rxx", "ryy", "rzz"];
 
-struct Parser<'a> {
-    expander: Expander<'a>,
-    version: u32,
-    qubits: HashMap<String, (u32, u32)>,
-    bits: HashMap<String, u32>,
-    circuit: Circuit,
+/// The reader of a source.
+pub(super) struct Parser<'a> {
+    pub(super) t: Tokens<'a>,
+    pub(super) declarations: Declarations,
+    builder: Builder,
+    inputs: &'a BTreeMap<String, f64>,
+    /// The source's text is read, and not the prelude.
+    is_own: bool,
+    /// Names of the frame's values: parameters of a gate, then variables of loops.
+    slots: Vec<String>,
+    /// The qubits of the gate whose body is read.
+    pub(super) gate: Option<Vec<String>>,
+    loops: usize,
 }
 
 /// Reads a source.
-///
-/// # Errors
-/// When the source is not valid or uses what peers can't run. The error has the position.
-pub fn parse(source: &str) -> Result<Circuit, CircuitError> {
-    let own = tokens(source)?;
-    let built_in = tokens(DEFINITIONS)?;
+pub(super) fn parse(source: &str, inputs: &BTreeMap<String, f64>) -> Result<Circuit, CircuitError> {
+    let (own, built_in) = (tokens(source)?, tokens(DEFINITIONS)?);
     let mut parser = Parser {
-        expander: Expander::new([&own, &built_in]),
-        version: 3,
-        qubits: HashMap::new(),
-        bits: HashMap::new(),
-        circuit: Circuit::default(),
+        t: Tokens::new(&built_in),
+        declarations: Declarations::default(),
+        builder: Builder::default(),
+        inputs,
+        is_own: false,
+        slots: Vec::new(),
+        gate: None,
+        loops: 0,
     };
-    let mut prelude = Tokens::new(&built_in);
-    while *prelude.peek() != Token::End {
-        prelude.next();
-        parser.definition(&mut prelude, 1)?;
+    parser.all()?;
+    parser.is_own = true;
+    parser.t = Tokens::new(&own);
+    parser.version_line()?;
+    parser.all()?;
+    let end = parser.t.pos();
+    let Parser { declarations, builder, .. } = parser;
+    if declarations.qubit_count == 0 {
+        return Err(end.error("the circuit has no qubits"));
     }
-    let mut t = Tokens::new(&own);
-    parser.version_line(&mut t)?;
-    while *t.peek() != Token::End {
-        parser.statement(&mut t)?;
+    if builder.is_empty() {
+        return Err(end.error("the circuit has no operations"));
     }
-    if parser.circuit.qubits == 0 {
-        return Err(t.pos().error("the circuit has no qubits"));
-    }
-    if parser.circuit.operations.is_empty() {
-        return Err(t.pos().error("the circuit has no operations"));
-    }
-    Ok(parser.circuit)
+    Ok(builder.finish(declarations.qubit_count, &declarations.bit_names, declarations.inputs))
 }
 
-impl Parser<'_> {
-    fn version_line(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        if !matches!(t.peek(), Token::Word(w) if w == "OPENQASM") {
-            return Ok(());
+impl<'a> Parser<'a> {
+    fn all(&mut self) -> Result<(), CircuitError> {
+        while self.t.peek() != Token::End {
+            if let Some(statement) = self.statement()? {
+                self.builder.run(&statement, &mut Vec::new())?;
+            }
         }
-        t.next();
-        let pos = t.pos();
-        let version = match t.next() {
-            Token::Int(n) => *n as f64,
-            Token::Real(n) => *n,
-            other => return Err(pos.error(format!("expected a version, found {}", other.shown()))),
-        };
-        self.version = match version {
-            2.0 => 2,
-            3.0..4.0 => 3,
-            other => return Err(pos.error(format!("OpenQASM {other} is not known; 2.0 and 3.x are"))),
-        };
-        t.expect(";")
+        Ok(())
     }
 
-    fn statement(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let pos = t.pos();
-        let Token::Word(word) = t.peek() else {
-            return Err(pos.error(format!("expected a statement, found {}", t.peek().shown())));
+    fn version_line(&mut self) -> Result<(), CircuitError> {
+        if self.t.peek() != Token::Word("OPENQASM") {
+            return Ok(());
+        }
+        self.t.next();
+        let pos = self.t.pos();
+        let version = match self.t.next() {
+            Token::Int(n) => n as f64,
+            Token::Real(n) => n,
+            other => return Err(pos.error(format!("expected a version, found {}", other.shown()))),
         };
-        match word.as_str() {
-            "include" => {
-                t.next();
-                self.include(t, pos)
-            }
-            "qreg" | "creg" => {
-                t.next();
-                let name_pos = t.pos();
-                let name = t.word("a name")?;
-                t.expect("[")?;
-                let size = self.size(t, word == "qreg")?;
-                t.expect("]")?;
-                t.expect(";")?;
-                self.declare(name_pos, name, size, word == "qreg")
-            }
-            "qubit" | "bit" => {
-                t.next();
-                self.declaration(t, word == "qubit")
-            }
-            "const" => {
-                t.next();
-                self.constant(t)
-            }
-            "gate" => {
-                t.next();
-                self.definition(t, 0)
-            }
+        match version {
+            2.0 | 3.0..4.0 => self.t.expect(";"),
+            other => Err(pos.error(format!("OpenQASM {other} is not known; 2.0 and 3.x are"))),
+        }
+    }
+
+    /// One statement; nothing when it was a declaration.
+    fn statement(&mut self) -> Result<Option<Statement>, CircuitError> {
+        let pos = self.t.pos();
+        let Token::Word(word) = self.t.peek() else {
+            return Err(pos.error(format!("expected a statement, found {}", self.t.peek().shown())));
+        };
+        let is_inside = self.loops > 0 || self.gate.is_some();
+        match word {
+            "for" => return self.each().map(Some),
             "barrier" => {
-                t.next();
-                // Stages come from dependencies; a barrier orders nothing that they don't.
-                if !matches!(t.peek(), Token::Mark(";")) {
-                    self.operands(t)?;
-                }
-                t.expect(";")
+                self.t.next();
+                let qubits = if self.t.is_at(";") { Vec::new() } else { self.operands()? };
+                self.t.expect(";")?;
+                return Ok(self.gate.is_none().then_some(Statement::Barrier { pos, qubits }));
+            }
+            "measure" | "reset" if self.gate.is_some() => {
+                return Err(pos.error(format!("'{word}' can't stand in a gate: only gates and loops can")));
             }
             "measure" => {
-                t.next();
-                let qubits = self.operand(t)?;
-                if t.eat("->") {
-                    self.bit_operand(t, Some(qubits.len()))?;
-                }
-                t.expect(";")?;
-                self.measure(pos, &qubits)
+                self.t.next();
+                let qubits = self.operand()?;
+                let bits = if self.t.eat("->") { Some(self.bit_operand()?) } else { None };
+                self.t.expect(";")?;
+                return Ok(Some(Statement::Measure { pos, qubits, bits }));
             }
-            "if" | "else" | "for" | "while" | "switch" | "return" | "break" | "continue" | "end" => {
-                Err(pos
-                    .error(format!("'{word}' needs answers in the middle of a run, which peers don't give")))
+            "reset" => {
+                self.t.next();
+                let qubits = self.operand()?;
+                self.t.expect(";")?;
+                return Ok(Some(Statement::Reset { pos, qubits }));
             }
-            "reset" => Err(pos.error("'reset' collapses a state, which peers don't do")),
-            "opaque" | "defcal" | "defcalgrammar" | "cal" | "extern" | "def" | "input" | "output" | "let"
-            | "delay" | "box" | "stretch" | "duration" | "array" | "pragma" | "annotation" | "int"
-            | "uint" | "float" | "angle" | "bool" | "complex" => {
-                Err(pos.error(format!("'{word}' is not taken here: gates, registers and measurements are")))
+            "if" | "else" | "while" | "switch" => {
+                return Err(pos.error(format!(
+                    "'{word}' needs a measured value in the middle of a run: this coordinator measures at the end \
+                     only; use a controlled gate (ctrl @) and measure behind it"
+                )));
             }
-            _ if self.bits.contains_key(word) && matches!(t.peek_second(), Token::Mark("=" | "[")) => {
-                self.assignment(t)
+            "break" | "continue" | "return" | "end" => {
+                return Err(pos.error(format!("'{word}' is not taken here: loops run to their end")));
             }
-            _ => self.application(t),
+            "include" | "qreg" | "creg" | "qubit" | "bit" | "const" | "input" | "let" | "gate"
+                if is_inside =>
+            {
+                return Err(
+                    pos.error(format!("'{word}' can't stand in a gate or loop: move it in front of it"))
+                );
+            }
+            "int" | "uint" | "float" | "angle" | "bool" | "complex" => {
+                return Err(pos
+                    .error(format!("variables are not taken here: write 'const {word}' or 'input {word}'")));
+            }
+            "opaque" | "defcal" | "defcalgrammar" | "cal" | "extern" | "def" | "output" | "delay" | "box"
+            | "stretch" | "duration" | "array" | "pragma" | "annotation" => {
+                let text = "is not taken here: gates, registers, static loops and measurements are";
+                return Err(pos.error(format!("'{word}' {text}")));
+            }
+            "include" => self.include()?,
+            "qreg" | "creg" => self.old_register(word == "qreg")?,
+            "qubit" => self.qubits()?,
+            "bit" => return self.bits(),
+            "const" => self.constant()?,
+            "input" => self.input()?,
+            "let" => self.alias()?,
+            "gate" => self.definition()?,
+            _ => return self.gate_or_assignment(word).map(Some),
         }
+        Ok(None)
     }
 
     /// Only the two standard names, which are built in.
-    fn include(&mut self, t: &mut Tokens<'_>, pos: SourcePos) -> Result<(), CircuitError> {
-        match t.next() {
-            Token::Text(name) if name == "qelib1.inc" || name == "stdgates.inc" => t.expect(";"),
+    fn include(&mut self) -> Result<(), CircuitError> {
+        let pos = self.t.pos();
+        self.t.next();
+        match self.t.next() {
+            Token::Text("qelib1.inc" | "stdgates.inc") => self.t.expect(";"),
             Token::Text(_) => {
                 Err(pos.error("only \"qelib1.inc\" and \"stdgates.inc\" can be included; no file is read"))
             }
@@ -150,267 +172,340 @@ impl Parser<'_> {
         }
     }
 
-    fn size(&mut self, t: &mut Tokens<'_>, quantum: bool) -> Result<u32, CircuitError> {
-        let pos = t.pos();
-        let max = if quantum { MAX_QUBITS } else { MAX_BITS };
-        match whole_number(t, Scopes::of_constants(&self.expander.constants), "the size", max)? {
-            0 => Err(pos.error("a register has at least one element")),
-            n => Ok(n),
+    pub(super) fn expression(&mut self) -> Result<Expression, CircuitError> {
+        expression(&mut self.t, self.declarations.scope(&self.slots))
+    }
+
+    /// A whole number that is known at once.
+    fn number(&mut self, what: &str, first: i64, last: u32) -> Result<u32, CircuitError> {
+        let number = expression(&mut self.t, self.declarations.scope(&[]))?;
+        let value = number.whole(&[], &mut self.builder.budget, what, first..=i64::from(last))?;
+        Ok(u32::try_from(value).unwrap_or(last))
+    }
+
+    /// `[n]`, when there is one.
+    fn size(&mut self, most: u32) -> Result<Option<u32>, CircuitError> {
+        if !self.t.eat("[") {
+            return Ok(None);
+        }
+        let size = self.number("the size", 1, most)?;
+        self.t.expect("]")?;
+        Ok(Some(size))
+    }
+
+    /// `qreg name[n];` and `creg name[n];`
+    fn old_register(&mut self, is_quantum: bool) -> Result<(), CircuitError> {
+        self.t.next();
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
+        if !self.t.is_at("[") {
+            self.t.expect("[")?;
+        }
+        let size = self.size(if is_quantum { MAX_QUBITS } else { MAX_BITS })?;
+        self.t.expect(";")?;
+        match is_quantum {
+            true => self.declarations.declare_qubits(pos, name, size.unwrap_or(1)),
+            false => self.declarations.declare_bits(pos, name, size).map(drop),
         }
     }
 
-    fn declare(&mut self, pos: SourcePos, name: &str, size: u32, quantum: bool) -> Result<(), CircuitError> {
-        if self.qubits.contains_key(name)
-            || self.bits.contains_key(name)
-            || self.expander.constants.contains_key(name)
-        {
-            return Err(pos.error(format!("'{name}' is declared already")));
-        }
-        if !quantum {
-            if self.bits.len() >= 1024 {
-                return Err(pos.error("more than 1024 classical registers"));
-            }
-            self.bits.insert(name.into(), size);
-            return Ok(());
-        }
-        let first = self.circuit.qubits;
-        if first + size > MAX_QUBITS {
-            return Err(pos.error(format!("with '{name}' the circuit has more than {MAX_QUBITS} qubits")));
-        }
-        self.circuit.qubits += size;
-        self.qubits.insert(name.into(), (first, size));
-        Ok(())
+    /// `qubit[n] name;`
+    fn qubits(&mut self) -> Result<(), CircuitError> {
+        self.t.next();
+        let size = self.size(MAX_QUBITS)?.unwrap_or(1);
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
+        self.declarations.declare_qubits(pos, name, size)?;
+        self.t.expect(";")
     }
 
-    /// `qubit[n] name;`, `bit[n] name;`, `bit[n] name = measure q;`
-    fn declaration(&mut self, t: &mut Tokens<'_>, quantum: bool) -> Result<(), CircuitError> {
-        let size = match t.eat("[") {
-            true => {
-                let size = self.size(t, quantum)?;
-                t.expect("]")?;
-                size
-            }
-            false => 1,
-        };
-        let pos = t.pos();
-        let name = t.word("a name")?;
-        self.declare(pos, name, size, quantum)?;
-        if !quantum && t.eat("=") {
-            self.measured_value(t, size as usize)?;
+    /// `bit[n] name;` and `bit[n] name = measure q;`
+    fn bits(&mut self) -> Result<Option<Statement>, CircuitError> {
+        self.t.next();
+        let size = self.size(MAX_BITS)?;
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
+        let elements = self.declarations.declare_bits(pos, name, size)?;
+        let mut statement = None;
+        if self.t.eat("=") {
+            let bits = Operand::Elements { pos, name: name.into(), elements, indexes: Vec::new() };
+            statement = Some(self.measured_value(pos, bits)?);
         }
-        t.expect(";")
+        self.t.expect(";")?;
+        Ok(statement)
     }
 
-    fn constant(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let pos = t.pos();
-        let kind = t.word("a type")?;
+    /// `measure q` behind an equals sign.
+    fn measured_value(&mut self, pos: SourcePos, bits: Operand) -> Result<Statement, CircuitError> {
+        let value_pos = self.t.pos();
+        if self.t.next() != Token::Word("measure") {
+            return Err(value_pos.error("only a 'measure' can be assigned to bits"));
+        }
+        Ok(Statement::Measure { pos, qubits: self.operand()?, bits: Some(bits) })
+    }
+
+    /// A type of numbers, and its width.
+    fn number_type(&mut self, what: &str) -> Result<InputType, CircuitError> {
+        let pos = self.t.pos();
+        let kind = self.t.word("a type")?;
         if !matches!(kind, "int" | "uint" | "float" | "angle") {
-            return Err(pos.error(format!("constants of type '{kind}' are not taken here")));
+            let kind = cut(kind, 40);
+            return Err(pos.error(format!(
+                "{what} of type '{kind}' are not taken here: int, uint, float and angle are"
+            )));
         }
-        if t.eat("[") {
-            whole_number(t, Scopes::of_constants(&self.expander.constants), "the width", 64)?;
-            t.expect("]")?;
-        }
-        let pos = t.pos();
-        let name = t.word("a name")?;
-        t.expect("=")?;
-        let is = expression(t, Scopes::of_constants(&self.expander.constants))?;
-        t.expect(";")?;
-        if self.qubits.contains_key(name)
-            || self.bits.contains_key(name)
-            || self.expander.constants.len() >= 1024
-        {
-            return Err(pos.error(format!("'{name}' is declared already, or there are too many constants")));
-        }
-        match self.expander.constants.insert(name.into(), is) {
-            None => Ok(()),
-            Some(_) => Err(pos.error(format!("'{name}' is declared already"))),
-        }
+        let width = match self.t.eat("[") {
+            true => {
+                let width = self.number("the width", 1, 64)?;
+                self.t.expect("]")?;
+                width
+            }
+            false => 32,
+        };
+        Ok(match kind {
+            "int" => InputType::Int(width),
+            "uint" => InputType::Uint(width),
+            _ => InputType::Real,
+        })
     }
 
-    /// A gate's definition; its body is looked at when it is used.
-    fn definition(&mut self, t: &mut Tokens<'_>, source: usize) -> Result<(), CircuitError> {
-        let pos = t.pos();
-        let name = t.word("a name")?;
+    fn constant(&mut self) -> Result<(), CircuitError> {
+        self.t.next();
+        self.number_type("constants")?;
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
+        self.t.expect("=")?;
+        let value = self.expression()?.value(&[], &mut self.builder.budget)?;
+        self.t.expect(";")?;
+        self.declarations.declare_constant(pos, name, value)
+    }
+
+    fn input(&mut self) -> Result<(), CircuitError> {
+        self.t.next();
+        let kind = self.number_type("inputs")?;
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
+        self.t.expect(";")?;
+        self.declarations.declare_input(pos, kind, name, self.inputs)
+    }
+
+    /// `let name = a[0:2] ++ b;`
+    fn alias(&mut self) -> Result<(), CircuitError> {
+        self.t.next();
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
+        self.t.expect("=")?;
+        let mut qubits = Vec::new();
+        loop {
+            let operand = self.operand()?;
+            qubits.extend(self.builder.elements(&operand, &[])?);
+            if qubits.len() > MAX_QUBITS as usize {
+                return Err(pos.error(format!("an alias of more than {MAX_QUBITS} qubits")));
+            }
+            if !self.t.eat("++") {
+                break;
+            }
+        }
+        self.t.expect(";")?;
+        self.declarations.declare_alias(pos, name, &qubits)
+    }
+
+    /// `gate name(params) qubits { ... }`
+    fn definition(&mut self) -> Result<(), CircuitError> {
+        self.t.next();
+        let pos = self.t.pos();
+        let name = self.t.word("a name")?;
         let mut params = Vec::new();
-        if t.eat("(") {
-            params = name_list(t, ")")?;
-            t.expect(")")?;
+        if self.t.eat("(") {
+            params = self.name_list(")")?;
+            self.t.expect(")")?;
         }
-        let qubits = name_list(t, "{")?;
+        let qubits = self.name_list("{")?;
         if qubits.is_empty() {
-            return Err(t.pos().error("a gate has at least one qubit"));
+            return Err(self.t.pos().error("a gate has at least one qubit"));
         }
-        t.expect("{")?;
-        let body = t.at();
-        let mut depth = 1;
-        while depth > 0 {
-            let pos = t.pos();
-            match t.next() {
-                Token::Mark("{") => depth += 1,
-                Token::Mark("}") => depth -= 1,
-                Token::End => return Err(pos.error(format!("the gate '{name}' has no closing '}}'"))),
-                _ => {}
+        let (param_count, qubit_count) = (params.len(), qubits.len());
+        self.slots = params;
+        self.gate = Some(qubits);
+        let body = self.block(&format!("the gate '{}'", cut(name, 40)))?;
+        self.gate = None;
+        self.slots = Vec::new();
+        let definition = Definition {
+            name: name.into(),
+            params: param_count,
+            qubits: qubit_count,
+            body,
+            is_own: self.is_own,
+            is_rotation: !self.is_own && ROTATIONS.contains(&name),
+        };
+        self.declarations.declare_gate(pos, definition)
+    }
+
+    /// Statements in braces.
+    fn block(&mut self, what: &str) -> Result<Vec<Statement>, CircuitError> {
+        self.t.expect("{")?;
+        let mut body = Vec::new();
+        while !self.t.eat("}") {
+            if self.t.peek() == Token::End {
+                return Err(self.t.pos().error(format!("{what} has no closing '}}'")));
+            }
+            body.extend(self.statement()?);
+        }
+        Ok(body)
+    }
+
+    /// `for int i in [0:2] { ... }`; the public dialect leaves the type out.
+    fn each(&mut self) -> Result<Statement, CircuitError> {
+        let pos = self.t.pos();
+        self.t.next();
+        if self.loops >= MAX_LOOPS {
+            return Err(pos.error("loops are nested too deep"));
+        }
+        let has_type = !matches!(self.t.peek_behind(1), Token::Word("in"));
+        let kind = if has_type { self.number_type("variables of loops")? } else { InputType::Int(32) };
+        let variable = self.t.word("a name")?;
+        let in_pos = self.t.pos();
+        if self.t.next() != Token::Word("in") {
+            return Err(in_pos.error("expected 'in' and the values of the loop"));
+        }
+        let values = match self.t.next() {
+            Token::Mark("[") => {
+                let range = self.range(None)?;
+                self.t.expect("]")?;
+                LoopValues::Range(range)
+            }
+            Token::Mark("{") => LoopValues::Set(self.set()?),
+            other => {
+                let text = "expected a range such as [0:3] or a set such as {1, 2, 5}, found";
+                return Err(in_pos.error(format!("{text} {}", other.shown())));
+            }
+        };
+        self.slots.push(variable.into());
+        self.loops += 1;
+        let body = match self.t.is_at("{") {
+            true => self.block("the loop")?,
+            false => self.statement()?.into_iter().collect(),
+        };
+        self.loops -= 1;
+        self.slots.pop();
+        Ok(Statement::For(Loop { pos, values, is_whole: kind != InputType::Real, body }))
+    }
+
+    fn name_list(&mut self, end: &str) -> Result<Vec<String>, CircuitError> {
+        let mut found: Vec<String> = Vec::new();
+        while !self.t.is_at(end) {
+            let pos = self.t.pos();
+            let name = self.t.word("a name")?;
+            if found.iter().any(|n| n == name) || found.len() >= 64 {
+                let name = cut(name, 40);
+                return Err(pos.error(format!("'{name}' is named twice, or there are too many names")));
+            }
+            found.push(name.into());
+            if !self.t.eat(",") {
+                break;
             }
         }
-        let definition = Rc::new(Definition { params, qubits, source, body });
-        let twice = self.expander.gates.insert(name.into(), definition).is_some_and(|d| d.source == 0);
-        match twice {
-            true => Err(pos.error(format!("the gate '{name}' is defined twice"))),
-            false => Ok(()),
-        }
+        Ok(found)
     }
 
-    /// `name[index] = measure ...;`
-    fn assignment(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let size = self.bit_operand(t, None)?;
-        t.expect("=")?;
-        self.measured_value(t, size)?;
-        t.expect(";")
+    fn gate_or_assignment(&mut self, word: &str) -> Result<Statement, CircuitError> {
+        let pos = self.t.pos();
+        let is_bits = self.gate.is_none() && self.declarations.bits(word).is_some();
+        if is_bits && matches!(self.t.peek_behind(1), Token::Mark("=" | "[")) {
+            let bits = self.bit_operand()?;
+            self.t.expect("=")?;
+            let statement = self.measured_value(pos, bits)?;
+            self.t.expect(";")?;
+            return Ok(statement);
+        }
+        self.application().map(Statement::Apply)
     }
 
-    fn measured_value(&mut self, t: &mut Tokens<'_>, size: usize) -> Result<(), CircuitError> {
-        let pos = t.pos();
-        if t.word("'measure'")? != "measure" {
-            return Err(pos.error("only a measurement can be assigned to bits"));
+    fn application(&mut self) -> Result<Application, CircuitError> {
+        let modifiers = self.modifiers()?;
+        let pos = self.t.pos();
+        let mut name = self.t.word("a gate")?;
+        let mut form = Form::Broadcast;
+        // The public dialect's word for as many controls as there are qubits to spare.
+        if name == "controlled"
+            && matches!(self.t.peek(), Token::Word(_))
+            && !self.declarations.gates.contains_key(name)
+        {
+            name = self.t.word("a gate")?;
+            form = Form::Controlled;
         }
-        let qubits = self.operand(t)?;
-        if qubits.len() != size {
-            return Err(pos.error(format!("{} qubits are measured into {size} bits", qubits.len())));
+        let mut callee = self
+            .callee(name)
+            .ok_or_else(|| pos.error(format!("the gate '{}' is not known", cut(name, 40))))?;
+        if let Callee::Fourier(_) = callee
+            && form == Form::Broadcast
+        {
+            form = Form::Joined;
         }
-        self.measure(pos, &qubits)
+        let mut params = if self.t.eat("(") { self.list(")", 64)? } else { Vec::new() };
+        if form == Form::Controlled && matches!(name, "u" | "U") && params.len() <= 1 {
+            // There `controlled u` is a cx, and `controlled u(a)` a controlled phase.
+            let inner = if params.is_empty() { "x" } else { "p" };
+            callee = named_gate(inner).map_or(callee, Callee::Named);
+        }
+        if params.len() != callee.params() {
+            let (name, needed) = (cut(name, 40), callee.params());
+            return Err(pos.error(format!("'{name}' takes {needed} parameters, given are {}", params.len())));
+        }
+        params.shrink_to_fit();
+        let has_none = matches!(callee, Callee::GlobalPhase) && self.t.is_at(";");
+        let operands = if has_none { Vec::new() } else { self.operands()? };
+        self.t.expect(";")?;
+        Ok(Application { pos, modifiers, callee, params, operands, form })
     }
 
-    /// Bits that a measurement goes to; where they lie is not kept, since counts follow the measured qubits.
-    fn bit_operand(&mut self, t: &mut Tokens<'_>, needed: Option<usize>) -> Result<usize, CircuitError> {
-        let pos = t.pos();
-        let name = t.word("a classical register")?;
-        let size = *self
-            .bits
-            .get(name)
-            .ok_or_else(|| pos.error(format!("there is no classical register '{name}'")))?;
-        let mut count = size as usize;
-        if t.eat("[") {
-            let at = t.pos();
-            let index =
-                whole_number(t, Scopes::of_constants(&self.expander.constants), "the index", MAX_BITS)?;
-            t.expect("]")?;
-            if index >= size {
-                return Err(at.error(format!("'{name}' has {size} bits, there is no {index}")));
+    /// The gate of a name: the source's own ones go before what is built in.
+    fn callee(&self, name: &str) -> Option<Callee> {
+        let defined = self.declarations.gates.get(name);
+        if let Some(own) = defined.filter(|definition| definition.is_own) {
+            return Some(Callee::Defined(own.clone()));
+        }
+        match name {
+            "qft" => return Some(Callee::Fourier(QFT)),
+            "iqft" => return Some(Callee::Fourier(IQFT)),
+            "gphase" => return Some(Callee::GlobalPhase),
+            _ => {}
+        }
+        named_gate(name).map(Callee::Named).or_else(|| defined.cloned().map(Callee::Defined))
+    }
+
+    fn modifiers(&mut self) -> Result<Vec<Modifier>, CircuitError> {
+        let mut found = Vec::new();
+        loop {
+            let pos = self.t.pos();
+            let Token::Word(word) = self.t.peek() else { return Ok(found) };
+            if !matches!(word, "ctrl" | "negctrl" | "inv" | "pow")
+                || !matches!(self.t.peek_behind(1), Token::Mark("@" | "("))
+            {
+                return Ok(found);
             }
-            count = 1;
-        }
-        match needed {
-            Some(needed) if needed != count => {
-                Err(pos.error(format!("{needed} qubits are measured into {count} bits")))
-            }
-            _ => Ok(count),
-        }
-    }
-
-    fn measure(&mut self, pos: SourcePos, qubits: &[u32]) -> Result<(), CircuitError> {
-        for &qubit in qubits {
-            if self.circuit.measured.contains(&qubit) {
-                return Err(pos.error(format!("qubit {qubit} is measured twice")));
-            }
-            self.circuit.measured.push(qubit);
-            let raw_text = format!("measure q[{qubit}];");
-            self.push(
-                pos,
-                CircuitOperation { service: "measurement_feedforward", qubits: vec![qubit], raw_text },
-            )?;
-        }
-        Ok(())
-    }
-
-    fn push(&mut self, pos: SourcePos, operation: CircuitOperation) -> Result<(), CircuitError> {
-        if self.circuit.operations.len() >= MAX_OPERATIONS {
-            return Err(pos.error(format!("the circuit has more than {MAX_OPERATIONS} operations")));
-        }
-        self.circuit.operations.push(operation);
-        Ok(())
-    }
-
-    /// One qubit, or all of a register.
-    fn operand(&mut self, t: &mut Tokens<'_>) -> Result<Vec<u32>, CircuitError> {
-        let pos = t.pos();
-        let name = t.word("a qubit or a register")?;
-        let &(first, size) = self
-            .qubits
-            .get(name)
-            .ok_or_else(|| pos.error(format!("there is no quantum register '{name}'")))?;
-        if !t.eat("[") {
-            return Ok((first..first + size).collect());
-        }
-        let at = t.pos();
-        let index = whole_number(t, Scopes::of_constants(&self.expander.constants), "the index", MAX_BITS)?;
-        if t.eat(":") || t.eat(",") {
-            return Err(at.error("ranges of qubits are not taken here: name them one by one"));
-        }
-        t.expect("]")?;
-        match index < size {
-            true => Ok(vec![first + index]),
-            false => Err(at.error(format!("'{name}' has {size} qubits, there is no {index}"))),
-        }
-    }
-
-    fn operands(&mut self, t: &mut Tokens<'_>) -> Result<Vec<Vec<u32>>, CircuitError> {
-        let mut all = vec![self.operand(t)?];
-        while t.eat(",") {
-            all.push(self.operand(t)?);
-        }
-        Ok(all)
-    }
-
-    /// A gate on qubits, once or for each element of the registers.
-    fn application(&mut self, t: &mut Tokens<'_>) -> Result<(), CircuitError> {
-        let modifiers = modifiers(t, &self.expander.constants)?;
-        let pos = t.pos();
-        let name = t.word("a gate")?;
-        let params =
-            if t.eat("(") { params(t, Scopes::of_constants(&self.expander.constants))? } else { Vec::new() };
-        if name == "gphase" {
-            // A phase of the whole state; it shows only under a control, which would make it a gate.
-            let free = !modifiers.iter().any(|m| matches!(m, Modifier::Control | Modifier::NegativeControl));
-            return match free && params.len() == 1 && t.eat(";") {
-                true => Ok(()),
-                false => Err(pos.error("a controlled gphase is not taken here: use p")),
-            };
-        }
-        let operands = self.operands(t)?;
-        t.expect(";")?;
-        let length = operands.iter().map(Vec::len).max().unwrap_or(0);
-        if operands.iter().any(|o| o.len() != 1 && o.len() != length) {
-            return Err(pos.error("registers of different sizes can't be used together"));
-        }
-        for n in 0..length {
-            let qubits: Vec<u32> = operands.iter().map(|o| if o.len() == 1 { o[0] } else { o[n] }).collect();
-            let call = Call { name, pos, modifiers: &modifiers, params: &params };
-            let mut gates = Vec::new();
-            self.expander.expand(&call, &qubits, 0, &mut gates)?;
-            for gate in gates {
-                if let Some(measured) = gate.qubits.iter().find(|q| self.circuit.measured.contains(q)) {
-                    return Err(pos.error(format!("qubit {measured} was measured before this gate")));
+            self.t.next();
+            found.push(match word {
+                "inv" => Modifier::Inverse,
+                "pow" => {
+                    self.t.expect("(")?;
+                    let exponent = self.expression()?;
+                    self.t.expect(")")?;
+                    Modifier::Power(exponent)
                 }
-                self.push(pos, gate.operation())?;
+                _ => {
+                    let mut count = None;
+                    if self.t.eat("(") {
+                        count = Some(self.expression()?);
+                        self.t.expect(")")?;
+                    }
+                    Modifier::Control { is_negative: word == "negctrl", count }
+                }
+            });
+            self.t.expect("@")?;
+            if found.len() > MAX_MODIFIERS {
+                return Err(pos.error("too many modifiers"));
             }
         }
-        Ok(())
     }
-}
-
-fn name_list(t: &mut Tokens<'_>, end: &str) -> Result<Vec<String>, CircuitError> {
-    let mut found: Vec<String> = Vec::new();
-    while !matches!(t.peek(), Token::Mark(m) if *m == end) {
-        let pos = t.pos();
-        let name = t.word("a name")?;
-        if found.iter().any(|n| n == name) || found.len() >= 64 {
-            return Err(pos.error(format!("'{name}' is named twice, or there are too many names")));
-        }
-        found.push(name.into());
-        if !t.eat(",") {
-            break;
-        }
-    }
-    Ok(found)
 }
