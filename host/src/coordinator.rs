@@ -7,6 +7,8 @@
 //! registry  (in peers) who is there                /
 //! job_view  a job as its facts tell it             pure
 //! slot_book which slots of which peer this coordinator holds   pure
+//! probe     whether a peer of another kind does what a statement says   pure
+//! simulation the final state of a circuit, to check that of the peers   pure
 //! track_record what has happened with each peer: circuit breakers, time limits   pure
 //! directory who is there, with the slots: chooses the peer of a block
 //! resume    where a job begins, after a restart too   pure
@@ -28,8 +30,10 @@ pub mod fallback;
 pub mod job;
 pub mod job_view;
 pub mod plan;
+pub mod probe;
 pub mod resume;
 pub mod role;
 pub mod service;
+pub mod simulation;
 pub mod slot_book;
 pub mod track_record;

@@ -17,6 +17,7 @@
 //! ```
 
 pub mod amplitude;
+pub mod evolution;
 pub mod executing;
 pub mod identity;
 mod kept_answers;

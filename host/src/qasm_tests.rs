@@ -1,6 +1,7 @@
 use super::*;
 use crate::peers::amplitude::{Complex, zeros};
-use crate::peers::operation::{self, tests::apply};
+use crate::peers::evolution::apply;
+use crate::peers::operation;
 
 fn texts(source: &str) -> Vec<String> {
     parse(source)

@@ -2,11 +2,13 @@
 peers do, and prints what happens as lines of JSON.
 
     node.py peer --bootstrap ADDRESS [--key rsa]     answers prepare, commit, cancel and dispatch; gossips
+            [--behaviour defaults|wrong]             takes what it does not know for a default; answers wrongly
     node.py client --peer ADDRESS [--key rsa]        drives a peer through all of them; listens to its gossip
     node.py speed --peer ADDRESS --seconds N         loops of prepare, commit, cancel and prepare, commit, dispatch
 """
 
 import argparse
+import cmath
 import json
 import math
 import sys
@@ -33,7 +35,7 @@ STEPS = {
     step: f"/qb2/{NAMESPACE}/reservation/{step}/1.0.0" for step in ("prepare", "commit", "cancel")
 } | {"dispatch": f"/qb2/{NAMESPACE}/execution/fragment-dispatch/1.0.0"}
 TOPICS = [f"{NAMESPACE}.peer-advertisement.v1", f"{NAMESPACE}.peer-heartbeat.v1"]
-SERVICES = ["hadamard", "cnot", "measurement_feedforward"]
+SERVICES = ["hadamard", "cnot", "measurement_feedforward", "programmable_gate"]
 LIMIT = 16_384
 
 
@@ -60,33 +62,52 @@ def gossip_of(peer_id, addresses):
     return advertisement, heartbeat
 
 
-def apply(state, fragment):
-    """The few operations that the tests send; everything else is not the business of this peer."""
-    ids, text = state["qubit_ids"], fragment["raw_text"]
+def matrix(theta, phi, lam):
+    """The U gate of OpenQASM 3."""
+    c, s = math.cos(theta / 2), math.sin(theta / 2)
+    return [[c, -cmath.exp(1j * lam) * s], [cmath.exp(1j * phi) * s, cmath.exp(1j * (phi + lam)) * c]]
+
+
+def apply_matrix(amplitudes, b, m):
+    for i in range(len(amplitudes)):
+        if not i & b:
+            x, y = amplitudes[i], amplitudes[i | b]
+            amplitudes[i], amplitudes[i | b] = m[0][0] * x + m[0][1] * y, m[1][0] * x + m[1][1] * y
+
+
+def apply(state, fragment, behaviour):
+    """The few operations that the tests send. What it does not know, a peer with `defaults` takes for the default of the
+    fragment's service, as existing programs do; another one says so."""
+    ids, text, service = state["qubit_ids"], fragment["raw_text"], fragment["service_id"]
     bit = lambda q: 1 << ids.index(q)
     amplitudes = [complex(a) for a in state["amplitudes"] or []] or [1] + [0] * (2 ** len(ids) - 1)
     qubits = fragment["qubits"]
-    if text.startswith("h "):
-        b, r = bit(qubits[0]), 1 / math.sqrt(2)
-        for i in range(len(amplitudes)):
-            if not i & b:
-                x, y = amplitudes[i], amplitudes[i | b]
-                amplitudes[i], amplitudes[i | b] = (x + y) * r, (x - y) * r
-    elif text.startswith("cx "):
+    name = text.split(" ")[0]
+    if behaviour == "defaults":
+        name = {"hadamard": "h", "cnot": "cx", "measurement_feedforward": "measure"}.get(service, service)
+    if name == "h":
+        apply_matrix(amplitudes, bit(qubits[0]), [[math.sqrt(0.5), math.sqrt(0.5)], [math.sqrt(0.5), -math.sqrt(0.5)]])
+    elif name == "cx":
         c, t = bit(qubits[0]), bit(qubits[1])
         for i in range(len(amplitudes)):
             if i & c and not i & t:
                 amplitudes[i], amplitudes[i | t] = amplitudes[i | t], amplitudes[i]
-    elif text.startswith("measure "):
+    elif name == "measure":
         state["measured_qubits"] += [q for q in qubits if q not in state["measured_qubits"]]
+    elif behaviour == "defaults":
+        if service == "programmable_gate":
+            apply_matrix(amplitudes, bit(qubits[0]), matrix(0.12, 0.34, 0.56))
     else:
         raise ValueError(f"this peer does not know `{text}`")
+    if behaviour == "wrong":
+        amplitudes.reverse()
     state["amplitudes"] = [str(complex(a)) for a in amplitudes]
 
 
 class Peer:
-    def __init__(self, peer_id):
+    def __init__(self, peer_id, behaviour):
         self.peer_id = peer_id
+        self.behaviour = behaviour
         self.committed = set()
 
     def answer(self, step, request):
@@ -108,7 +129,7 @@ class Peer:
         try:
             state = payload["state"]
             for fragment in payload["fragments"]:
-                apply(state, fragment)
+                apply(state, fragment, self.behaviour)
         except ValueError as error:
             return answer | {"error_detail": str(error)}
         state["previous_peer_id"] = self.peer_id
@@ -221,6 +242,7 @@ async def main():
     parser.add_argument("--bootstrap")
     parser.add_argument("--peer")
     parser.add_argument("--key", default="ed25519", choices=["ed25519", "rsa"])
+    parser.add_argument("--behaviour", default="honest", choices=["honest", "defaults", "wrong"])
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--quiet", action="store_true")
@@ -233,7 +255,7 @@ async def main():
     async with host.run(listen_addrs=[listen]), background_trio_service(pubsub), background_trio_service(router):
         await pubsub.wait_until_ready()
         own = [str(a) for a in host.get_addrs()]
-        await serve(host, Peer(me), args.quiet)
+        await serve(host, Peer(me, args.behaviour), args.quiet)
         subscriptions = [await pubsub.subscribe(topic) for topic in TOPICS]
         say("listening", peer_id=me, addresses=own)
         if target := args.bootstrap or args.peer:

@@ -59,6 +59,8 @@ pub enum CandidateFailure {
     Gone(String),
     /// It failed.
     Failed(String),
+    /// It said that the execution failed.
+    Told(String),
     /// The event log failed. Nothing more may be done, since nothing can be recorded.
     Stop(LogError),
 }
@@ -223,9 +225,12 @@ impl PeerReservation {
             idempotency_key: idempotency_key(),
             dispatched_at: time(now_micros()),
         };
+        let single_read = SINGLE_READ_BYTES.saturating_sub(write(&dispatch).len());
         let room = match self.runner.network.reads_whole_documents(&self.peer) {
+            // Two answers can be compared only when both are to the same piece.
+            true if run.redundancy > 1 && single_read > 0 => single_read,
             true => MAX_FRAGMENT_BYTES,
-            false => SINGLE_READ_BYTES.saturating_sub(write(&dispatch).len()),
+            false => single_read,
         };
         let fragments = fitting(at_once(run), room);
         dispatch.input_payload.fragments = run.fragments[..fragments].iter().map(|f| fragment(f)).collect();
@@ -252,7 +257,7 @@ impl PeerReservation {
                 self.runner.directory.failed(&self.peer, PeerFailure::Told);
                 self.claim = None;
                 self.runner.log.execute(&self.id, self.end(&error)).await?;
-                Err(CandidateFailure::Failed(error))
+                Err(CandidateFailure::Told(error))
             }
             // The execution may still be running.
             Err(why) => self.give_up(PeerStep::Dispatch, why).await,

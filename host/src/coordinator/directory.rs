@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::plan::{Block, Candidate, rank};
+use super::probe::{Proofs, StatementKind};
 use super::slot_book::SlotBook;
 use super::track_record::{Admission, BreakerState, PeerFailure, TrackRecords};
 use crate::peers::registry::{GossipError, PeerRecord, Registry, Topic};
@@ -32,6 +33,7 @@ struct Peers {
     registry: Registry,
     book: SlotBook,
     records: TrackRecords,
+    proofs: Proofs,
 }
 
 /// A peer, with how long ago it was heard.
@@ -101,7 +103,8 @@ impl Directory {
     pub fn new(stale: Duration) -> Directory {
         let stale_ms = u64::try_from(stale.as_millis()).unwrap_or(u64::MAX);
         let registry = Registry::new(stale_ms);
-        let peers = Peers { registry, book: SlotBook::default(), records: TrackRecords::default() };
+        let (book, records, proofs) = (SlotBook::default(), TrackRecords::default(), Proofs::default());
+        let peers = Peers { registry, book, records, proofs };
         Directory {
             peers: Arc::new(Mutex::new(peers)),
             changes: watch::Sender::new(()),
@@ -176,9 +179,10 @@ impl Directory {
     pub fn sweep(&self) {
         let now_ms = self.now_ms();
         let mut guard = self.peers();
-        let Peers { registry, records, .. } = &mut *guard;
+        let Peers { registry, records, proofs, .. } = &mut *guard;
         registry.sweep(now_ms);
         records.retain(|peer| registry.peers().contains_key(peer));
+        proofs.retain(|peer| registry.peers().contains_key(peer));
     }
 
     /// Everybody, by peer id.
@@ -203,13 +207,23 @@ impl Directory {
         self.peers().candidates(now_ms, |_, _| true)
     }
 
-    /// Chooses the best peer for a block that is not in `failed`, and counts a slot of it as held. `ran_on` has the
-    /// peers that the block's state comes from.
-    pub fn claim(&self, block: &Block, failed: &BTreeSet<String>, ran_on: &BTreeSet<String>) -> SlotChoice {
+    /// Chooses the best peer for a block that is not in `apart` and does none of these kinds of statements wrong, and counts a
+    /// slot of it as held. `ran_on` has the peers that the block's state comes from.
+    pub fn claim(
+        &self,
+        block: &Block,
+        kinds: &BTreeSet<StatementKind>,
+        apart: &BTreeSet<String>,
+        ran_on: &BTreeSet<String>,
+    ) -> SlotChoice {
         let before = ran_on.iter().map(String::as_str).collect();
         let (now, now_ms) = (self.now(), self.now_ms());
         let mut peers = self.peers();
-        let able = |id: &str, p: &PeerRecord| block.is_offered_by(&p.services) && !failed.contains(id);
+        let able = |id: &str, p: &PeerRecord| {
+            block.is_offered_by(&p.services)
+                && !apart.contains(id)
+                && !peers.proofs.does_wrong(now, id, kinds)
+        };
         let may_ask = |id: &str| peers.book.may_ask(now, id);
         let admission = |id: &str| peers.records.admission(now, id);
         let admitted = |id: &str| matches!(admission(id), Admission::Yes | Admission::Trial);
@@ -234,6 +248,41 @@ impl Directory {
         }
         peers.book.hold(now, &best.peer_id);
         SlotChoice::Peer(SlotClaim { directory: self.clone(), peer: best.peer_id, open: true, trial })
+    }
+
+    /// Counts a further slot of a peer as held, if one may be free.
+    pub fn claim_of(&self, peer: &str) -> Option<SlotClaim> {
+        let (now, mut peers) = (self.now(), self.peers());
+        if !peers.book.may_ask(now, peer) {
+            return None;
+        }
+        let trial = match peers.records.admission(now, peer) {
+            Admission::Yes => false,
+            Admission::Trial => true,
+            Admission::TrialUnderWay | Admission::LastResort => return None,
+        };
+        if trial {
+            peers.records.trial_begins(peer);
+        }
+        peers.book.hold(now, peer);
+        Some(SlotClaim { directory: self.clone(), peer: peer.into(), open: true, trial })
+    }
+
+    /// The first of these kinds of statements that a peer with this agent has not shown that it does right.
+    pub fn unproven(
+        &self,
+        peer: &str,
+        agent: &str,
+        kinds: &BTreeSet<StatementKind>,
+    ) -> Option<StatementKind> {
+        let now = self.now();
+        self.peers().proofs.unproven(now, peer, agent, kinds)
+    }
+
+    /// A peer with this agent has shown whether it does this kind of statement right.
+    pub fn proved(&self, peer: &str, agent: &str, kind: StatementKind, right: bool) {
+        let now = self.now();
+        self.peers().proofs.record(now, peer, agent, kind, right);
     }
 
     /// A peer answered a prepare, commit or cancel.

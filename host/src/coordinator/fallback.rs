@@ -28,10 +28,13 @@ use super::attempt::{BlockResult, CandidateFailure, PeerReservation, at_once, wo
 use super::combine::Component;
 use super::directory::{Directory, SlotChoice, SlotClaim};
 use super::plan::{Block, MAX_CANDIDATES, PlannedFragment};
+use super::probe::{Probe, StatementKind, agree};
 use super::track_record::PeerFailure;
-use crate::peers::swarm::Network;
+use crate::peers::swarm::{Network, is_ours};
 use crate::reservation::log::{Log, LogError};
 
+/// How long a peer that has just been connected may take to say what it is.
+const AGENT_WAIT: Duration = Duration::from_secs(2);
 /// When another peer is looked for again, while none has a slot free.
 const HEDGE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -73,6 +76,8 @@ pub struct BlockRun<'a> {
     pub attempts: u32,
     /// The peers that ran the blocks before.
     pub ran_on: &'a BTreeMap<String, String>,
+    /// How many peers must agree about each state.
+    pub redundancy: u8,
 }
 
 /// A candidate that is about to be asked. It is reported before the first message leaves.
@@ -114,6 +119,17 @@ struct Search {
     alone_since: Option<Instant>,
     /// The peers that the state comes from.
     ran_on: BTreeSet<String>,
+    /// What the block's statements are.
+    kinds: BTreeSet<StatementKind>,
+    /// Peers that have answered the piece already: another one is to agree.
+    agreed: BTreeSet<String>,
+}
+
+impl Search {
+    /// Peers that are not to be asked.
+    fn apart(&self) -> impl Iterator<Item = &String> {
+        self.failed.iter().chain(&self.agreed)
+    }
 }
 
 impl BlockRunner {
@@ -139,10 +155,12 @@ impl BlockRunner {
             slot_deadline: Instant::now() + self.limits.slot_wait,
             alone_since: None,
             ran_on: run.block.predecessors.iter().filter_map(|b| run.ran_on.get(b)).cloned().collect(),
+            kinds: run.fragments.iter().map(|fragment| StatementKind::of(fragment)).collect(),
+            agreed: BTreeSet::new(),
         };
         let (mut fidelity, mut latency_ms) = (None, 0.0);
         loop {
-            let (peer_id, piece) = self.run_piece(&run, &mut search, &on_attempt).await?;
+            let (peer_id, piece) = self.run_agreed(&run, &mut search, &on_attempt).await?;
             if let Some(found) = piece.fidelity {
                 self.directory.report_fidelity(&peer_id, &run.block.services, found);
                 fidelity = Some(fidelity.map_or(found, |f: f64| f.min(found)));
@@ -159,6 +177,50 @@ impl BlockRunner {
             search.slot_deadline = Instant::now() + self.limits.slot_wait;
             search.ran_on = BTreeSet::from([peer_id]);
         }
+    }
+
+    /// Runs as much of the block as a peer takes at once, on as many peers as must agree about it.
+    async fn run_agreed<F, T>(
+        &self,
+        run: &BlockRun<'_>,
+        search: &mut Search,
+        on_attempt: &F,
+    ) -> Result<(String, BlockResult), BlockError>
+    where
+        F: Fn(Attempt) -> T,
+        T: Future<Output = Result<(), LogError>>,
+    {
+        let mut answers: Vec<(String, BlockResult)> = Vec::new();
+        search.agreed.clear();
+        loop {
+            let (peer_id, piece) = self.run_piece(run, search, on_attempt).await?;
+            if run.redundancy <= 1 {
+                return Ok((peer_id, piece));
+            }
+            let same =
+                |other: &BlockResult| other.fragments == piece.fragments && agree(&other.state, &piece.state);
+            if let Some(at) = answers.iter().position(|(_, other)| same(other)) {
+                let agreed = answers.swap_remove(at);
+                for (wrong, _) in answers {
+                    tracing::warn!(peer = wrong, "the peer's state is another than that of two others");
+                    self.directory.failed(&wrong, PeerFailure::Invalid);
+                }
+                // The next attempts are those of another piece.
+                search.attempts = search.attempts.saturating_sub(1);
+                return Ok(agreed);
+            }
+            search.agreed.insert(peer_id.clone());
+            answers.push((peer_id, piece));
+            if answers.len() >= MAX_CANDIDATES {
+                let peers: Vec<&str> = answers.iter().map(|(peer, _)| peer.as_str()).collect();
+                let last = format!("no two of {} agree about the state", peers.join(", "));
+                return Err(self.all_failed(run, search, last));
+            }
+        }
+    }
+
+    fn all_failed(&self, run: &BlockRun<'_>, search: &Search, last: String) -> BlockError {
+        BlockError::AllFailed { block_id: run.block.block_id.clone(), attempts: search.attempts, last }
     }
 
     /// Runs as much of the block as a peer takes at once, on the first candidate that completes it.
@@ -179,7 +241,13 @@ impl BlockRunner {
         let mut overdue = Instant::now();
         loop {
             let claim = match asked.is_empty() {
-                true => Some(self.find(run, search).await?),
+                true => {
+                    let found = self.find(run, search).await?;
+                    match self.prove(run, search, found).await? {
+                        Some(proven) => Some(proven),
+                        None => continue,
+                    }
+                }
                 false => None,
             };
             let claim = match claim {
@@ -232,7 +300,7 @@ impl BlockRunner {
                 return Ok(Some((peer_id, piece)));
             }
             Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => search.last = Some(why),
-            Err(CandidateFailure::Failed(why)) => {
+            Err(CandidateFailure::Failed(why) | CandidateFailure::Told(why)) => {
                 let block = &run.block.block_id;
                 tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
                 search.failed.insert(peer_id.clone());
@@ -246,11 +314,77 @@ impl BlockRunner {
 
     /// Another candidate that has a slot free now, beside those that were asked.
     fn find_another(&self, run: &BlockRun<'_>, search: &Search, asked: &[String]) -> Option<SlotClaim> {
-        let apart = search.failed.iter().chain(asked).cloned().collect();
-        match self.directory.claim(run.block, &apart, &search.ran_on) {
-            SlotChoice::Peer(claim) => Some(claim),
+        let apart = search.apart().chain(asked).cloned().collect();
+        match self.directory.claim(run.block, &search.kinds, &apart, &search.ran_on) {
+            // One that would have to be probed first is no help in a hurry.
+            SlotChoice::Peer(claim) => self.network.reads_whole_documents(&claim.peer).then_some(claim),
             SlotChoice::Full(_) | SlotChoice::None => None,
         }
+    }
+
+    /// Has a peer of another kind show that it does right what the block needs. None when it does not, or can't be asked.
+    async fn prove(
+        &self,
+        run: &BlockRun<'_>,
+        search: &mut Search,
+        mut claim: SlotClaim,
+    ) -> Result<Option<SlotClaim>, BlockError> {
+        let peer = claim.peer.clone();
+        let addresses = self.directory.addresses(&peer);
+        let agent = self.network.agent(&peer, &addresses, self.limits.call.min(AGENT_WAIT)).await;
+        let agent = match agent {
+            Some(agent) if is_ours(&agent) => return Ok(Some(claim)),
+            other => other.unwrap_or_default(),
+        };
+        while let Some(kind) = self.directory.unproven(&peer, &agent, &search.kinds) {
+            let right = match Probe::new(&kind) {
+                Err(error) => Err(CandidateFailure::Told(error.to_string())),
+                Ok(probe) => {
+                    let workflow = format!("probe-{}", uuid4());
+                    let probing = BlockRun {
+                        plan_id: run.plan_id,
+                        workflow_run_id: &workflow,
+                        block: &probe.block,
+                        fragments: vec![&probe.fragment],
+                        state: probe.state.clone(),
+                        attempts: 0,
+                        ran_on: run.ran_on,
+                        redundancy: 1,
+                    };
+                    let reservation = PeerReservation::new(self, claim, format!("res-{}", uuid4()));
+                    reservation.run(&probing).await.map(|answer| probe.is_right(&answer.state))
+                }
+            };
+            let why = match right {
+                Ok(true) => None,
+                Ok(false) => Some(format!("the peer does {kind} wrong, as a probe has shown")),
+                Err(CandidateFailure::Told(why)) => {
+                    Some(format!("the peer failed at a probe of {kind}: {why}"))
+                }
+                Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => {
+                    search.last = Some(why);
+                    return Ok(None);
+                }
+                Err(CandidateFailure::Failed(why)) => {
+                    search.failed.insert(peer);
+                    search.last = Some(why);
+                    return Ok(None);
+                }
+                Err(CandidateFailure::Stop(error)) => return Err(error.into()),
+            };
+            let is_right = why.is_none();
+            self.directory.proved(&peer, &agent, kind, is_right);
+            if let Some(why) = why {
+                tracing::warn!(peer, agent, why, "such statements are not sent to the peer");
+                search.last = Some(why);
+                return Ok(None);
+            }
+            match self.directory.claim_of(&peer) {
+                Some(next) => claim = next,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(claim))
     }
 
     /// Waits for a candidate with a slot, and claims the slot.
@@ -268,7 +402,12 @@ impl BlockRunner {
             // Marked before the look: what changes during it is looked at again.
             changes.mark_unchanged();
             let now = Instant::now();
-            let until = match self.directory.claim(run.block, &search.failed, &search.ran_on) {
+            let until = match self.directory.claim(
+                run.block,
+                &search.kinds,
+                &search.apart().cloned().collect(),
+                &search.ran_on,
+            ) {
                 SlotChoice::Peer(claim) => {
                     search.alone_since = None;
                     return Ok(claim);
@@ -289,6 +428,11 @@ impl BlockRunner {
                     let end = *search.alone_since.get_or_insert(now) + self.limits.peer_wait;
                     if now >= end {
                         let services = run.block.services.join(" and ");
+                        if !search.agreed.is_empty() {
+                            let why =
+                                format!("no second peer offers {services} and could agree with the first");
+                            return Err(failed(search, why));
+                        }
                         return Err(failed(search, format!("no healthy peer offers {services}")));
                     }
                     end

@@ -172,6 +172,7 @@ async fn run_block(
         state,
         attempts,
         ran_on,
+        redundancy: 1,
     };
     let block_id = &block.block_id;
     let on_attempt = |a: Attempt| {

@@ -60,7 +60,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    fn on(gate: Gate, targets: &[i64]) -> Operation {
+    pub fn on(gate: Gate, targets: &[i64]) -> Operation {
         Operation { gate, controls: Vec::new(), targets: targets.to_vec() }
     }
 

@@ -1,22 +1,6 @@
 use super::*;
 use crate::peers::amplitude::zeros;
-
-/// The obvious way: every pair of amplitudes, one after the other.
-pub fn apply(state: &mut [Complex], steps: &[Unitary]) {
-    let times = |[a, b]: Complex, [c, d]: Complex| [a * c - b * d, a * d + b * c];
-    let plus = |[a, b]: Complex, [c, d]: Complex| [a + c, b + d];
-    for step in steps {
-        let bit = 1 << step.target;
-        for low in 0..state.len() {
-            if low & bit == 0 && (low as u64 & step.controls) == step.controls {
-                let (a, b) = (state[low], state[low | bit]);
-                let m = step.matrix;
-                state[low] = plus(times(m[0], a), times(m[1], b));
-                state[low | bit] = plus(times(m[2], a), times(m[3], b));
-            }
-        }
-    }
-}
+use crate::peers::evolution::apply;
 
 fn run(service: &str, text: &str, qubits: &[i64], ids: &[i64], from: usize) -> Vec<Complex> {
     let effect = effect(service, text, qubits).unwrap();

@@ -37,6 +37,8 @@ pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
 /// Prefix of the agent version of this project's programs, which read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
 const COMMAND_QUEUE: usize = 1024;
+/// Most names of programs that are kept.
+const MAX_AGENTS: usize = 4096;
 
 /// How the network is to be.
 #[derive(Debug, Clone)]
@@ -181,6 +183,7 @@ pub enum CallError {
 type CallAnswer = oneshot::Sender<Result<Document, CallError>>;
 
 enum NetworkCommand {
+    Dial { peer: PeerId, addresses: Vec<Multiaddr> },
     Call { peer: PeerId, addresses: Vec<Multiaddr>, step: PeerStep, bytes: Vec<u8>, answer: CallAnswer },
     Stop,
 }
@@ -194,23 +197,37 @@ pub struct NetworkView {
     pub connected: usize,
 }
 
-/// How the peers that are connected name themselves.
+/// How peers name their programs. A name is kept beyond the connection: the next one is made when it is needed.
 #[derive(Debug, Clone, Default)]
-struct Agents(Arc<Mutex<HashMap<PeerId, String>>>);
+struct Agents {
+    names: Arc<Mutex<HashMap<PeerId, String>>>,
+    changes: watch::Sender<()>,
+}
 
 impl Agents {
     fn insert(&self, peer: PeerId, agent: String) {
-        self.0.lock().insert(peer, agent);
+        let mut names = self.names.lock();
+        if names.len() >= MAX_AGENTS && !names.contains_key(&peer) {
+            names.clear();
+        }
+        names.insert(peer, agent);
+        drop(names);
+        self.changes.send_replace(());
     }
 
-    fn remove(&self, peer: &PeerId) {
-        self.0.lock().remove(peer);
+    fn get(&self, peer: &PeerId) -> Option<String> {
+        self.names.lock().get(peer).cloned()
     }
 
     /// Whether it is a program of this project; None when it has not said what it is.
     fn is_ours(&self, peer: &PeerId) -> Option<bool> {
-        self.0.lock().get(peer).map(|agent| agent.starts_with(AGENT_PREFIX))
+        self.names.lock().get(peer).map(|agent| is_ours(agent))
     }
+}
+
+/// Whether an agent is a program of this project.
+pub fn is_ours(agent: &str) -> bool {
+    agent.starts_with(AGENT_PREFIX)
 }
 
 /// The handle.
@@ -285,6 +302,26 @@ impl Network {
     /// is known to.
     pub fn reads_whole_documents(&self, peer: &str) -> bool {
         peer.parse().is_ok_and(|peer| self.agents.is_ours(&peer) == Some(true))
+    }
+
+    /// How a peer names its program; none when it does not say within the limit. Connects to it if need be.
+    pub async fn agent(&self, peer: &str, addresses: &[String], limit: Duration) -> Option<String> {
+        let peer: PeerId = peer.parse().ok()?;
+        let mut changes = self.agents.changes.subscribe();
+        if let Some(agent) = self.agents.get(&peer) {
+            return Some(agent);
+        }
+        let addresses = addresses.iter().filter_map(|a| dialable(a, peer)).collect();
+        self.commands.send(NetworkCommand::Dial { peer, addresses }).await.ok()?;
+        let named = async {
+            loop {
+                if let Some(agent) = self.agents.get(&peer) {
+                    return Some(agent);
+                }
+                changes.changed().await.ok()?;
+            }
+        };
+        tokio::time::timeout(limit, named).await.ok().flatten()
     }
 
     /// Sends a document and waits for the answer.

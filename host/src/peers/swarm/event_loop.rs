@@ -133,6 +133,7 @@ impl<R: Role> EventLoop<R> {
                     Some(NetworkCommand::Call { peer, addresses, step, bytes, answer }) => {
                         self.call(peer, addresses, step, bytes, answer);
                     }
+                    Some(NetworkCommand::Dial { peer, addresses }) => self.dial(peer, addresses),
                     Some(NetworkCommand::Stop) | None => return self.last_answers().await,
                 },
                 () = self.role.work() => self.answer_all(),
@@ -201,16 +202,20 @@ impl<R: Role> EventLoop<R> {
                 continue;
             }
             let addresses: Vec<Multiaddr> = addresses.iter().filter_map(|a| dialable(a, peer)).collect();
-            if addresses.is_empty() {
-                continue;
+            if !addresses.is_empty() {
+                self.dial(peer, addresses);
             }
-            let dial = DialOpts::peer_id(peer)
-                .condition(PeerCondition::DisconnectedAndNotDialing)
-                .addresses(addresses)
-                .build();
-            if let Err(error) = self.swarm.dial(dial) {
-                tracing::debug!(%peer, %error, "a lost peer is not dialled");
-            }
+        }
+    }
+
+    /// Connects to a peer, unless there is a connection or one is being made.
+    fn dial(&mut self, peer: PeerId, addresses: Vec<Multiaddr>) {
+        let dial = DialOpts::peer_id(peer)
+            .condition(PeerCondition::DisconnectedAndNotDialing)
+            .addresses(addresses)
+            .build();
+        if let Err(error) = self.swarm.dial(dial) {
+            tracing::debug!(%peer, %error, "a peer is not dialled");
         }
     }
 
@@ -313,7 +318,6 @@ impl<R: Role> EventLoop<R> {
                 let cause = cause.map(|c| c.to_string()).unwrap_or_default();
                 tracing::debug!(peer = %peer_id, cause, "a connection has ended");
                 if num_established == 0 {
-                    self.agents.remove(&peer_id);
                     self.warned.remove(&peer_id);
                     // It may have closed an unused connection, or be gone: which of them a dial tells.
                     if lost && self.role.disconnected(&peer_id.to_string()) {
