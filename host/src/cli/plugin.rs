@@ -3,6 +3,7 @@
 pub(crate) mod check;
 pub(crate) mod new;
 mod python;
+mod python_names;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

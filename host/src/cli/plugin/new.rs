@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::python_names;
 use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::error::{Explain, Failure, exit};
@@ -56,6 +57,8 @@ type Content = (Cow<'static, str>, String);
 pub enum PluginNewError {
     #[error("'{0}' can't be a plugin's name")]
     Name(String),
+    #[error("'{name}' can't be the name of a project in Python: it {why}")]
+    PythonName { name: String, why: &'static str },
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
     #[error("{} can't be written", path.display())]
@@ -74,6 +77,7 @@ impl Explain for PluginNewError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             PluginNewError::Name(_) => "use small letters, digits and dashes, and a letter first".into(),
+            PluginNewError::PythonName { name, .. } => format!("choose another name, such as {name}-qpu"),
             PluginNewError::Exists(_) => "choose another name, or remove it".into(),
             PluginNewError::Write { .. } => "check space and permissions".into(),
             PluginNewError::NoSdk | PluginNewError::NotSdk(_) => {
@@ -94,6 +98,11 @@ pub fn run(args: &Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
         || args.name.len() > 48
     {
         return Err(PluginNewError::Name(args.name.clone()).into());
+    }
+    if args.lang == Language::Python
+        && let Some(why) = python_names::conflict(&args.name.replace('-', "_"))
+    {
+        return Err(PluginNewError::PythonName { name: args.name.clone(), why }.into());
     }
     let dir = env.cwd.join(&args.name);
     if dir.exists() {

@@ -239,7 +239,8 @@ impl Process {
             message.extend(SlotRequest::Source(python::BRIDGE).encode(self.form).map_err(too_long)?);
         }
         message.extend(SlotRequest::Check(spec).encode(self.form).map_err(too_long)?);
-        match (self.within(limit, "loading", || self.step(spec, &message))?, spec) {
+        let checked = self.within(limit, "loading", || self.step(spec, &message));
+        match (checked.map_err(|error| of_interpreter(error, spec))?, spec) {
             (StepOutcome::Checked(secrets), WorkerSpec::Library(_)) => {
                 Ok(CheckedExecutor { secrets, facts: None })
             }
@@ -527,6 +528,20 @@ fn describe_exit(status: ExitStatus) -> String {
         (Some(signal), _) => format!("died of {}", sys::signal_name(signal)),
         (None, Some(code)) => format!("ended by itself with status {code}"),
         (None, None) => "ended".into(),
+    }
+}
+
+/// A process that ends before it has answered anything may never have been Python.
+fn of_interpreter(error: MakeError, spec: &WorkerSpec) -> MakeError {
+    match (error, spec) {
+        (MakeError::Process(text), WorkerSpec::Python(spec)) => {
+            let program = spec.interpreter.path.display();
+            MakeError::Python {
+                what: format!("{text}, before it told what it has; it was started as {program}"),
+                hint: format!("check that it is Python: {program} --version; what it printed is in the log"),
+            }
+        }
+        (other, _) => other,
     }
 }
 

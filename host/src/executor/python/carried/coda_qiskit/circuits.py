@@ -11,7 +11,7 @@ from qiskit.circuit import ClassicalRegister, QuantumCircuit
 from qiskit.transpiler import generate_preset_pass_manager
 
 from coda_executor import ExecutorError, NativeGateIR, Unsupported
-from coda_qiskit.device import Gates
+from coda_qiskit.device import SYMMETRIC, Gates
 
 # The register that every circuit is measured into.
 REGISTER = "c"
@@ -61,6 +61,7 @@ class Compiler:
             gate, qubits, params = str(op.gate.value), tuple(op.qubits), op.params
             if len(qubits) == 2:
                 self.check_pair(gate, *qubits)
+                qubits = self.in_direction(gate, *qubits)
             match gate:
                 case "rx" | "ry" | "rz":
                     getattr(circuit, gate)(params[0], *qubits)
@@ -91,6 +92,11 @@ class Compiler:
                 f"the backend {self.name} has no coupling between the qubits {a} and {b}, which a {gate} of this "
                 "circuit needs; circuits are not routed"
             )
+
+    def in_direction(self, gate: str, a: int, b: int) -> tuple[int, int]:
+        """The pair as the backend has it, where a gate is the same in both directions: Qiskit does not turn every gate."""
+        turned = gate in SYMMETRIC and self.pairs is not None and (a, b) not in self.pairs
+        return (b, a) if turned else (a, b)
 
     def is_native(self, circuit: QuantumCircuit) -> bool:
         """Whether a circuit can be run as it is."""
