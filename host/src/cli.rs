@@ -16,6 +16,7 @@ mod histogram;
 pub(crate) mod jobs;
 pub mod kit;
 pub(crate) mod logs;
+mod measures;
 mod peers;
 pub(crate) mod plugin;
 mod reload;

@@ -16,6 +16,8 @@
 //! attempt   prepare, commit and dispatch with one candidate
 //! answer    reads and checks what a peer answers
 //! job       the stages of one job, its record
+//! measures  what a state says about its qubits   pure
+//! result    what a job is asked for, taken from the final state
 //! expiry    when reservations expire   pure
 //! role      the coordinator in the network
 //! service   jobs at once, what a restart finds
@@ -29,8 +31,10 @@ pub mod expiry;
 pub mod fallback;
 pub mod job;
 pub mod job_view;
+pub mod measures;
 pub mod plan;
 pub mod probe;
+pub mod result;
 pub mod resume;
 pub mod role;
 pub mod service;

@@ -281,6 +281,7 @@ fn fractional_powers_are_principal_or_by_the_angle() {
             "cswap q[2], q[0], q[1];",
         ),
         ("pow(0.5) @ rzz(1.2) q[0], q[1];", "rzz(0.6) q[0], q[1];"),
+        ("pow(0.5) @ inv @ rzz(1.2) q[0], q[1];", "rzz(-0.6) q[0], q[1];"),
         ("ctrl @ pow(0.5) @ ryy(1.2) q[2], q[0], q[1];", "ctrl @ ryy(0.6) q[2], q[0], q[1];"),
         ("pow(0.5) @ negctrl @ rxx(1.2) q[2], q[0], q[1];", "negctrl @ rxx(0.6) q[2], q[0], q[1];"),
         ("pow(0.5) @ teleport q[0], q[1];", "pow(0.5) @ swap q[0], q[1];"),

@@ -5,6 +5,7 @@
 //! event   the versioned facts
 //! ledger  pure: command -> facts, fold -> state
 //! journal pure: the same for a coordinator's jobs
+//! job_options pure: what a job is asked for besides its circuit
 //! plan    pure: the plan of a coordinator's job as it is recorded
 //! stream  pure: the streams that facts are appended to
 //! log     append and replay: SQLite, or PostgreSQL for coordinators that share one log
@@ -13,6 +14,7 @@
 
 pub mod event;
 pub mod export;
+pub mod job_options;
 pub mod journal;
 pub mod ledger;
 pub mod log;

@@ -122,6 +122,7 @@ const PURE: &[&str] = &[
     "coordinator/combine.rs",
     "coordinator/expiry.rs",
     "coordinator/job_view.rs",
+    "coordinator/measures.rs",
     "coordinator/plan.rs",
     "coordinator/resume.rs",
     "coordinator/slot_book.rs",
@@ -173,6 +174,7 @@ const PURE: &[&str] = &[
     "request_guard.rs",
     "reservation/event.rs",
     "reservation/export.rs",
+    "reservation/job_options.rs",
     "reservation/journal.rs",
     "reservation/ledger.rs",
     "reservation/plan.rs",
@@ -355,6 +357,7 @@ const CLI_SHARED: &[&str] = &[
     "follow_job",
     "histogram",
     "kit",
+    "measures",
     "running_host",
     "terminal",
 ];

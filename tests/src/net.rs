@@ -101,9 +101,20 @@ impl Node {
     }
 
     pub async fn submit(&self, qasm: &str, shots: u32) -> String {
-        let (status, body) = self.post("/api/v1/jobs", &json!({ "qasm": qasm, "shots": shots })).await;
+        self.submit_with(&json!({ "qasm": qasm, "shots": shots })).await
+    }
+
+    /// Submits a job with these fields.
+    pub async fn submit_with(&self, job: &Value) -> String {
+        let (status, body) = self.post("/api/v1/jobs", job).await;
         assert_eq!(status, 202, "{body}");
         body["job_id"].as_str().expect("an id").into()
+    }
+
+    /// Runs a circuit and asks for its final state too.
+    pub async fn run_for_state(&self, qasm: &str, shots: u32) -> Value {
+        let job = json!({ "qasm": qasm, "shots": shots, "results": ["counts", "state"] });
+        self.ended(&self.submit_with(&job).await).await
     }
 
     pub async fn job(&self, id: &str) -> Value {

@@ -78,6 +78,8 @@ mod qiskit {
     mod backends;
     /// `plugin check` on them.
     mod check;
+    /// Random circuits of a coordinator against Qiskit.
+    mod circuits;
 }
 
 /// QDMI device libraries as devices. `make test-qdmi` runs those that need libraries of vendors.

@@ -28,6 +28,7 @@ use crate::model::Secret;
 use crate::peers::wire::MAX_REASON;
 use crate::request_guard;
 use crate::reservation::event;
+use crate::reservation::job_options::JobOptions;
 use crate::reservation::ledger::{Refusal, ReservationCommand};
 use crate::reservation::log::{AppendError, LogError, now_micros};
 
@@ -129,10 +130,12 @@ fn append_problem(error: AppendError) -> ApiProblem {
 }
 
 async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, ApiProblem> {
-    let JobRequest { qasm, shots } = read_body(&headers, body).await?;
+    let JobRequest { qasm, shots, inputs, results, observables, bit_order } =
+        read_body(&headers, body).await?;
+    let options = JobOptions { inputs, results, observables, bit_order };
     // More than fit are more than any limit.
     let shots = u32::try_from(shots.0).unwrap_or(u32::MAX);
-    let job_id = api.service.submit(&qasm, shots).await.map_err(submit_problem)?;
+    let job_id = api.service.submit(&qasm, shots, options).await.map_err(submit_problem)?;
     let location = format!("{}/{job_id}", openapi::JOBS);
     let mut response = reply(StatusCode::ACCEPTED, &JobAccepted { job_id, status: JobStatus::Queued });
     if let Ok(location) = location.parse() {
@@ -143,7 +146,11 @@ async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Resul
 
 fn submit_problem(error: SubmitError) -> ApiProblem {
     match error {
-        SubmitError::Circuit(e) => field_problem("qasm", &e.to_string()).place(e.line, e.column),
+        SubmitError::Circuit(e) => {
+            let field = if e.is_input { "inputs" } else { "qasm" };
+            field_problem(field, &e.to_string()).place(e.line, e.column)
+        }
+        SubmitError::Option(e) => field_problem(e.field, &e.reason),
         SubmitError::Shots(..) => field_problem("shots", &error.to_string()),
         SubmitError::Full(_) => ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         SubmitError::Log(error) => append_problem(error),

@@ -13,6 +13,7 @@ use crate::coordinator::job_view::JobStatus;
 use crate::coordinator::track_record::BreakerState;
 use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event::Transition;
+use crate::reservation::job_options::{BitOrder, ResultKind, default_results};
 use crate::reservation::ledger::ReservationState;
 
 /// Shortest time to live of a reservation, in seconds.
@@ -39,6 +40,18 @@ pub struct JobRequest {
     /// How often the final state is sampled.
     #[serde(default = "default_shots")]
     pub shots: WholeNumber<1, { u32::MAX as u64 }>,
+    /// Values of the circuit's `input` declarations, by their names; angles in radians.
+    #[serde(default)]
+    pub inputs: BTreeMap<String, f64>,
+    /// What the result has besides `counts`: a state of up to 12 qubits; probabilities are null of more.
+    #[serde(default = "default_results")]
+    pub results: Vec<ResultKind>,
+    /// Pauli strings whose expectation values the result has: `XIZ`, where letter i stands for qubit i, or `XZ_q0_q2`.
+    #[serde(default)]
+    pub observables: Vec<String>,
+    /// How keys of the result are written.
+    #[serde(default)]
+    pub bit_order: BitOrder,
 }
 
 fn default_shots() -> WholeNumber<1, { u32::MAX as u64 }> {

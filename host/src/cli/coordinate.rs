@@ -8,11 +8,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::coordinator_client::{CoordinatorClient, follow, show_result, wrong_circuit};
 use super::terminal::Terminal;
-use super::{circuit_file, kit};
+use super::{circuit_file, kit, measures};
 use crate::app;
 use crate::config::load::{self, ProcessEnv};
 use crate::coordinator::job_view::JobStatus;
 use crate::error::{Failure, exit};
+use crate::model::cut;
+use crate::reservation::job_options::{BitOrder, JobOptions, ResultKind, default_results};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -20,8 +22,11 @@ Examples:
   coda-host coordinate bell.qasm --shots 1000
   coda-host coordinate - < ghz.qasm
   coda-host coordinate bell.qasm --json | jq .result.counts
+  coda-host coordinate ansatz.qasm --input theta=0.5 --observable ZZ --observable X_q0
+  coda-host coordinate bell.qasm --results bloch_vectors,entanglement_entropy
 
-The circuit is OpenQASM 2 or 3. In a key of the histogram character i is the i-th measured qubit.
+The circuit is OpenQASM 2 or 3. In a key of the histogram character i is the i-th measured bit, in the order in which the
+circuit declares its classical registers. Letter i of an observable stands for qubit i.
 Exit status: 1 when the job failed, 2 when the circuit is wrong, 4 when no coordinator answers.")]
 pub struct Args {
     /// OpenQASM 2 or 3; - for standard input
@@ -30,12 +35,77 @@ pub struct Args {
     /// How often the final state is sampled
     #[arg(short, long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     shots: u32,
+    /// The value of an `input` of the circuit; angles in radians
+    #[arg(long = "input", value_name = "NAME=NUMBER", value_parser = input)]
+    inputs: Vec<(String, f64)>,
+    /// What to show besides the counts, separated by commas; the state is that of up to 12 qubits
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', value_enum)]
+    results: Vec<ShownResult>,
+    /// A Pauli string whose expectation value is shown: XIZ, where letter i stands for qubit i, or XZ_q0_q2
+    #[arg(long = "observable", value_name = "PAULIS")]
+    observables: Vec<String>,
+    /// The order of characters in keys: by the classical bits, or as existing coordinators write them
+    #[arg(long, value_name = "ORDER", value_enum, default_value_t = KeyOrder::Classical)]
+    bit_order: KeyOrder,
     /// The coordinator (CODA_COORDINATOR_URL, http://127.0.0.1:8090); its token is CODA_API_TOKEN
     #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
     url: Option<String>,
     /// The whole job as JSON, for machines
     #[arg(long)]
     json: bool,
+}
+
+/// A part of a result that can be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum ShownResult {
+    Probabilities,
+    State,
+    BlochVectors,
+    EntanglementEntropy,
+}
+
+impl ShownResult {
+    fn kind(self) -> ResultKind {
+        match self {
+            ShownResult::Probabilities => ResultKind::Probabilities,
+            ShownResult::State => ResultKind::State,
+            ShownResult::BlochVectors => ResultKind::BlochVectors,
+            ShownResult::EntanglementEntropy => ResultKind::EntanglementEntropy,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum KeyOrder {
+    Classical,
+    Reference,
+}
+
+/// `name=number`
+fn input(text: &str) -> Result<(String, f64), String> {
+    let (name, number) =
+        text.split_once('=').ok_or("give the name of the input and its value, as in theta=0.5")?;
+    let value = number.trim().parse::<f64>().ok().filter(|value| value.is_finite());
+    let value = value.ok_or_else(|| format!("'{}' is not a number", cut(number, 40)))?;
+    Ok((name.trim().into(), value))
+}
+
+impl Args {
+    fn options(&self) -> JobOptions {
+        let results = self.results.iter().map(|shown| shown.kind()).chain([ResultKind::Counts]).collect();
+        let bit_order = match self.bit_order {
+            KeyOrder::Classical => BitOrder::Classical,
+            KeyOrder::Reference => BitOrder::Reference,
+        };
+        JobOptions {
+            inputs: self.inputs.iter().cloned().collect(),
+            // What is not shown is still in the JSON.
+            results: if self.results.is_empty() { default_results() } else { results },
+            observables: self.observables.clone(),
+            bit_order,
+        }
+    }
 }
 
 pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
@@ -78,7 +148,8 @@ async fn execute(
     env: &ProcessEnv,
 ) -> Result<ExitCode, Failure> {
     let mut out = Terminal::new(env);
-    let job_id = client.submit(&args.circuit.display().to_string(), qasm, args.shots).await?;
+    let file = args.circuit.display().to_string();
+    let job_id = client.submit(&file, qasm, args.shots, &args.options()).await?;
     let job = if args.json {
         let job = follow(client, &job_id, None).await?;
         out.line(&serde_json::json!(job).to_string())?;
@@ -87,6 +158,10 @@ async fn execute(
         out.line(&job_id)?;
         let job = follow(client, &job_id, Some(&mut out)).await?;
         show_result(&mut out, &job, args.shots)?;
+        if let Some(result) = &job.result {
+            let is_shown = args.results.contains(&ShownResult::Probabilities);
+            out.text(&measures::render(result, is_shown))?;
+        }
         job
     };
     let is_completed = job.status == JobStatus::Completed;

@@ -14,6 +14,7 @@ use crate::cloud::http::{Bearer, HttpClient, HttpError, Target};
 use crate::coordinator::job_view::{BlockState, CoordinatorJob, JobStatus};
 use crate::error::{Explain, Failure, exit};
 use crate::model::{Secret, cut};
+use crate::reservation::job_options::JobOptions;
 
 /// Time limit of one request to the coordinator.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
@@ -141,9 +142,20 @@ impl CoordinatorClient {
     ///
     /// # Errors
     /// When the coordinator can't be asked, or refuses.
-    pub async fn submit(&self, file: &str, qasm: &str, shots: u32) -> Result<String, Failure> {
+    pub async fn submit(
+        &self,
+        file: &str,
+        qasm: &str,
+        shots: u32,
+        options: &JobOptions,
+    ) -> Result<String, Failure> {
         let target = Target::parse(&format!("{}/api/v1/jobs", self.base)).map_err(unreachable)?;
-        let body = Bytes::from(json!({ "qasm": qasm, "shots": shots }).to_string());
+        let JobOptions { inputs, results, observables, bit_order } = options;
+        let body = json!({
+            "qasm": qasm, "shots": shots, "inputs": inputs, "results": results, "observables": observables,
+            "bit_order": bit_order,
+        });
+        let body = Bytes::from(body.to_string());
         let answer = match &self.bearer {
             Some(bearer) => {
                 self.http.post_json(&target, bearer, &http::HeaderMap::new(), body, ANSWER_LIMIT).await
@@ -157,7 +169,8 @@ impl CoordinatorClient {
             return Ok(parse::<Accepted>(status, &body)?.job_id);
         }
         let problem = Problem::read(&body);
-        let names_the_circuit = problem.errors.first().is_some_and(|error| error.field == "qasm");
+        let is_of_the_circuit = |field: &str| matches!(field, "qasm" | "inputs" | "results" | "observables");
+        let names_the_circuit = problem.errors.first().is_some_and(|error| is_of_the_circuit(&error.field));
         match status == 422 && names_the_circuit {
             true => Err(wrong_circuit(file, &problem.detail)),
             false => Err(refused(status, &problem.detail)),

@@ -6,24 +6,20 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use super::combine::{Component, combine, counts};
+use super::combine::{Component, combine};
 use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
 use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
+use super::result::ResultRequest;
 use super::resume::{JobStart, checkpoint};
-use crate::peers::amplitude;
 use crate::qasm::Circuit;
-use crate::reservation::journal::{FinalState, JobFact, JobResult};
+use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
 
 /// Most blocks of a stage that run at once.
 const MAX_CONCURRENT_BLOCKS: usize = 32;
 /// Most amplitudes of a stage that are recorded for a restart: about 200 KB of text.
 const RECORDED_AMPLITUDES: usize = 4096;
-/// Most qubits of a final state that is shown.
-const SHOWN_QUBITS: usize = 12;
-/// How keys of counts are read, for users.
-const BIT_ORDER: &str = "character i of a key is the i-th of measured_qubits";
 
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
@@ -53,7 +49,7 @@ pub trait JobRecorder: Clone + Send + Sync + 'static {
 pub async fn run(
     runner: &BlockRunner,
     circuit: &Circuit,
-    shots: u32,
+    request: ResultRequest,
     job_id: &str,
     start: JobStart,
     checkpoint_interval: Duration,
@@ -83,7 +79,8 @@ pub async fn run(
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
-    Ok(result(circuit, &state, shots))
+    // A large state takes a while: not on a thread that serves others.
+    Ok(tokio::task::spawn_blocking(move || request.result(&state)).await?)
 }
 
 /// Plans a job and records the plan.
@@ -202,24 +199,6 @@ async fn failed(record: &impl JobRecorder, error: BlockError) -> Result<JobError
         record.record(JobFact::BlockFailed { block_id, attempts, error }).await?;
     }
     Ok(error.into())
-}
-
-/// Samples the final state.
-fn result(circuit: &Circuit, state: &Component, shots: u32) -> JobResult {
-    let all: Vec<u32> = (0..circuit.qubits).collect();
-    // Without a measurement in the source every qubit is looked at.
-    let measured: Vec<u32> = circuit.bits.iter().map(|bit| bit.qubit).collect();
-    let sampled = if measured.is_empty() { &all } else { &measured };
-    let shown = (state.qubits.len() <= SHOWN_QUBITS).then(|| {
-        let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
-        FinalState { qubit_ids: state.qubits.clone(), amplitudes: amplitude::write_state(&amplitudes) }
-    });
-    JobResult {
-        counts: counts(state, sampled, shots, &mut rand::random::<f64>),
-        measured_qubits: sampled.clone(),
-        bit_order: BIT_ORDER.into(),
-        state: shown,
-    }
 }
 
 /// Reads a job from the log.

@@ -202,8 +202,11 @@ impl JobProgress {
         };
         let blocks = self.blocks.values().map(progress).sum::<usize>();
         let result = self.result.as_ref().map_or(0, |result| {
-            let counts = result.counts.keys().map(|key| key.len() + 2 * TEXT_BYTES).sum::<usize>();
-            counts + result.state.as_ref().map_or(0, |state| texts(&state.amplitudes))
+            let key = |key: &String| key.len() + 2 * TEXT_BYTES;
+            let numbers = [&result.probabilities, &result.measured_probabilities];
+            let numbers = numbers.into_iter().flatten().flat_map(BTreeMap::keys).map(key).sum::<usize>();
+            let counts = result.counts.keys().map(key).sum::<usize>();
+            counts + numbers + result.state.as_ref().map_or(0, |state| texts(&state.amplitudes))
         });
         size_of::<JobProgress>() + plan + blocks + result + self.error.as_ref().map_or(0, String::len)
     }
@@ -259,6 +262,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::reservation::job_options::JobOptions;
 
     fn attempted(peer_id: &str) -> JobFact {
         let (peer_id, reservation_id) = (peer_id.into(), format!("res-{peer_id}"));
@@ -267,7 +271,12 @@ mod tests {
 
     #[test]
     fn a_job_is_shown_with_every_field_even_before_it_is_planned() {
-        let submitted = JobFact::Submitted { qasm: "x".into(), shots: 7, coordinator: "me".into() };
+        let submitted = JobFact::Submitted {
+            qasm: "x".into(),
+            shots: 7,
+            coordinator: "me".into(),
+            options: JobOptions::default(),
+        };
         let shown = serde_json::to_value(JobProgress::from_facts(&[(0, submitted)]).view("job-1")).unwrap();
         let expected = json!({
             "job_id": "job-1", "status": "queued", "shots": 7, "submitted_at": "1970-01-01T00:00:00.000000Z",

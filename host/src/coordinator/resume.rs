@@ -94,6 +94,7 @@ mod tests {
     use super::super::plan::{Candidate, plan};
     use super::*;
     use crate::peers::operation::SERVICES;
+    use crate::reservation::job_options::JobOptions;
 
     fn planned() -> Plan {
         let peer = Candidate {
@@ -112,7 +113,12 @@ mod tests {
 
     #[test]
     fn a_job_goes_on_behind_its_last_recorded_stage_with_its_recorded_plan() {
-        let submitted = JobFact::Submitted { qasm: "x".into(), shots: 1, coordinator: "me".into() };
+        let submitted = JobFact::Submitted {
+            qasm: "x".into(),
+            shots: 1,
+            coordinator: "me".into(),
+            options: JobOptions::default(),
+        };
         assert_eq!(JobStart::from_facts([&submitted]), JobStart::default());
         let planned = stored(&JobFact::Planned { plan: planned() });
         let begun = JobStart::from_facts([&submitted, &planned]);

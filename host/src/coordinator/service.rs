@@ -16,9 +16,11 @@ use super::expiry::{OpenTime, ReservationExpiry};
 use super::fallback::{BlockRunner, uuid4};
 use super::job::{self, JobRecorder};
 use super::job_view::{CoordinatorJob, JobProgress};
+use super::result::{OptionError, ResultRequest};
 use super::resume::JobStart;
 use crate::qasm::{self, Circuit, CircuitError};
 use crate::reservation::event::Transition;
+use crate::reservation::job_options::JobOptions;
 use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::ledger::ReservationCommand;
 use crate::reservation::log::{AppendError, Log, LogError, OpenReservation, now_micros};
@@ -51,6 +53,8 @@ pub struct ServiceLimits {
 pub enum SubmitError {
     #[error(transparent)]
     Circuit(#[from] CircuitError),
+    #[error(transparent)]
+    Option(#[from] OptionError),
     #[error("shots is {0}, allowed are 1 to {1}")]
     Shots(u32, u32),
     #[error("{0} jobs wait already; try again later")]
@@ -80,6 +84,7 @@ struct AcceptedJob {
     job_id: String,
     source: JobSource,
     shots: u32,
+    options: JobOptions,
     submitted_at: i64,
     start: JobStart,
 }
@@ -213,7 +218,8 @@ impl Service {
 
     /// Runs a job of a former process from where it was.
     async fn resume(&self, job_id: String, facts: Vec<(i64, JobFact)>) -> Result<(), LogError> {
-        let Some((submitted_at, JobFact::Submitted { qasm, shots, .. })) = facts.first().cloned() else {
+        let Some((submitted_at, JobFact::Submitted { qasm, shots, options, .. })) = facts.first().cloned()
+        else {
             return Ok(());
         };
         let mut view = JobProgress::from_facts(&facts);
@@ -226,7 +232,8 @@ impl Service {
             Err(_) => return Ok(()),
         }
         self.jobs().unfinished += 1;
-        self.spawn(AcceptedJob { job_id, source: JobSource::Text(qasm), shots, submitted_at, start }, view);
+        let source = JobSource::Text(qasm);
+        self.spawn(AcceptedJob { job_id, source, shots, options, submitted_at, start }, view);
         Ok(())
     }
 
@@ -288,12 +295,13 @@ impl Service {
     /// Accepts a job and returns its id.
     ///
     /// # Errors
-    /// When the circuit or the number of shots is not allowed, too many jobs wait, or the job can't be recorded.
-    pub async fn submit(&self, qasm: &str, shots: u32) -> Result<String, SubmitError> {
+    /// When the circuit, the number of shots or an option is not allowed, too many jobs wait, or the job can't be recorded.
+    pub async fn submit(&self, qasm: &str, shots: u32, options: JobOptions) -> Result<String, SubmitError> {
         if shots == 0 || shots > self.limits.max_shots {
             return Err(SubmitError::Shots(shots, self.limits.max_shots));
         }
-        let circuit = self.parse(qasm).await?;
+        let circuit = self.parse(qasm, &options).await?;
+        ResultRequest::new(&circuit, shots, options.clone())?;
         {
             let mut jobs = self.jobs();
             if jobs.unfinished >= self.limits.running + self.limits.waiting {
@@ -303,7 +311,7 @@ impl Service {
         }
         let job_id = format!("job-{}", uuid4());
         let coordinator = self.runner.network.peer_id();
-        let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator };
+        let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator, options: options.clone() };
         if let Err(error) = self.runner.log.record_job(&job_id, fact.clone()).await {
             self.jobs().unfinished -= 1;
             return Err(error.into());
@@ -312,7 +320,7 @@ impl Service {
         let submitted_at = now_micros();
         view.apply(submitted_at, &fact);
         let (source, start) = (JobSource::Circuit(circuit), JobStart::default());
-        self.spawn(AcceptedJob { job_id: job_id.clone(), source, shots, submitted_at, start }, view);
+        self.spawn(AcceptedJob { job_id: job_id.clone(), source, shots, options, submitted_at, start }, view);
         Ok(job_id)
     }
 
@@ -328,11 +336,11 @@ impl Service {
     }
 
     /// Reads a circuit, which may take a second: not on a thread that serves others.
-    async fn parse(&self, qasm: &str) -> Result<Circuit, SubmitError> {
+    async fn parse(&self, qasm: &str, options: &JobOptions) -> Result<Circuit, SubmitError> {
         // Never closed.
         let _permit = self.parsers.acquire().await.ok();
-        let source = qasm.to_string();
-        Ok(tokio::task::spawn_blocking(move || qasm::parse(&source)).await??)
+        let (source, inputs) = (qasm.to_string(), options.inputs.clone());
+        Ok(tokio::task::spawn_blocking(move || qasm::parse_with_inputs(&source, &inputs)).await??)
     }
 
     /// Runs a job and records its end. At a stop it is left as it is, and the next start goes on with it.
@@ -376,14 +384,15 @@ impl Service {
 
     /// Runs a job; its result, or the error in words.
     async fn perform(&self, job: AcceptedJob, recorder: &LogRecorder) -> Result<JobResult, String> {
-        let AcceptedJob { job_id, source, shots, start, .. } = job;
+        let AcceptedJob { job_id, source, shots, options, start, .. } = job;
         let circuit = match source {
             JobSource::Circuit(circuit) => circuit,
-            JobSource::Text(qasm) => self.parse(&qasm).await.map_err(|e| e.to_string())?,
+            JobSource::Text(qasm) => self.parse(&qasm, &options).await.map_err(|e| e.to_string())?,
         };
+        let request = ResultRequest::new(&circuit, shots, options).map_err(|e| e.to_string())?;
         self.wait_for_peers(&circuit).await;
         let interval = self.limits.checkpoint_interval;
-        let ran = job::run(&self.runner, &circuit, shots, &job_id, start, interval, recorder).await;
+        let ran = job::run(&self.runner, &circuit, request, &job_id, start, interval, recorder).await;
         ran.map_err(|error| match std::error::Error::source(&error) {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),

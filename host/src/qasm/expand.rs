@@ -201,15 +201,20 @@ impl Call<'_> {
             modifiers.insert(1, Applied::Power(exponent));
             return Call { modifiers: &modifiers, ..*self }.expand_into(qubits, budget, nesting + 1, out);
         }
-        if let (Callee::Defined(definition), [angle], []) = (self.callee, self.params, inner)
+        let is_inverse = |modifier: &Applied| *modifier == Applied::Inverse;
+        if let (Callee::Defined(definition), [angle]) = (self.callee, self.params)
             && definition.is_rotation
+            && inner.iter().all(is_inverse)
         {
-            let scaled = Call { modifiers: &[], params: &[angle * exponent], ..*self };
-            return scaled.expand_into(qubits, budget, nesting, out);
+            let sign = if inner.len().is_multiple_of(2) { 1.0 } else { -1.0 };
+            let scaled = Call { modifiers: &[], params: &[sign * angle * exponent], ..*self };
+            return scaled.expand_into(qubits, budget, nesting + 1, out);
         }
         let mut base = Expansion::default();
         Call { modifiers: inner, ..*self }.expand_into(qubits, budget, nesting + 1, &mut base)?;
         base.gates = base.gates.iter().flat_map(|gate| gate.parts().unwrap_or_else(|| vec![*gate])).collect();
+        // Each is multiplied.
+        budget.expand(base.gates.len(), self.pos)?;
         let power = power(&base, exponent).ok_or_else(|| {
             self.pos.error(format!(
                 "the power {exponent} of this gate is not known: fractional powers are those of gates on one qubit, \

@@ -2,6 +2,7 @@ use std::sync::Barrier;
 
 use super::*;
 use crate::reservation::event::Transition;
+use crate::reservation::job_options::JobOptions;
 use crate::reservation::journal::JobRefusal;
 
 fn request(key: Option<&str>) -> ReservationRequest {
@@ -24,7 +25,12 @@ fn cancel() -> ReservationCommand {
 }
 
 fn submitted() -> JobFact {
-    JobFact::Submitted { qasm: "OPENQASM 3;".into(), shots: 5, coordinator: "me".into() }
+    JobFact::Submitted {
+        qasm: "OPENQASM 3;".into(),
+        shots: 5,
+        coordinator: "me".into(),
+        options: JobOptions::default(),
+    }
 }
 
 fn run<T>(task: impl Future<Output = T>) -> T {

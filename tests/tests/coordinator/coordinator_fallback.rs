@@ -61,7 +61,7 @@ async fn three_peers_run_bell_ghz_and_fourier() {
         (ghz_source, ghz, vec!["00000000", "11111111"]),
         (qft(10, 677), fourier(10, 677), Vec::new()),
     ] {
-        let job = net.coordinator.run(&source, 500).await;
+        let job = net.coordinator.run_for_state(&source, 500).await;
         assert_eq!(job["status"], "completed", "{}", job["error"]);
         let found = fidelity(&state_of(&job), &expected);
         assert!((found - 1.0).abs() < 1e-9, "fidelity {found}");

@@ -53,7 +53,8 @@ async fn a_long_job_goes_on_behind_its_last_finished_stage() {
     // The last block is long enough to be killed in.
     let mut source = ghz(11);
     (0..19_900).for_each(|_| source += "h q[3];");
-    let id = net.coordinator.submit(&source, 10).await;
+    let job = serde_json::json!({ "qasm": source, "shots": 10, "results": ["state"] });
+    let id = net.coordinator.submit_with(&job).await;
     let completed = |job: &serde_json::Value| {
         let blocks = job["blocks"].as_array().cloned().unwrap_or_default();
         blocks.iter().filter(|b| b["state"] == "completed").count()

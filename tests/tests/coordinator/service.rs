@@ -174,6 +174,70 @@ async fn from_the_command_line() {
     assert!(said.code == 1 && said.err.contains("another coda-host"), "{}", said.text());
 }
 
+/// A circuit with inputs and bits in another order, by the API and by the command.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_has_inputs_an_order_of_bits_and_the_results_that_it_asks_for() {
+    const SOURCE: &str = "OPENQASM 3.0; input float theta; input int n; qubit[3] q; bit[2] c; bit d;
+        for int i in [0:n] { rx(theta) q[i]; } bell_pair q[1], q[2]; x q[0]; c[1] = measure q[0]; d = measure q[2];
+        c[0] = measure q[1];";
+    let mut net = Net::start(&[]).await;
+    net.add(SIMULATOR, &[]).await;
+    let c = &net.coordinator;
+    let mut job = json!({"qasm": SOURCE, "shots": 100, "inputs": {"theta": 0.0, "n": 0}});
+    let ended = c.ended(&c.submit_with(&job).await).await;
+    assert_eq!(ended["status"], "completed", "{}", ended["error"]);
+    let result = &ended["result"];
+    assert_eq!(result["measured_qubits"], json!([1, 0, 2]));
+    assert_eq!(result["measured_bits"], json!(["c[0]", "c[1]", "d"]));
+    assert_eq!(result["measured_probabilities"], json!({"010": 0.5, "111": 0.5}));
+    assert_eq!(result["probabilities"], json!({"100": 0.5, "111": 0.5}));
+    let counts = result["counts"].as_object().unwrap();
+    assert!(counts.keys().all(|key| key == "010" || key == "111"), "{counts:?}");
+    assert!(result["state"].is_null() && result["bloch_vectors"].is_null(), "{result}");
+    job["results"] = json!(["state", "bloch_vectors", "entanglement_entropy"]);
+    job["observables"] = json!(["ZZZ", "XX_q1_q2"]);
+    job["bit_order"] = json!("reference");
+    let ended = c.ended(&c.submit_with(&job).await).await;
+    let result = &ended["result"];
+    // In the source q0, q2 and q1 are measured in this order; the last one is leftmost.
+    let counts = result["counts"].as_object().unwrap();
+    assert!(counts.keys().all(|key| key == "001" || key == "111"), "{counts:?}");
+    assert_eq!(result["bloch_vectors"]["q0"], json!({"x": 0.0, "y": 0.0, "z": -1.0}));
+    assert_eq!(result["entanglement_entropy"], json!({"q0|rest": 0.0, "q1|rest": 1.0, "q2|rest": 1.0}));
+    assert_eq!(result["observable_expectations"], json!({"ZZZ": -1.0, "XX_q1_q2": 1.0}));
+    assert_eq!(result["state"]["amplitudes"][1], "0.707106781187");
+    for (field, value, expected) in [
+        ("inputs", json!({"theta": 0.5}), "the input 'n' has no value"),
+        ("inputs", json!({"theta": 0.5, "n": 0.5}), "the input 'n' is 0.5, a whole number"),
+        ("inputs", json!({"theta": 0.5, "n": 1, "m": 1}), "no input 'm'; it has theta, n"),
+        ("inputs", json!({"theta": "a"}), "inputs: invalid type"),
+        ("observables", json!(["ZZ"]), "2 letters for 3 qubits"),
+        ("results", json!(["entropies"]), "results: unknown variant"),
+        ("bit_order", json!("left"), "bit_order: unknown variant"),
+    ] {
+        let mut wrong = job.clone();
+        wrong[field] = value;
+        let (status, problem) = c.post("/api/v1/jobs", &wrong).await;
+        assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!(field)), "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(expected), "{problem}");
+    }
+    // The same on the command line.
+    std::fs::write(c.dir().join("inputs.qasm"), SOURCE).unwrap();
+    let url = format!("http://{}", c.http);
+    let given = ["coordinate", "inputs.qasm", "--url", &url, "--input", "theta=0"];
+    let shown = ["--input", "n=0", "--results", "bloch_vectors,state", "--observable", "XX_q1_q2"];
+    let said = c.cli(&[&given[..], &shown].concat()).await;
+    assert_eq!(said.code, 0, "{}", said.text());
+    for part in
+        ["q0   x +0.000000  y +0.000000  z -1.000000", "    100  0.707106781187", "XX_q1_q2  +1.000000"]
+    {
+        assert!(said.out.contains(part), "{}", said.out);
+    }
+    let said = c.cli(&given).await;
+    assert!(said.code == 2 && said.err.contains("the input 'n' has no value"), "{}", said.text());
+    assert!(said.err.contains("--input"), "{}", said.err);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_log_is_told_and_nothing_is_built_on_it() {
     let mut net = Net::start(&[]).await;

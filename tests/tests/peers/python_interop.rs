@@ -79,7 +79,7 @@ async fn a_python_peer_answers_our_coordinator() {
         assert_eq!(id.starts_with("Qm"), key == "rsa", "{id}");
         net.known(&id).await;
         let source = "OPENQASM 3.0; include \"stdgates.inc\"; qubit[2] q; bit[2] c; h q[0]; cx q[0],q[1]; c = measure q;";
-        let job = net.coordinator.run(source, 200).await;
+        let job = net.coordinator.run_for_state(source, 200).await;
         assert_eq!(job["status"], "completed", "{key}: {}", job["error"]);
         let half = std::f64::consts::FRAC_1_SQRT_2;
         let bell = [[half, 0.0], [0.0, 0.0], [0.0, 0.0], [half, 0.0]];

@@ -20,6 +20,7 @@ use crate::dev::host::{DevHost, HostCommand};
 use crate::error::{Failure, exit};
 use crate::output;
 use crate::peers::identity;
+use crate::reservation::job_options::JobOptions;
 
 const SHOTS: u32 = 1000;
 /// Pause between two looks at who is in the network, once it is up.
@@ -221,7 +222,7 @@ impl Network {
 async fn demo(client: &CoordinatorClient, out: &mut Terminal) -> Result<bool, Failure> {
     let mut wrong = Vec::new();
     for circuit in &CIRCUITS {
-        let id = client.submit(circuit.title, circuit.qasm, SHOTS).await?;
+        let id = client.submit(circuit.title, circuit.qasm, SHOTS, &JobOptions::default()).await?;
         out.line(&format!("{}  {id}", out.bold(circuit.title)))?;
         let job = follow(client, &id, Some(out)).await?;
         show_result(out, &job, SHOTS)?;

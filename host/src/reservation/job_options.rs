@@ -1,0 +1,66 @@
+//! Pure: what a job is asked for besides its circuit and shots. It is recorded with the job, so that a restart runs the
+//! same.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A part of a result, by the name of its field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ResultKind {
+    /// How often each outcome was sampled. It is always there.
+    Counts,
+    /// `probabilities` and `measured_probabilities`, for up to 12 qubits.
+    Probabilities,
+    /// The final state, for up to 12 qubits.
+    State,
+    BlochVectors,
+    EntanglementEntropy,
+}
+
+/// How characters of keys and qubits belong together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BitOrder {
+    /// The first character is the first classical bit, in the order in which the circuit declares its registers.
+    #[default]
+    Classical,
+    /// As existing coordinators do: the last character is the qubit that the circuit measures first.
+    Reference,
+}
+
+/// What a job is asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobOptions {
+    /// Values of the circuit's inputs, by their names.
+    pub inputs: BTreeMap<String, f64>,
+    pub results: Vec<ResultKind>,
+    /// Pauli strings whose expectation values are asked for.
+    pub observables: Vec<String>,
+    pub bit_order: BitOrder,
+}
+
+impl Default for JobOptions {
+    fn default() -> JobOptions {
+        JobOptions {
+            inputs: BTreeMap::new(),
+            results: default_results(),
+            observables: Vec::new(),
+            bit_order: BitOrder::default(),
+        }
+    }
+}
+
+/// What a result has when nothing else is asked for.
+pub fn default_results() -> Vec<ResultKind> {
+    vec![ResultKind::Counts, ResultKind::Probabilities]
+}
+
+impl JobOptions {
+    pub fn wants(&self, kind: ResultKind) -> bool {
+        self.results.contains(&kind)
+    }
+}
