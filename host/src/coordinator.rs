@@ -11,6 +11,7 @@
 //! simulation the final state of a circuit, to check that of the peers   pure
 //! track_record what has happened with each peer: circuit breakers, time limits   pure
 //! directory who is there, with the slots: chooses the peer of a block
+//! job_events  what happens to a job, for those who follow it   pure
 //! resume    where a job begins, after a restart too   pure
 //! fallback  one block with one candidate after another, and its waits
 //! attempt   prepare, commit and dispatch with one candidate
@@ -18,7 +19,11 @@
 //! job       the stages of one job, its record
 //! expiry    when reservations expire   pure
 //! role      the coordinator in the network
-//! service   jobs at once, what a restart finds
+//! service   jobs at once, their submission and their cancel
+//! recovery  what a restart, a cancel and time leave to do
+//! watching  waiting for a job, event by event or for its end
+//! job_list  all jobs, page by page
+//! metrics   counters, durations, levels
 //! ```
 
 pub mod answer;
@@ -28,12 +33,17 @@ pub mod directory;
 pub mod expiry;
 pub mod fallback;
 pub mod job;
+pub mod job_events;
+pub mod job_list;
 pub mod job_view;
+pub mod metrics;
 pub mod plan;
 pub mod probe;
+pub mod recovery;
 pub mod resume;
 pub mod role;
 pub mod service;
 pub mod simulation;
 pub mod slot_book;
 pub mod track_record;
+pub mod watching;

@@ -57,6 +57,12 @@ pub enum JobFact {
     Failed {
         error: String,
     },
+    /// Someone has cancelled the job: nothing of it is run any more.
+    Cancelled {
+        reason: String,
+    },
+    /// The peers of a cancelled job were told, or hold nothing for it any more. Until then a restart tells them.
+    Released,
 }
 
 /// The state of some qubits in the middle of a job.
@@ -103,11 +109,31 @@ impl JobFact {
             JobFact::Resumed { .. } => "resumed",
             JobFact::Completed { .. } => "completed",
             JobFact::Failed { .. } => "failed",
+            JobFact::Cancelled { .. } => "cancelled",
+            JobFact::Released => "released",
         }
     }
 
+    /// Whether the job has ended with this fact.
     fn is_end(&self) -> bool {
-        matches!(self, JobFact::Completed { .. } | JobFact::Failed { .. })
+        match self {
+            JobFact::Completed { .. }
+            | JobFact::Failed { .. }
+            | JobFact::Cancelled { .. }
+            | JobFact::Released => true,
+            JobFact::Submitted { .. }
+            | JobFact::Planned { .. }
+            | JobFact::Attempted { .. }
+            | JobFact::BlockCompleted { .. }
+            | JobFact::BlockFailed { .. }
+            | JobFact::StageCompleted { .. }
+            | JobFact::Resumed { .. } => false,
+        }
+    }
+
+    /// Whether a restart has nothing to do for the job after this fact. It tells the peers of a cancelled one.
+    pub fn is_settled(&self) -> bool {
+        self.is_end() && !matches!(self, JobFact::Cancelled { .. })
     }
 }
 
@@ -119,6 +145,8 @@ pub enum JobRefusal {
     Exists,
     #[error("the job has ended, so '{0}' can't be recorded")]
     Ended(&'static str),
+    #[error("the job is not cancelled, so 'released' can't be recorded")]
+    NotCancelled,
 }
 
 /// Whether a fact may follow these.
@@ -133,6 +161,8 @@ pub fn may_follow<'a>(
         (None, JobFact::Submitted { .. }) => Ok(()),
         (None, _) => Err(JobRefusal::Unknown),
         (Some(_), JobFact::Submitted { .. }) => Err(JobRefusal::Exists),
+        (Some(JobFact::Cancelled { .. }), JobFact::Released) => Ok(()),
+        (Some(_), JobFact::Released) => Err(JobRefusal::NotCancelled),
         (Some(last), _) if last.is_end() => Err(JobRefusal::Ended(fact.kind())),
         (Some(_), _) => Ok(()),
     }
@@ -158,11 +188,21 @@ mod tests {
         assert_eq!(may_follow([begin.clone()].iter(), &begin), Err(JobRefusal::Exists));
         let ended = [begin.clone(), end.clone()];
         assert_eq!(may_follow(ended.iter(), &end), Err(JobRefusal::Ended("failed")));
-        assert!(is_open([begin].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
+        assert!(is_open([begin.clone()].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
+        // A cancel is an end too, after which its peers are told.
+        let cancel = JobFact::Cancelled { reason: "enough".into() };
+        assert_eq!(may_follow([begin.clone()].iter(), &JobFact::Released), Err(JobRefusal::NotCancelled));
+        let cancelled = [begin, cancel.clone()];
+        assert_eq!(may_follow(cancelled.iter(), &end), Err(JobRefusal::Ended("failed")));
+        assert_eq!(may_follow(cancelled.iter(), &cancel), Err(JobRefusal::Ended("cancelled")));
+        assert_eq!(may_follow(cancelled.iter(), &JobFact::Released), Ok(()));
+        assert!(!cancel.is_settled() && JobFact::Released.is_settled() && end.is_settled());
+        let released = [cancel.clone(), JobFact::Released];
+        assert_eq!(may_follow(released.iter(), &cancel), Err(JobRefusal::Ended("cancelled")));
     }
 
     /// Facts of jobs as they were recorded, the first ones by version 0.1.0.
-    const STORED: [&str; 8] = [
+    const STORED: [&str; 10] = [
         r#"{"kind":"submitted","qasm":"OPENQASM 3.0; qubit q; h q;","shots":10}"#,
         r#"{"kind":"planned","plan":{"fragments":[{"block_id":"block-s01-b01","dependencies":[],"fragment_id":"frag-0001","operation_id":"op-0001","qubits":[0],"raw_text":"h q[0];","service_id":"hadamard"}],"plan_id":"plan-1","qubits":1,"stages":[[{"block_id":"block-s01-b01","candidates":[{"fidelity":0.99,"load":0.0,"move":0.0,"peer_id":"12D3KooWa","total":0.0055}],"components":[[0]],"fragment_ids":["frag-0001"],"predecessors":[],"qubits":[0],"service_id":"hadamard","services":["hadamard"],"stage":1}]]}}"#,
         r#"{"kind":"attempted","block_id":"block-s01-b01","attempt":1,"peer_id":"12D3KooWa","reservation_id":"res-1"}"#,
@@ -170,6 +210,8 @@ mod tests {
         r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{"0":6,"1":4},"measured_qubits":[0],"state":{"amplitudes":["0.707106781187","0.707106781187"],"qubit_ids":[0]}}}"#,
         r#"{"kind":"stage_completed","stages":1,"components":[{"qubits":[0],"amplitudes":[[0.6,0.0],[0.0,0.8]],"measured":[],"previous_peer_id":"12D3KooWa"}]}"#,
         r#"{"kind":"resumed","stages":1}"#,
+        r#"{"kind":"cancelled","reason":"enough"}"#,
+        r#"{"kind":"released"}"#,
         r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{},"measured_qubits":[],"state":null}}"#,
     ];
 
