@@ -4,13 +4,17 @@
 //! time; axum only routes.
 
 pub mod accept;
+pub mod access;
 pub mod body;
 pub mod coordinator;
 pub mod documents;
 pub mod http;
+pub mod jobs;
+pub mod observe;
 pub mod openapi;
 pub mod readiness;
 pub mod ready_body;
+pub mod request;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +48,7 @@ use crate::jobs::redis::Redis;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
 use crate::supervise::PanicWatch;
-use crate::telemetry::{Metrics, PluginMetrics};
+use crate::telemetry::{self, Metrics, PluginMetrics};
 use crate::vpn::guard::{VpnState, VpnStatus};
 
 #[derive(Debug, thiserror::Error)]
@@ -319,10 +323,9 @@ async fn metrics(State(up): State<SourcesReceiver>) -> Response {
     });
     match sources {
         Some((metrics, executor)) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             let active = executor.active_plugin();
             let text = metrics.render_with(PluginMetrics::new(&active.info.labels(), executor.gauges()));
-            ([(header::CONTENT_TYPE, kind)], text).into_response()
+            ([(header::CONTENT_TYPE, telemetry::CONTENT_TYPE)], text).into_response()
         }
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }

@@ -11,6 +11,7 @@
 //! simulation the final state of a circuit, to check that of the peers   pure
 //! track_record what has happened with each peer: circuit breakers, time limits   pure
 //! directory who is there, with the slots: chooses the peer of a block
+//! job_events  what happens to a job, for those who follow it   pure
 //! resume    where a job begins, after a restart too   pure
 //! fallback  one block with one candidate after another, and its waits
 //! attempt   prepare, commit and dispatch with one candidate
@@ -20,7 +21,11 @@
 //! result    what a job is asked for, taken from the final state
 //! expiry    when reservations expire   pure
 //! role      the coordinator in the network
-//! service   jobs at once, what a restart finds
+//! service   jobs at once, their submission and their cancel
+//! recovery  what a restart, a cancel and time leave to do
+//! watching  waiting for a job, event by event or for its end
+//! job_list  all jobs, page by page
+//! metrics   counters, durations, levels
 //! ```
 
 pub mod answer;
@@ -30,10 +35,14 @@ pub mod directory;
 pub mod expiry;
 pub mod fallback;
 pub mod job;
+pub mod job_events;
+pub mod job_list;
 pub mod job_view;
 pub mod measures;
+pub mod metrics;
 pub mod plan;
 pub mod probe;
+pub mod recovery;
 pub mod result;
 pub mod resume;
 pub mod role;
@@ -41,3 +50,4 @@ pub mod service;
 pub mod simulation;
 pub mod slot_book;
 pub mod track_record;
+pub mod watching;

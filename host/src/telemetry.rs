@@ -68,6 +68,9 @@ pub struct ResultLabel {
     pub result: AttemptResult,
 }
 
+/// The type of what `/metrics` answers.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// Everything that `/metrics` shows. Counters are lock-free; the histograms take a short lock.
 pub struct Metrics {
     registry: Registry,
@@ -157,6 +160,14 @@ impl Metrics {
     pub fn render(&self) -> String {
         render(&[&self.registry])
     }
+}
+
+/// The text that Prometheus reads, of another program than a host: its own metrics, and those that every one has.
+pub fn render_others(registries: &[&Registry]) -> String {
+    let mut of_process = Registry::default();
+    of_process.register_collector(Box::new(LostLogLines));
+    let registries: Vec<&Registry> = registries.iter().copied().chain([&of_process]).collect();
+    render(&registries)
 }
 
 fn render(registries: &[&Registry]) -> String {

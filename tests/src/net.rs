@@ -100,6 +100,34 @@ impl Node {
         exchange(&self.http, request).await
     }
 
+    pub async fn delete(&self, path: &str) -> (u16, Value) {
+        let (status, _, body) = self.request("DELETE", path, "", "").await;
+        (status, body)
+    }
+
+    /// The status, the headers in lower case, and the body of any request; of a body that is not JSON the text.
+    pub async fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, Value) {
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}{length}\r\n{body}"
+        );
+        let answer = exchange_text(&self.http, request).await;
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).expect("a status");
+        let body = serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.into()));
+        (status, head.to_ascii_lowercase(), body)
+    }
+
+    /// A metric's value, by its name with labels.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let (status, _, text) = self.request("GET", "/metrics", "", "").await;
+        assert_eq!(status, 200);
+        let text = text.as_str().expect("text").to_string();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{text}"))
+    }
+
     pub async fn submit(&self, qasm: &str, shots: u32) -> String {
         self.submit_with(&json!({ "qasm": qasm, "shots": shots })).await
     }
@@ -127,7 +155,7 @@ impl Node {
     pub async fn ended(&self, id: &str) -> Value {
         eventually_some("the job ends", async || {
             let job = self.job(id).await;
-            matches!(job["status"].as_str(), Some("completed" | "failed")).then_some(job)
+            matches!(job["status"].as_str(), Some("completed" | "failed" | "cancelled")).then_some(job)
         })
         .await
     }
@@ -142,12 +170,16 @@ impl Node {
     }
 }
 
-async fn exchange(address: &str, request: String) -> (u16, Value) {
+async fn exchange_text(address: &str, request: String) -> String {
     let mut stream = TcpStream::connect(address).await.expect("the service is there");
     stream.write_all(request.as_bytes()).await.expect("the request can be sent");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.expect("the answer can be read");
-    let answer = String::from_utf8(answer).expect("text");
+    String::from_utf8(answer).expect("text")
+}
+
+async fn exchange(address: &str, request: String) -> (u16, Value) {
+    let answer = exchange_text(address, request).await;
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).expect("a status");
     (status, serde_json::from_str(body).unwrap_or(Value::Null))

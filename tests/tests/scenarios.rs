@@ -108,8 +108,12 @@ mod peers {
 
 /// The coordinator of distributed circuits.
 mod coordinator {
+    /// Jobs that are cancelled.
+    mod cancels;
     /// Blocks that fall back to another peer when one fails at any step.
     mod coordinator_fallback;
+    /// Lists, keys, methods, access, readiness, metrics.
+    mod http_service;
     /// Many jobs at once, few slots, and peers that go.
     mod many_jobs;
     /// Jobs go on after a kill.
@@ -122,6 +126,8 @@ mod coordinator {
     mod shared_log;
     /// Peers that are silent or far too slow.
     mod slow_peers;
+    /// Long polls and event streams.
+    mod watching;
 }
 
 /// What an operator does and sees.

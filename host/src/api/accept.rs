@@ -22,6 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service as _;
@@ -155,17 +156,38 @@ impl ClientConnection {
     }
 }
 
+/// Until when a request must be answered. It is an extension of each request, so that a handler which waits on purpose
+/// can move it.
+#[derive(Debug, Clone)]
+pub struct AnswerDeadline(watch::Sender<tokio::time::Instant>);
+
+impl AnswerDeadline {
+    /// Gives the request so much more time.
+    pub fn extend(&self, by: Duration) {
+        self.0.send_modify(|deadline| *deadline += by);
+    }
+}
+
 /// Answers a request, whose body must come in time.
 async fn answer(
     mut router: Router,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
     limit: Duration,
 ) -> Result<Response<Body>, Infallible> {
-    match tokio::time::timeout(limit, router.call(request)).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            let detail = format!("the request was not answered within {limit:?}");
-            Ok(ApiProblem::new(StatusCode::REQUEST_TIMEOUT, detail).into_response())
+    let deadline = watch::Sender::new(tokio::time::Instant::now() + limit);
+    let mut moves = deadline.subscribe();
+    request.extensions_mut().insert(AnswerDeadline(deadline));
+    let mut answering = std::pin::pin!(router.call(request));
+    loop {
+        let until = *moves.borrow_and_update();
+        tokio::select! {
+            answer = &mut answering => return answer,
+            () = tokio::time::sleep_until(until) => {
+                let detail = format!("the request was not answered within {limit:?}");
+                return Ok(ApiProblem::new(StatusCode::REQUEST_TIMEOUT, detail).into_response());
+            }
+            // Once the handler has dropped the deadline it can't be moved any more.
+            Ok(()) = moves.changed() => {}
         }
     }
 }

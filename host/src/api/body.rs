@@ -182,19 +182,28 @@ impl<'de> MapAccess<'de> for Fields<'de> {
     }
 }
 
-/// A text of `MIN` to 1024 characters.
+/// A text of `MIN` to 1024 characters, other than U+0000, which an event log in PostgreSQL can't hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoundedText<const MIN: usize>(pub String);
 
 impl<'de, const MIN: usize> Deserialize<'de> for BoundedText<MIN> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<BoundedText<MIN>, D::Error> {
         let text = String::deserialize(deserializer)?;
+        BoundedText::new(text).map_err(de::Error::custom)
+    }
+}
+
+impl<const MIN: usize> BoundedText<MIN> {
+    /// # Errors
+    /// When the text is too short, too long, or has a character that is not allowed. The error says what is allowed.
+    pub fn new(text: String) -> Result<BoundedText<MIN>, String> {
         let length = text.chars().count();
-        match (MIN..=MAX_TEXT).contains(&length) {
-            true => Ok(BoundedText(text)),
-            false => Err(de::Error::custom(format!(
-                "the text has {length} characters, {MIN} to {MAX_TEXT} are allowed"
-            ))),
+        if !(MIN..=MAX_TEXT).contains(&length) {
+            return Err(format!("the text has {length} characters, {MIN} to {MAX_TEXT} are allowed"));
+        }
+        match text.contains('\0') {
+            true => Err("the character U+0000 is not allowed".into()),
+            false => Ok(BoundedText(text)),
         }
     }
 }
@@ -209,7 +218,7 @@ impl<const MIN: usize> JsonSchema for BoundedText<MIN> {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "minLength": MIN, "maxLength": MAX_TEXT })
+        json_schema!({ "type": "string", "minLength": MIN, "maxLength": MAX_TEXT, "pattern": "^[^\\x00]*$" })
     }
 }
 
@@ -319,6 +328,7 @@ mod tests {
             (r#"{"count": 1}"#, 422, "name", "name is missing"),
             (r#"{"name": "ab"}"#, 422, "name", "name: the text has 2 characters, 3 to 1024 are allowed"),
             (r#"{"name": 7}"#, 422, "name", "expected a string"),
+            (r#"{"name": "ab\u0000c"}"#, 422, "name", "U+0000 is not allowed"),
             (r#"{"name": "abc", "label": null}"#, 422, "label", "leave the field out"),
             (r#"{"name": "abc", "count": 0}"#, 422, "count", "0 is not a whole number from 1 to 10"),
             (r#"{"name": "abc", "count": 1.5}"#, 422, "count", "1.5 is not a whole number from 1 to 10"),

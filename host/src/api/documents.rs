@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::body::{BoundedText, MAX_TEXT, WholeNumber};
 use crate::coordinator::directory::KnownPeer;
-use crate::coordinator::job_view::JobStatus;
+use crate::coordinator::job_view::{CoordinatorJob, JobStatus, JobSummary};
 use crate::coordinator::track_record::BreakerState;
 use crate::peers::wire::{MAX_REASON, time};
 use crate::reservation::event::Transition;
@@ -52,6 +52,10 @@ pub struct JobRequest {
     /// How keys of the result are written.
     #[serde(default)]
     pub bit_order: BitOrder,
+    /// When a key is used again, the answer is the first job. The header Idempotency-Key does the same.
+    #[serde(default)]
+    #[schemars(with = "BoundedText<1>")]
+    pub idempotency_key: Option<BoundedText<1>>,
 }
 
 fn default_shots() -> WholeNumber<1, { u32::MAX as u64 }> {
@@ -64,6 +68,56 @@ fn default_shots() -> WholeNumber<1, { u32::MAX as u64 }> {
 pub struct JobAccepted {
     pub job_id: String,
     pub status: JobStatus,
+    /// The job as it is after the wait that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<CoordinatorJob>,
+}
+
+/// Jobs from the newest to the oldest.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Jobs {
+    pub jobs: Vec<JobSummary>,
+    /// For `after` of the next page; null on the last one. A page may have fewer jobs than `limit` before the last one.
+    pub next: Option<String>,
+}
+
+/// Whether jobs are run.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Ready {
+    pub ready: bool,
+    /// Why not, and what to do.
+    pub reasons: Vec<String>,
+    pub store: StoreState,
+    pub network: NetworkState,
+    pub peers: PeerNumbers,
+    pub version: &'static str,
+}
+
+/// Whether events can be recorded and read.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct StoreState {
+    pub readable: bool,
+    pub writable: bool,
+}
+
+/// The coordinator in the peer network.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct NetworkState {
+    pub running: bool,
+    pub peer_id: String,
+    pub connected: usize,
+}
+
+/// Peers that were heard, and those of them that blocks may be sent to.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct PeerNumbers {
+    pub known: usize,
+    pub usable: usize,
 }
 
 /// The peers that the coordinator knows.

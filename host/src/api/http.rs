@@ -6,6 +6,9 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+/// After how many seconds a request that found no room may be sent again.
+pub const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
+
 /// The body of an error, in the form of RFC 9457.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Problem", deny_unknown_fields)]
@@ -44,6 +47,7 @@ pub struct CircuitPosition {
 pub struct ApiProblem {
     status: StatusCode,
     body: ProblemBody,
+    closes: bool,
 }
 
 impl ApiProblem {
@@ -56,7 +60,7 @@ impl ApiProblem {
             errors: Vec::new(),
             place: None,
         };
-        ApiProblem { status, body }
+        ApiProblem { status, body, closes: false }
     }
 
     /// The body of the answer.
@@ -67,6 +71,12 @@ impl ApiProblem {
     /// Names the field of the request that is wrong.
     pub fn field(mut self, name: impl Into<String>) -> ApiProblem {
         self.body.errors.push(FieldProblem { field: name.into(), message: self.body.detail.clone() });
+        self
+    }
+
+    /// Closes the connection behind the answer: there are too many that wait.
+    pub fn close(mut self) -> ApiProblem {
+        self.closes = true;
         self
     }
 
@@ -82,6 +92,12 @@ impl IntoResponse for ApiProblem {
         let mut response = json_response(self.status, "application/problem+json", &self.body);
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        if self.closes {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
@@ -127,5 +143,15 @@ mod tests {
         assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer");
         let response = ApiProblem::new(StatusCode::FORBIDDEN, "no").into_response();
         assert!(!response.headers().contains_key(header::WWW_AUTHENTICATE));
+        assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    }
+
+    #[test]
+    fn who_found_no_room_is_told_when_to_come_back() {
+        let response = ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, "full").close().into_response();
+        assert_eq!(
+            (&response.headers()["retry-after"], &response.headers()["connection"]),
+            (&RETRY_AFTER, &"close".parse().unwrap())
+        );
     }
 }

@@ -5,16 +5,24 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
+use super::body::MAX_TEXT;
 use super::documents::{
-    CancelBody, CancelReason, Health, JobAccepted, JobRequest, Peers, ReservationBody, ReservationView,
+    CancelBody, CancelReason, Health, JobAccepted, JobRequest, Jobs, Peers, Ready, ReservationBody,
+    ReservationView,
 };
 use super::http::ProblemBody;
-use crate::coordinator::job_view::CoordinatorJob;
+use super::jobs::{DEFAULT_PAGE, DETAILS, MAX_PAGE, MAX_WAIT};
+use crate::coordinator::job_events::BlockEvent;
+use crate::coordinator::job_view::{CoordinatorJob, JobStatus, JobSummary};
+use crate::telemetry;
 
 pub const HEALTH: &str = "/health";
+pub const READY: &str = "/ready";
+pub const METRICS: &str = "/metrics";
 pub const OPENAPI: &str = "/api/v1/openapi.json";
 pub const JOBS: &str = "/api/v1/jobs";
 pub const JOB: &str = "/api/v1/jobs/{id}";
+pub const JOB_EVENTS: &str = "/api/v1/jobs/{id}/events";
 pub const PEERS: &str = "/api/v1/peers";
 pub const RESERVATIONS: &str = "/api/v1/reservations";
 pub const RESERVATION: &str = "/api/v1/reservations/{id}";
@@ -23,9 +31,10 @@ pub const CANCEL: &str = "/api/v1/reservations/{id}/cancel";
 /// Statuses of errors that any request which changes something may have.
 const BODY_PROBLEMS: [u16; 6] = [400, 401, 403, 413, 415, 422];
 
-const ABOUT: &str = "Jobs on a network of peers, and the reservations they are made of. Calls that change something \
-                     need the bearer token CODA_API_TOKEN. Without a configured token they are served on loopback \
-                     only, with application/json and a Host header that names this machine.";
+const ABOUT: &str = "Jobs on a network of peers, and the reservations they are made of. Calls need the bearer token \
+                     CODA_API_TOKEN, but for /health, /ready and this description; with CODA_API_OPEN_READS=true those \
+                     that read need none. Without a configured token calls that change something are served on \
+                     loopback only, with application/json and a Host header that names this machine.";
 
 /// The description, with the most shots that this coordinator runs.
 pub fn document(max_shots: u32) -> Value {
@@ -109,10 +118,27 @@ fn open(mut operation: Value) -> Value {
     operation
 }
 
-fn with_id(mut operation: Value) -> Value {
-    let id = json!({ "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } });
-    operation["parameters"] = json!([id]);
+fn with_id(operation: Value) -> Value {
+    let schema = json!({ "type": "string", "minLength": 1 });
+    with_parameter(operation, json!({ "name": "id", "in": "path", "required": true, "schema": schema }))
+}
+
+fn with_parameter(mut operation: Value, parameter: Value) -> Value {
+    match operation["parameters"].as_array_mut() {
+        Some(parameters) => parameters.push(parameter),
+        None => operation["parameters"] = json!([parameter]),
+    }
     operation
+}
+
+/// A parameter that may be left out.
+fn optional(name: &str, place: &str, description: &str, schema: Value) -> Value {
+    json!({ "name": name, "in": place, "required": false, "description": description, "schema": schema })
+}
+
+fn wait() -> Value {
+    let schema = json!({ "type": "integer", "minimum": 0, "maximum": MAX_WAIT });
+    optional("wait", "query", "Answer when the job has ended, at the latest after so many seconds", schema)
 }
 
 fn with_body(mut operation: Value, content: Value) -> Value {
@@ -130,43 +156,121 @@ fn operations(s: &mut Schemas) -> Vec<(&'static str, &'static str, Value)> {
     let health = s.answer::<Health>("The service answers");
     let health = s.operation("health", "Whether the service answers", &[(200, health)], &[403]);
 
+    let (is_ready, not_ready) =
+        (s.answer::<Ready>("Jobs are run"), s.answer::<Ready>("Why no job would be run"));
+    let answers = [(200, is_ready), (503, not_ready)];
+    let ready = s.operation("ready", "Whether jobs are run, and why not", &answers, &[403]);
+
+    let metrics = json!({ "description": "OpenMetrics", "content": { telemetry::CONTENT_TYPE: { "schema": { "type": "string" } } } });
+    let metrics = s.operation("metrics", "Metrics for Prometheus", &[(200, metrics)], &[401, 403]);
+
     let openapi = json!({
         "description": "OpenAPI 3.1", "content": { "application/json": { "schema": { "type": "object" } } },
     });
     let openapi = s.operation("openapi", "This description", &[(200, openapi)], &[403]);
 
-    let job = s.answer::<CoordinatorJob>("The job");
-    let job_summary = "A job: its plan, who ran each fragment, the result";
-    let job = s.operation("showJob", job_summary, &[(200, job)], &[400, 403, 404, 500]);
-
     let peers = s.answer::<Peers>("All known peers");
-    let peers = s.operation("listPeers", "The peers that were heard in the network", &[(200, peers)], &[403]);
+    let peers_summary = "The peers that were heard in the network";
+    let peers = s.operation("listPeers", peers_summary, &[(200, peers)], &[401, 403]);
 
     let reservation = s.answer::<ReservationView>("Its state");
     let reservation_summary = "A reservation, rebuilt from its events";
-    let reservation =
-        s.operation("showReservation", reservation_summary, &[(200, reservation)], &[400, 403, 404, 500]);
+    let problems = [400, 401, 403, 404, 500];
+    let reservation = s.operation("showReservation", reservation_summary, &[(200, reservation)], &problems);
 
     vec![
         (HEALTH, "get", open(health)),
+        (READY, "get", open(ready)),
+        (METRICS, "get", metrics),
         (OPENAPI, "get", open(openapi)),
+        (JOBS, "get", list_jobs(s)),
         (JOBS, "post", submit_job(s)),
-        (JOB, "get", open(with_id(job))),
-        (PEERS, "get", open(peers)),
+        (JOB, "get", show_job(s)),
+        (JOB, "delete", cancel_job(s)),
+        (JOB_EVENTS, "get", job_events(s)),
+        (PEERS, "get", peers),
         (RESERVATIONS, "post", request_reservation(s)),
-        (RESERVATION, "get", open(with_id(reservation))),
+        (RESERVATION, "get", with_id(reservation)),
         (CANCEL, "post", cancel_reservation(s)),
     ]
 }
 
 fn submit_job(s: &mut Schemas) -> Value {
-    let mut accepted = s.answer::<JobAccepted>("Accepted; the job is recorded in the event log");
-    accepted["headers"] =
-        json!({ "Location": { "description": "Path of the job", "schema": { "type": "string" } } });
-    accepted["links"] = json!({ "job": link("showJob", "job_id") });
+    let answer = |s: &mut Schemas, description: &str| {
+        let mut accepted = s.answer::<JobAccepted>(description);
+        accepted["headers"] =
+            json!({ "Location": { "description": "Path of the job", "schema": { "type": "string" } } });
+        accepted["links"] = json!({
+            "job": link("showJob", "job_id"), "events": link("followJob", "job_id"), "cancel": link("cancelJob", "job_id"),
+        });
+        accepted
+    };
+    let accepted = answer(s, "Accepted; the job is recorded in the event log");
+    let known = answer(s, "The first job of this idempotency key");
     let problems = [&BODY_PROBLEMS[..], &[500, 503]].concat();
-    let operation = s.operation("submitJob", "Run a circuit on the peers", &[(202, accepted)], &problems);
+    let answers = [(202, accepted), (200, known)];
+    let operation = s.operation("submitJob", "Run a circuit on the peers", &answers, &problems);
+    let key = "When a key is used again, the answer is the first job; another job with it is refused (422)";
+    let schema = json!({ "type": "string", "minLength": 1, "maxLength": MAX_TEXT, "pattern": "^[!-~]+$" });
+    let operation = with_parameter(operation, optional("Idempotency-Key", "header", key, schema));
+    let operation = with_parameter(operation, wait());
     with_body(operation, s.request::<JobRequest>())
+}
+
+fn list_jobs(s: &mut Schemas) -> Value {
+    let mut jobs = s.answer::<Jobs>("A page of jobs, the newest first");
+    let next = json!({ "after": "$response.body#/next" });
+    jobs["links"] = json!({ "next": { "operationId": "listJobs", "parameters": next } });
+    let problems = [401, 403, 422, 500];
+    let operation = s.operation("listJobs", "All jobs, page by page", &[(200, jobs)], &problems);
+    let status = json!({ "type": "array", "items": s.requests.subschema_for::<JobStatus>() });
+    let mut status = optional("status", "query", "Jobs of this status; may be given several times", status);
+    status["explode"] = json!(true);
+    let limit = json!({ "type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE });
+    let operation = with_parameter(operation, status);
+    let operation = with_parameter(operation, optional("limit", "query", "Most jobs of the page", limit));
+    let after = "`next` of the page before";
+    with_parameter(operation, optional("after", "query", after, json!({ "type": "string" })))
+}
+
+fn show_job(s: &mut Schemas) -> Value {
+    let schemas = [s.answers.subschema_for::<CoordinatorJob>(), s.answers.subschema_for::<JobSummary>()];
+    let content = json!({ "application/json": { "schema": { "anyOf": schemas } } });
+    let job = json!({ "description": "The job, as much of it as was asked for", "content": content });
+    let summary = "A job: its plan, who ran each fragment, the result";
+    let problems = [400, 401, 403, 404, 422, 500, 503];
+    let operation = with_id(s.operation("showJob", summary, &[(200, job)], &problems));
+    let operation = with_parameter(operation, wait());
+    let detail = json!({ "type": "string", "enum": DETAILS, "default": "full" });
+    let text = "summary: as in lists; plan: all but the result; full: everything";
+    with_parameter(operation, optional("detail", "query", text, detail))
+}
+
+fn cancel_job(s: &mut Schemas) -> Value {
+    let cancelled = s.answer::<JobSummary>("Cancelled; its peers are being told");
+    let before = s.answer::<JobSummary>("It was cancelled before");
+    let summary = "Cancel a job, here and at its peers; one that has ended otherwise is 409";
+    let problems = [400, 401, 403, 404, 409, 422, 500];
+    let operation = s.operation("cancelJob", summary, &[(202, cancelled), (200, before)], &problems);
+    let reason = s.requests.subschema_for::<CancelReason>();
+    let reason = optional("reason", "query", "Shown as the job's error", json!(reason));
+    with_parameter(with_id(operation), reason)
+}
+
+fn job_events(s: &mut Schemas) -> Value {
+    let status = json!(s.answers.subschema_for::<JobSummary>());
+    let block = json!(s.answers.subschema_for::<BlockEvent>());
+    let events = json!({
+        "description": "Server-sent events until the job has ended: `status` and `end` with the job in short, `block` \
+                        with a block. Comments keep the connection alive",
+        "content": { "text/event-stream": { "schema": { "type": "string" }, "x-data": { "status": status, "block": block, "end": status } } },
+    });
+    let known = json!({ "description": "The job has ended, and the client knows its last event" });
+    let problems = [400, 401, 403, 404, 500, 503];
+    let operation =
+        with_id(s.operation("followJob", "What happens to a job", &[(200, events), (204, known)], &problems));
+    let id = json!({ "type": "integer", "minimum": 0, "maximum": i64::MAX });
+    with_parameter(operation, optional("Last-Event-ID", "header", "Go on behind this event", id))
 }
 
 fn request_reservation(s: &mut Schemas) -> Value {
@@ -185,11 +289,9 @@ fn cancel_reservation(s: &mut Schemas) -> Value {
     let cancelled = s.answer::<ReservationView>("Cancelled");
     let summary = "Cancel a reservation, here and at its peer";
     let problems = [&BODY_PROBLEMS[..], &[404, 409, 500]].concat();
-    let mut operation = with_id(s.operation("cancelReservation", summary, &[(200, cancelled)], &problems));
-    let reason = s.requests.subschema_for::<CancelReason>();
-    if let Some(parameters) = operation["parameters"].as_array_mut() {
-        parameters.push(json!({ "name": "reason", "in": "query", "required": false, "schema": reason }));
-    }
+    let operation = with_id(s.operation("cancelReservation", summary, &[(200, cancelled)], &problems));
+    let reason = json!(s.requests.subschema_for::<CancelReason>());
+    let mut operation = with_parameter(operation, optional("reason", "query", "Why", reason));
     operation["requestBody"] = json!({
         "required": false,
         "description": "May be left out where the token is given; without a token the header \
@@ -207,17 +309,23 @@ mod tests {
     #[test]
     fn every_route_and_status_is_described() {
         let document = document(1000);
-        let expected: [(&str, &str, &[&str]); 8] = [
+        let expected: [(&str, &str, &[&str]); 13] = [
             (HEALTH, "get", &["200", "403"]),
+            (READY, "get", &["200", "403", "503"]),
+            (METRICS, "get", &["200", "401", "403"]),
             (OPENAPI, "get", &["200", "403"]),
-            (JOBS, "post", &["202", "400", "401", "403", "413", "415", "422", "500", "503"]),
-            (JOB, "get", &["200", "400", "403", "404", "500"]),
-            (PEERS, "get", &["200", "403"]),
+            (JOBS, "get", &["200", "401", "403", "422", "500"]),
+            (JOBS, "post", &["200", "202", "400", "401", "403", "413", "415", "422", "500", "503"]),
+            (JOB, "get", &["200", "400", "401", "403", "404", "422", "500", "503"]),
+            (JOB, "delete", &["200", "202", "400", "401", "403", "404", "409", "422", "500"]),
+            (JOB_EVENTS, "get", &["200", "204", "400", "401", "403", "404", "500", "503"]),
+            (PEERS, "get", &["200", "401", "403"]),
             (RESERVATIONS, "post", &["200", "201", "400", "401", "403", "409", "413", "415", "422", "500"]),
-            (RESERVATION, "get", &["200", "400", "403", "404", "500"]),
+            (RESERVATION, "get", &["200", "400", "401", "403", "404", "500"]),
             (CANCEL, "post", &["200", "400", "401", "403", "404", "409", "413", "415", "422", "500"]),
         ];
-        assert_eq!(document["paths"].as_object().unwrap().len(), expected.len());
+        let described = document["paths"].as_object().unwrap().values();
+        assert_eq!(described.map(|path| path.as_object().unwrap().len()).sum::<usize>(), expected.len());
         for (path, method, statuses) in expected {
             let responses = document["paths"][path][method]["responses"].as_object();
             let mut found: Vec<&String> =
@@ -250,7 +358,7 @@ mod tests {
             (&json!(5), &json!(31_536_000), &json!(60))
         );
         let shown = schemas["Job"]["required"].as_array().unwrap();
-        assert_eq!(shown.len(), 10, "{shown:?}");
+        assert_eq!(shown.len(), 11, "{shown:?}");
         assert_eq!(schemas["Problem"]["required"], json!(["type", "title", "status", "detail"]));
     }
 

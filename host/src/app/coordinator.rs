@@ -14,7 +14,8 @@ use tokio_util::task::TaskTracker;
 
 use super::peer::network_settings;
 use crate::api::accept;
-use crate::api::coordinator::{Access, Api, router};
+use crate::api::access::Access;
+use crate::api::coordinator::{Api, router};
 use crate::config::settings::Settings;
 use crate::coordinator::directory::Directory;
 use crate::coordinator::fallback::{BlockLimits, BlockRunner};
@@ -71,9 +72,15 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let service = start_service(&settings, key, log.clone()).await?;
     service.recover().await?;
 
-    let access = Access { token: c.api_token.clone(), loopback: address.ip().is_loopback() };
+    let access =
+        Access { token: c.api_token.clone(), loopback: address.ip().is_loopback(), open_reads: c.open_reads };
     warn_of_weak_access(&access);
-    let router = router(Api { service: service.clone(), access: Arc::new(access) });
+    let router = router(Api {
+        service: service.clone(),
+        access: Arc::new(access),
+        keep_alive: c.keep_alive,
+        stop: stop.clone(),
+    });
     let mut tasks = Supervisor::new(stop.clone()).watching(PanicWatch::of_process());
     let api_stop = CancellationToken::new();
     tasks.spawn(
@@ -132,6 +139,7 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
         expiry_interval: c.expiry_interval,
         job_deadline: c.job_deadline,
         checkpoint_interval: c.checkpoint_interval,
+        watchers: c.max_watchers,
     };
     Ok(Service::new(runner, limits))
 }

@@ -1,4 +1,5 @@
-//! `coda-host coordinate`: sends a circuit to a running coordinator, and follows it block by block.
+//! `coda-host coordinate`: sends a circuit to a running coordinator, and follows it block by block. A signal cancels the
+//! job.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -7,14 +8,19 @@ use std::process::ExitCode;
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator_client::{CoordinatorClient, follow, show_result, wrong_circuit};
+use super::job_display::JobDisplay;
 use super::terminal::Terminal;
 use super::{circuit_file, kit, measures};
 use crate::app;
 use crate::config::load::{self, ProcessEnv};
-use crate::coordinator::job_view::JobStatus;
+use crate::coordinator::job_view::{CoordinatorJob, JobStatus};
 use crate::error::{Failure, exit};
 use crate::model::cut;
+use crate::output;
 use crate::reservation::job_options::{BitOrder, JobOptions, ResultKind, default_results};
+
+/// Why a job is cancelled at a signal.
+const INTERRUPTED: &str = "coda-host coordinate was interrupted";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -27,7 +33,8 @@ Examples:
 
 The circuit is OpenQASM 2 or 3. In a key of the histogram character i is the i-th measured bit, in the order in which the
 circuit declares its classical registers. Letter i of an observable stands for qubit i.
-Exit status: 1 when the job failed, 2 when the circuit is wrong, 4 when no coordinator answers.")]
+Ctrl-C cancels the job; a second one leaves it as it is.
+Exit status: 1 when the job failed or was cancelled, 2 when the circuit is wrong, 4 when no coordinator answers.")]
 pub struct Args {
     /// OpenQASM 2 or 3; - for standard input
     #[arg(value_name = "CIRCUIT.qasm", value_hint = clap::ValueHint::FilePath)]
@@ -126,16 +133,7 @@ pub fn run(args: Args, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         app::watch_signals(stop.clone());
-        tokio::select! {
-            done = execute(&args, &qasm, &client, &env) => done,
-            () = stop.cancelled() => Err(Failure {
-                code: "interrupted",
-                message: "no longer waiting; the job goes on".into(),
-                causes: Vec::new(),
-                hint: None,
-                exit: exit::FAILURE,
-            }),
-        }
+        execute(&args, &qasm, &client, &env, &stop).await
     });
     runtime.shutdown_background();
     result
@@ -146,24 +144,41 @@ async fn execute(
     qasm: &str,
     client: &CoordinatorClient,
     env: &ProcessEnv,
+    stop: &CancellationToken,
 ) -> Result<ExitCode, Failure> {
     let mut out = Terminal::new(env);
+    // Not interrupted: a job that is accepted has to be cancelled by its id.
     let file = args.circuit.display().to_string();
     let job_id = client.submit(&file, qasm, args.shots, &args.options()).await?;
-    let job = if args.json {
-        let job = follow(client, &job_id, None).await?;
-        out.line(&serde_json::json!(job).to_string())?;
-        job
-    } else {
+    if !args.json {
         out.line(&job_id)?;
-        let job = follow(client, &job_id, Some(&mut out)).await?;
-        show_result(&mut out, &job, args.shots)?;
-        if let Some(result) = &job.result {
-            let is_shown = args.results.contains(&ShownResult::Probabilities);
-            out.text(&measures::render(result, is_shown))?;
-        }
-        job
+    }
+    let display = if args.json { JobDisplay::hidden() } else { JobDisplay::new(&mut out) };
+    let job = tokio::select! {
+        job = follow(client, &job_id, display) => job?,
+        () = stop.cancelled() => cancel(client, &job_id).await?,
     };
+    match args.json {
+        true => out.line(&serde_json::json!(job).to_string())?,
+        false => {
+            show_result(&mut out, &job, args.shots)?;
+            if let Some(result) = &job.result {
+                let is_shown = args.results.contains(&ShownResult::Probabilities);
+                out.text(&measures::render(result, is_shown))?;
+            }
+        }
+    }
     let is_completed = job.status == JobStatus::Completed;
     Ok(if is_completed { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILURE) })
+}
+
+/// Cancels the job, which may have ended just before; the job as it is then. A second signal ends the command at once.
+async fn cancel(client: &CoordinatorClient, job_id: &str) -> Result<CoordinatorJob, Failure> {
+    output::notice(format!("cancelling {job_id}; press Ctrl-C again to leave it as it is"));
+    let not_cancelled = |failure: Failure| Failure {
+        message: format!("the job {job_id} could not be cancelled and may go on: {}", failure.message),
+        ..failure
+    };
+    client.cancel(job_id, INTERRUPTED).await.map_err(not_cancelled)?;
+    client.job(job_id).await
 }

@@ -1,50 +1,111 @@
-//! A running coordinator, as commands ask it: submits a circuit, follows the job block by block, prints its result.
+//! A running coordinator, as commands ask it: submits a circuit, follows the job event by event, prints its result.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::event_text::{EventText, TextEvent};
 use super::histogram;
+use super::job_display::JobDisplay;
 use super::terminal::{Terminal, one_line};
-use crate::cloud::http::{Bearer, HttpClient, HttpError, Target};
-use crate::coordinator::job_view::{BlockState, CoordinatorJob, JobStatus};
+use crate::cloud::http::{AnswerStream, Bearer, HttpClient, HttpError, Opened, Target};
+use crate::coordinator::job_events::BlockEvent;
+use crate::coordinator::job_view::{CoordinatorJob, JobStatus, JobSummary};
 use crate::error::{Explain, Failure, exit};
 use crate::model::{Secret, cut};
 use crate::reservation::job_options::JobOptions;
 
 /// Time limit of one request to the coordinator.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+/// Longest silence of an event stream. A coordinator shows every quarter of a minute that it lives.
+const STREAM_LIMIT: Duration = Duration::from_secs(60);
 /// Shortest pause between two requests for the job.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause between two requests, in multiples of the time that the last answer took: the answer of a large job is
 /// work for the coordinator.
 const PAUSE_PER_ANSWER: u32 = 9;
 
-/// Follows a job to its end. With a terminal each block that ends is a line.
+/// Follows a job to its end: by its events, and where there are none by asking again and again.
 ///
 /// # Errors
 /// When the coordinator no longer answers, or the terminal can't be written.
 pub async fn follow(
     client: &CoordinatorClient,
     job_id: &str,
-    mut out: Option<&mut Terminal>,
+    mut display: JobDisplay<'_>,
 ) -> Result<CoordinatorJob, Failure> {
-    let mut reported: HashSet<String> = HashSet::new();
+    let mut last_id = None;
     loop {
+        if let Some(mut events) = client.events(job_id, last_id.as_deref()).await {
+            while let Some(event) = events.next().await {
+                last_id = event.id.clone().or(last_id);
+                if show(&mut display, &event)? == EventOutcome::End {
+                    break;
+                }
+            }
+        }
+        // The whole job: it has ended, or its events could not be had or broke off.
         let asked = Instant::now();
         let job = client.job(job_id).await.map_err(|failure| lost(job_id, failure))?;
         let took = asked.elapsed();
-        if let Some(out) = out.as_deref_mut() {
-            progress(out, &job, &mut reported)?;
+        display.counts(&job.progress);
+        for block in &job.blocks {
+            display.block(block, &job.progress)?;
         }
-        if matches!(job.status, JobStatus::Completed | JobStatus::Failed) {
+        if job.status.is_final() {
             return Ok(job);
         }
         tokio::time::sleep(POLL_INTERVAL.max(took * PAUSE_PER_ANSWER)).await;
+    }
+}
+
+/// Whether more events follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EventOutcome {
+    More,
+    End,
+}
+
+/// Shows an event. One that can't be read is left out: the whole job is read in the end.
+fn show(display: &mut JobDisplay<'_>, event: &TextEvent) -> Result<EventOutcome, Failure> {
+    match event.name.as_str() {
+        "block" => {
+            if let Ok(BlockEvent { block, progress }) = serde_json::from_str(&event.data) {
+                display.block(&block, &progress)?;
+            }
+        }
+        "status" => {
+            if let Ok(JobSummary { progress: Some(progress), .. }) = serde_json::from_str(&event.data) {
+                display.counts(&progress);
+            }
+        }
+        "end" => return Ok(EventOutcome::End),
+        _ => {}
+    }
+    Ok(EventOutcome::More)
+}
+
+/// The events of a job, as they come.
+pub struct JobEvents {
+    stream: AnswerStream,
+    text: EventText,
+    /// Events that have come and were not taken, in reverse.
+    waiting: Vec<TextEvent>,
+}
+
+impl JobEvents {
+    /// The next event; none when the stream has ended, for whatever reason.
+    async fn next(&mut self) -> Option<TextEvent> {
+        while self.waiting.is_empty() {
+            let bytes = self.stream.next(STREAM_LIMIT).await.ok()??;
+            self.waiting = self.text.add(&bytes).ok()?;
+            self.waiting.reverse();
+        }
+        self.waiting.pop()
     }
 }
 
@@ -63,40 +124,9 @@ pub fn show_result(out: &mut Terminal, job: &CoordinatorJob, shots: u32) -> Resu
         }
         Some(_) | None => {
             let error = job.error.as_deref().unwrap_or("no reason was given");
-            out.line(&format!("  failed: {}", one_line(error)))
+            out.line(&format!("  {}: {}", job.status.name(), one_line(error)))
         }
     }
-}
-
-/// Prints a line for each block that has ended since the last request.
-fn progress(out: &mut Terminal, job: &CoordinatorJob, reported: &mut HashSet<String>) -> Result<(), Failure> {
-    let all = job.plan.as_ref().map_or(0, |plan| plan.stages.iter().map(Vec::len).sum());
-    for block in &job.blocks {
-        let state = match block.state {
-            BlockState::Completed => "completed",
-            BlockState::Failed => "failed",
-            BlockState::Abandoned => "abandoned",
-            BlockState::Waiting | BlockState::Running => continue,
-        };
-        let id = &block.block_id;
-        if !reported.insert(id.clone()) {
-            continue;
-        }
-        let peer = block.peer_id.as_deref().unwrap_or("-");
-        let tail: String = peer.chars().skip(peer.chars().count().saturating_sub(8)).collect();
-        let attempts = match block.attempts {
-            0 | 1 => String::new(),
-            n => format!(", {n} attempts"),
-        };
-        let latency = block.latency_ms.map_or(String::new(), |ms| {
-            let digits = if ms < 10.0 { 3 } else { 1 };
-            format!(", {ms:.digits$} ms")
-        });
-        let error = block.error.as_deref().map_or(String::new(), |e| format!(": {}", one_line(e)));
-        let n = reported.len();
-        out.line(&format!("  {n:>3}/{all} {id} {state} on ..{tail}{attempts}{latency}{error}"))?;
-    }
-    Ok(())
 }
 
 /// The failure of a circuit that can't be used.
@@ -189,9 +219,44 @@ impl CoordinatorClient {
         self.read(&format!("jobs/{id}")).await
     }
 
+    /// The events of a job behind one of them; none when they can't be had now, or not from this coordinator.
+    async fn events(&self, id: &str, after: Option<&str>) -> Option<JobEvents> {
+        let target = Target::parse(&format!("{}/api/v1/jobs/{id}/events", self.base)).ok()?;
+        let mut extra = HeaderMap::new();
+        if let Some(after) = after.and_then(|after| HeaderValue::from_str(after).ok()) {
+            extra.insert("last-event-id", after);
+        }
+        match self.http.open(&target, self.bearer.as_ref(), &extra, ANSWER_LIMIT).await.ok()? {
+            Opened::Stream(stream) => {
+                Some(JobEvents { stream, text: EventText::default(), waiting: Vec::new() })
+            }
+            Opened::Refused(_) => None,
+        }
+    }
+
+    /// Cancels a job. Returns false when it has ended before.
+    ///
+    /// # Errors
+    /// When the coordinator can't be asked, or has no such job.
+    pub async fn cancel(&self, id: &str, reason: &str) -> Result<bool, Failure> {
+        let query =
+            url::form_urlencoded::Serializer::new(String::new()).append_pair("reason", reason).finish();
+        let target =
+            Target::parse(&format!("{}/api/v1/jobs/{id}?{query}", self.base)).map_err(unreachable)?;
+        let answer = self.http.request(Method::DELETE, &target, self.bearer.as_ref(), ANSWER_LIMIT).await;
+        let answer = answer.map_err(unreachable)?;
+        let body = answer.body.map_err(unreachable)?;
+        match answer.status.as_u16() {
+            200 | 202 => Ok(true),
+            409 => Ok(false),
+            status => Err(refused(status, &Problem::read(&body).detail)),
+        }
+    }
+
     async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         let target = Target::parse(&format!("{}/api/v1/{path}", self.base)).map_err(unreachable)?;
-        let answer = self.http.get(&target, ANSWER_LIMIT).await.map_err(unreachable)?;
+        let answer = self.http.request(Method::GET, &target, self.bearer.as_ref(), ANSWER_LIMIT).await;
+        let answer = answer.map_err(unreachable)?;
         let status = answer.status.as_u16();
         let body = answer.body.map_err(unreachable)?;
         match status {

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, PROXY_AUTHORIZATION, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::capture_connection;
@@ -186,6 +187,44 @@ impl Response {
     }
 }
 
+/// An answer that goes on, or one that does not.
+#[derive(Debug)]
+pub enum Opened {
+    Stream(AnswerStream),
+    Refused(Response),
+}
+
+/// The body of an answer, as it comes.
+#[derive(Debug)]
+pub struct AnswerStream {
+    body: Incoming,
+    to: String,
+}
+
+impl AnswerStream {
+    /// The next bytes; none at the end.
+    ///
+    /// # Errors
+    /// When the connection breaks off, or nothing comes within the limit.
+    pub async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, HttpError> {
+        loop {
+            match tokio::time::timeout(limit, self.body.frame()).await {
+                Ok(None) => return Ok(None),
+                // A frame without data has trailers.
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Ok(Some(Err(error))) => {
+                    return Err(HttpError::Closed { to: self.to.clone(), source: innermost(&error) });
+                }
+                Err(_) => return Err(HttpError::Timeout { to: self.to.clone(), limit }),
+            }
+        }
+    }
+}
+
 /// Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct HttpClient {
@@ -255,6 +294,43 @@ impl HttpClient {
         self.send(Request::new(Full::default()), target, &HeaderMap::new(), limit).await
     }
 
+    /// A request without a body, with the token if there is one.
+    pub async fn request(
+        &self,
+        method: Method,
+        target: &Target,
+        bearer: Option<&Bearer>,
+        limit: Duration,
+    ) -> Result<Response, HttpError> {
+        let mut request = Request::new(Full::default());
+        *request.method_mut() = method;
+        if let Some(bearer) = bearer {
+            request.headers_mut().insert(AUTHORIZATION, bearer.0.clone());
+        }
+        self.send(request, target, &HeaderMap::new(), limit).await
+    }
+
+    /// Begins to read an answer that goes on. The limit is that of its head; an answer that is no success is read whole.
+    pub async fn open(
+        &self,
+        target: &Target,
+        bearer: Option<&Bearer>,
+        extra: &HeaderMap,
+        limit: Duration,
+    ) -> Result<Opened, HttpError> {
+        let mut request = Request::new(Full::default());
+        if let Some(bearer) = bearer {
+            request.headers_mut().insert(AUTHORIZATION, bearer.0.clone());
+        }
+        let deadline = Instant::now() + limit;
+        let (head, body) = self.send_head(request, target, extra, (deadline, limit)).await?.into_parts();
+        if head.status == StatusCode::OK {
+            return Ok(Opened::Stream(AnswerStream { body, to: self.to(target) }));
+        }
+        let body = self.read_whole(body, target, (deadline, limit)).await;
+        Ok(Opened::Refused(Response { status: head.status, headers: head.headers, body }))
+    }
+
     /// Asks for the head alone; what a reachability probe needs.
     pub async fn head(
         &self,
@@ -269,13 +345,31 @@ impl HttpClient {
 
     async fn send(
         &self,
-        mut request: Request<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
         target: &Target,
         extra: &HeaderMap,
         limit: Duration,
     ) -> Result<Response, HttpError> {
-        const AGENT: HeaderValue = HeaderValue::from_static(concat!("coda-host/", env!("CARGO_PKG_VERSION")));
         let deadline = Instant::now() + limit;
+        let answer = self.send_head(request, target, extra, (deadline, limit)).await?;
+        let (head, body) = answer.into_parts();
+        let body = self.read_whole(body, target, (deadline, limit)).await;
+        let body = match head.status.is_success() {
+            true => body,
+            false => body.map(|body| without(body, extra)),
+        };
+        Ok(Response { status: head.status, headers: head.headers, body })
+    }
+
+    /// Sends a request and waits for the head of its answer, until a deadline that comes from a limit.
+    async fn send_head(
+        &self,
+        mut request: Request<Full<Bytes>>,
+        target: &Target,
+        extra: &HeaderMap,
+        (deadline, limit): (Instant, Duration),
+    ) -> Result<http::Response<Incoming>, HttpError> {
+        const AGENT: HeaderValue = HeaderValue::from_static(concat!("coda-host/", env!("CARGO_PKG_VERSION")));
         *request.uri_mut() = target.uri.clone();
         let headers = request.headers_mut();
         headers.insert(USER_AGENT, AGENT);
@@ -286,20 +380,27 @@ impl HttpClient {
             headers.insert(name, value.clone());
         }
         let connection = capture_connection(&mut request);
-        let answer = match tokio::time::timeout_at(deadline, self.inner.request(request)).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(self.explain(target, &error)),
+        match tokio::time::timeout_at(deadline, self.inner.request(request)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(self.explain(target, &error)),
             Err(_) => {
                 let to = self.to(target);
-                return Err(match connection.connection_metadata().is_some() {
+                Err(match connection.connection_metadata().is_some() {
                     true => HttpError::Timeout { to, limit },
                     false => HttpError::ConnectTimeout { to, limit },
-                });
+                })
             }
-        };
-        let (head, body) = answer.into_parts();
+        }
+    }
+
+    async fn read_whole(
+        &self,
+        body: Incoming,
+        target: &Target,
+        (deadline, limit): (Instant, Duration),
+    ) -> Result<Bytes, HttpError> {
         let body = Limited::new(body, self.body_limit).collect();
-        let body = match tokio::time::timeout_at(deadline, body).await {
+        match tokio::time::timeout_at(deadline, body).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
             Ok(Err(e)) if e.is::<LengthLimitError>() => {
                 Err(HttpError::TooLarge { to: self.to(target), limit: self.body_limit })
@@ -308,12 +409,7 @@ impl HttpClient {
                 Err(HttpError::Closed { to: self.to(target), source: innermost(error.as_ref()) })
             }
             Err(_) => Err(HttpError::Timeout { to: self.to(target), limit }),
-        };
-        let body = match head.status.is_success() {
-            true => body,
-            false => body.map(|body| without(body, extra)),
-        };
-        Ok(Response { status: head.status, headers: head.headers, body })
+        }
     }
 
     /// The target for people, with the proxy on the way.

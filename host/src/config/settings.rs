@@ -299,4 +299,10 @@ pub struct CoordinatorSettings {
     pub max_running: usize,
     pub max_waiting: usize,
     pub max_shots: u32,
+    /// Long polls and event streams at once.
+    pub max_watchers: usize,
+    /// How often an event stream shows that it lives.
+    pub keep_alive: Duration,
+    /// Reads need no token.
+    pub open_reads: bool,
 }

@@ -339,18 +339,22 @@ impl BlockRunner {
     }
 
     /// Sends a cancel until it arrives, for as long as the peer may hold a slot for it: after a restart peers are only
-    /// just coming back.
-    pub fn cancel_insisting(&self, peer: &str, id: &str, reason: &str, stop: CancellationToken) {
-        let (runner, peer, id, reason) = (self.clone(), peer.to_string(), id.to_string(), reason.to_string());
+    /// just coming back. Returns false when it was stopped before.
+    pub async fn cancel_insisting(
+        &self,
+        peer: &str,
+        id: &str,
+        reason: &str,
+        stop: &CancellationToken,
+    ) -> bool {
         let end = Instant::now() + Duration::from_secs(self.limits.ttl_seconds);
-        self.tasks.spawn(async move {
-            while !runner.cancel(&peer, &id, reason.clone()).await && Instant::now() < end {
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY_CANCEL) => {}
-                    () = stop.cancelled() => return,
-                }
+        while !self.cancel(peer, id, reason.to_string()).await && Instant::now() < end {
+            tokio::select! {
+                () = tokio::time::sleep(RETRY_CANCEL) => {}
+                () = stop.cancelled() => return false,
             }
-        });
+        }
+        true
     }
 
     /// Sends a cancel. Returns whether it arrived.

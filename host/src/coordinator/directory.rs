@@ -134,6 +134,16 @@ impl Directory {
         self.changes.subscribe()
     }
 
+    /// Blocks that look for a peer with a free slot: each has one of [`Directory::changes`] meanwhile.
+    pub fn waiting_blocks(&self) -> usize {
+        self.changes.receiver_count()
+    }
+
+    /// Slots of peers that are held or asked for.
+    pub fn held_slots(&self) -> u64 {
+        self.peers().book.held()
+    }
+
     /// Takes a gossip message that `author` has signed.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::reservation::plan::{Block, Plan, PlannedFragment, RankedCandidate};
 const TEXT_BYTES: usize = 40;
 
 /// How far a job is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobStatus {
     #[default]
@@ -21,6 +21,36 @@ pub enum JobStatus {
     Running,
     Completed,
     Failed,
+    Cancelled,
+}
+
+impl JobStatus {
+    pub const ALL: [JobStatus; 5] = [
+        JobStatus::Queued,
+        JobStatus::Running,
+        JobStatus::Completed,
+        JobStatus::Failed,
+        JobStatus::Cancelled,
+    ];
+
+    /// Its name in documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobStatus::Queued => "queued",
+            JobStatus::Running => "running",
+            JobStatus::Completed => "completed",
+            JobStatus::Failed => "failed",
+            JobStatus::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether no other one follows.
+    pub fn is_final(self) -> bool {
+        match self {
+            JobStatus::Completed | JobStatus::Failed | JobStatus::Cancelled => true,
+            JobStatus::Queued | JobStatus::Running => false,
+        }
+    }
 }
 
 /// How far a block, or a fragment of it, is.
@@ -32,7 +62,7 @@ pub enum BlockState {
     Running,
     Completed,
     Failed,
-    /// The job failed while the block was running.
+    /// The job failed or was cancelled while the block was running.
     Abandoned,
 }
 
@@ -80,11 +110,42 @@ pub struct CoordinatorJob {
     pub shots: u32,
     pub submitted_at: Option<String>,
     pub finished_at: Option<String>,
+    /// Why it failed, or was cancelled.
     pub error: Option<String>,
+    pub progress: BlockCounts,
     pub plan: Option<Plan>,
     pub blocks: Vec<BlockView>,
     pub fragments: Vec<FragmentView>,
     pub result: Option<JobResult>,
+}
+
+/// A job in short, as lists and events show it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct JobSummary {
+    pub job_id: String,
+    pub status: JobStatus,
+    pub shots: u32,
+    pub submitted_at: Option<String>,
+    pub finished_at: Option<String>,
+    /// Why it failed, or was cancelled.
+    pub error: Option<String>,
+    /// Null in a list for a job whose plan is not in memory.
+    pub progress: Option<BlockCounts>,
+}
+
+/// How many blocks of a job are done. All numbers are zero until it is planned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct BlockCounts {
+    /// Completed blocks of all blocks.
+    #[schemars(range(min = 0, max = 1))]
+    pub ratio: f64,
+    pub blocks_completed: usize,
+    pub blocks: usize,
+    /// The stage in which the newest attempt was, from 1.
+    pub stage: usize,
+    pub stages: usize,
 }
 
 /// The state of a job, folded from its facts.
@@ -97,6 +158,8 @@ pub struct JobProgress {
     pub error: Option<String>,
     plan: Option<Plan>,
     blocks: BTreeMap<String, BlockProgress>,
+    /// The stage of the newest attempt, from 1.
+    stage: usize,
     pub result: Option<JobResult>,
 }
 
@@ -112,7 +175,10 @@ struct BlockProgress {
 }
 
 impl JobProgress {
-    /// Adds the next fact, recorded at `at` microseconds since 1970.
+    /// Adds a fact, recorded at `at` microseconds since 1970.
+    ///
+    /// Facts of blocks that run side by side may come in another order than that of the log, also behind the job's end:
+    /// the end stays then.
     pub fn apply(&mut self, at: i64, fact: &JobFact) {
         match fact {
             JobFact::Submitted { shots, .. } => {
@@ -121,11 +187,12 @@ impl JobProgress {
                 self.submitted_at = Some(at);
             }
             JobFact::Planned { plan } => {
-                self.status = JobStatus::Running;
+                self.go_on(JobStatus::Running);
                 self.plan = Some(plan.clone());
             }
             JobFact::Attempted { block_id, attempt, peer_id, reservation_id } => {
-                self.status = JobStatus::Running;
+                self.go_on(JobStatus::Running);
+                self.stage = self.stage_of(block_id);
                 let block = self.blocks.entry(block_id.clone()).or_default();
                 block.attempts = *attempt;
                 block.state = BlockState::Running;
@@ -147,29 +214,70 @@ impl JobProgress {
                 block.state = BlockState::Failed;
                 block.error = Some(error.clone());
             }
-            JobFact::StageCompleted { .. } => {}
+            JobFact::StageCompleted { .. } | JobFact::Released => {}
             JobFact::Resumed { .. } => {
-                self.status = JobStatus::Queued;
+                self.go_on(JobStatus::Queued);
                 // They are begun again.
                 for block in self.blocks.values_mut().filter(|b| b.state == BlockState::Running) {
                     block.state = BlockState::Waiting;
                 }
             }
             JobFact::Completed { result } => {
-                self.status = JobStatus::Completed;
-                self.finished_at = Some(at);
+                self.end(JobStatus::Completed, at);
                 self.result = Some(result.clone());
             }
             JobFact::Failed { error } => {
-                self.status = JobStatus::Failed;
-                self.finished_at = Some(at);
+                self.end(JobStatus::Failed, at);
                 self.error = Some(error.clone());
-                // No one follows these blocks any more.
-                for block in self.blocks.values_mut().filter(|b| b.state == BlockState::Running) {
-                    block.state = BlockState::Abandoned;
-                }
+            }
+            JobFact::Cancelled { reason } => {
+                self.end(JobStatus::Cancelled, at);
+                self.error = Some(reason.clone());
             }
         }
+        if matches!(self.status, JobStatus::Failed | JobStatus::Cancelled) {
+            // No one follows these blocks any more.
+            for block in self.blocks.values_mut().filter(|b| b.state == BlockState::Running) {
+                block.state = BlockState::Abandoned;
+            }
+        }
+    }
+
+    fn go_on(&mut self, status: JobStatus) {
+        if !self.has_ended() {
+            self.status = status;
+        }
+    }
+
+    fn end(&mut self, status: JobStatus, at: i64) {
+        self.status = status;
+        self.finished_at = Some(at);
+    }
+
+    /// The number of a block's stage, from 1; 0 when the plan does not have it.
+    fn stage_of(&self, block_id: &str) -> usize {
+        let stages = self.plan.as_ref().map(|plan| plan.stages.as_slice()).unwrap_or_default();
+        let has = |stage: &Vec<Block>| stage.iter().any(|b| b.block_id == block_id);
+        // Blocks begin stage by stage, so most are in the one where the last one was, or in the next.
+        let near = self.stage.saturating_sub(1)..stages.len();
+        let found =
+            near.clone().find(|n| has(&stages[*n])).or_else(|| (0..near.start).find(|n| has(&stages[*n])));
+        found.map_or(0, |n| n + 1)
+    }
+
+    /// How many blocks are done.
+    pub fn counts(&self) -> BlockCounts {
+        let stages = self.plan.as_ref().map(|plan| plan.stages.as_slice()).unwrap_or_default();
+        let blocks: usize = stages.iter().map(Vec::len).sum();
+        let completed = self.blocks.values().filter(|b| b.state == BlockState::Completed).count();
+        let ratio = match (self.status, blocks) {
+            // A circuit without a gate has no block.
+            (JobStatus::Completed, _) => 1.0,
+            (_, 0) => 0.0,
+            // Numbers of blocks are far below 2^52.
+            (_, _) => completed as f64 / blocks as f64,
+        };
+        BlockCounts { ratio, blocks_completed: completed, blocks, stage: self.stage, stages: stages.len() }
     }
 
     /// The state after these facts of the log, oldest first, each with the time of its record.
@@ -232,16 +340,7 @@ impl JobProgress {
                 error: block.and_then(|b| b.error.clone()),
             }
         });
-        let blocks = self.blocks.iter().map(|(id, b)| BlockView {
-            block_id: id.clone(),
-            state: b.state,
-            peer_id: b.peer_id.clone(),
-            attempts: b.attempts,
-            fidelity: b.fidelity,
-            latency_ms: b.latency_ms,
-            error: b.error.clone(),
-            tried: b.tried.clone(),
-        });
+        let blocks = self.blocks.iter().map(|(id, b)| b.view(id));
         CoordinatorJob {
             job_id: job_id.into(),
             status: self.status,
@@ -249,11 +348,56 @@ impl JobProgress {
             submitted_at: self.submitted_at.map(time),
             finished_at: self.finished_at.map(time),
             error: self.error.clone(),
+            progress: self.counts(),
             plan: self.plan.clone(),
             blocks: blocks.collect(),
             fragments: fragments.collect(),
             result: self.result.clone(),
         }
+    }
+
+    /// The job in short.
+    pub fn summary(&self, job_id: &str) -> JobSummary {
+        JobSummary {
+            job_id: job_id.into(),
+            status: self.status,
+            shots: self.shots,
+            submitted_at: self.submitted_at.map(time),
+            finished_at: self.finished_at.map(time),
+            error: self.error.clone(),
+            progress: Some(self.counts()),
+        }
+    }
+
+    /// A block that was begun.
+    pub fn block(&self, block_id: &str) -> Option<BlockView> {
+        self.blocks.get(block_id).map(|block| block.view(block_id))
+    }
+}
+
+impl BlockProgress {
+    fn view(&self, block_id: &str) -> BlockView {
+        BlockView {
+            block_id: block_id.into(),
+            state: self.state,
+            peer_id: self.peer_id.clone(),
+            attempts: self.attempts,
+            fidelity: self.fidelity,
+            latency_ms: self.latency_ms,
+            error: self.error.clone(),
+            tried: self.tried.clone(),
+        }
+    }
+}
+
+/// The status of a job whose last fact has this kind.
+pub fn status_of_kind(kind: &str) -> JobStatus {
+    match kind {
+        "submitted" | "resumed" => JobStatus::Queued,
+        "completed" => JobStatus::Completed,
+        "failed" => JobStatus::Failed,
+        "cancelled" | "released" => JobStatus::Cancelled,
+        _ => JobStatus::Running,
     }
 }
 
@@ -280,7 +424,8 @@ mod tests {
         let shown = serde_json::to_value(JobProgress::from_facts(&[(0, submitted)]).view("job-1")).unwrap();
         let expected = json!({
             "job_id": "job-1", "status": "queued", "shots": 7, "submitted_at": "1970-01-01T00:00:00.000000Z",
-            "finished_at": null, "error": null, "plan": null, "blocks": [], "fragments": [], "result": null,
+            "finished_at": null, "error": null,
+            "progress": { "ratio": 0.0, "blocks_completed": 0, "blocks": 0, "stage": 0, "stages": 0 }, "plan": null, "blocks": [], "fragments": [], "result": null,
         });
         assert_eq!(shown, expected);
     }
@@ -294,5 +439,35 @@ mod tests {
         assert_eq!(job.blocks[0].state, BlockState::Abandoned);
         let tried = TriedCandidate { peer_id: "a".into(), reservation_id: "res-a".into() };
         assert_eq!(job.blocks[0].tried, [tried]);
+    }
+
+    /// What a block recorded just before a cancel may be seen just after it.
+    #[test]
+    fn a_fact_that_comes_behind_the_end_does_not_undo_it() {
+        let cancelled = (2, JobFact::Cancelled { reason: "enough".into() });
+        let progress = JobProgress::from_facts(&[cancelled, (1, attempted("a")), (3, JobFact::Released)]);
+        let job = progress.view("job-1");
+        assert_eq!((job.status, job.error.as_deref()), (JobStatus::Cancelled, Some("enough")));
+        assert_eq!(job.blocks[0].state, BlockState::Abandoned);
+        assert_eq!(job.finished_at.as_deref(), Some("1970-01-01T00:00:00.000002Z"));
+    }
+
+    #[test]
+    fn the_kind_of_the_last_fact_tells_the_status() {
+        let end = |fact: JobFact| (1, fact);
+        let result =
+            JobResult { counts: BTreeMap::new(), measured_qubits: vec![], bit_order: "".into(), state: None };
+        let submitted = JobFact::Submitted { qasm: "x".into(), shots: 7, coordinator: "me".into() };
+        for fact in [
+            submitted,
+            attempted("a"),
+            JobFact::Resumed { stages: 0 },
+            JobFact::Completed { result },
+            JobFact::Failed { error: "no".into() },
+            JobFact::Cancelled { reason: "enough".into() },
+        ] {
+            let folded = JobProgress::from_facts(&[end(fact.clone())]).status;
+            assert_eq!(status_of_kind(fact.kind()), folded, "{fact:?}");
+        }
     }
 }

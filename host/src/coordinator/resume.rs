@@ -47,7 +47,9 @@ impl JobStart {
                 | JobFact::BlockFailed { .. }
                 | JobFact::Resumed { .. }
                 | JobFact::Completed { .. }
-                | JobFact::Failed { .. } => {}
+                | JobFact::Failed { .. }
+                | JobFact::Cancelled { .. }
+                | JobFact::Released => {}
             }
         }
         if start.plan.is_none() {

@@ -1,37 +1,38 @@
-//! The coordinator's jobs: bounded in number, recorded before they are shown, and cleaned up after a crash.
+//! The coordinator's jobs: bounded in number, recorded before they are shown, and ended once.
 //!
-//! After a restart the log says which reservations were open and which jobs had no end. Those reservations are
-//! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are run within their deadline, from
-//! the last stage whose states are in the log or from their start.
+//! What the log says is so: a fact that it refuses, because someone has cancelled the job, ends the job here too. What is
+//! recorded goes on whether or not the client waits for the answer.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::expiry::{OpenTime, ReservationExpiry};
 use super::fallback::{BlockRunner, uuid4};
 use super::job::{self, JobRecorder};
-use super::job_view::{CoordinatorJob, JobProgress};
+use super::job_events::JobEvent;
+use super::job_view::{JobProgress, JobStatus};
+use super::metrics::{CoordinatorMetrics, Levels};
 use super::result::{OptionError, ResultRequest};
 use super::resume::JobStart;
 use crate::qasm::{self, Circuit, CircuitError};
-use crate::reservation::event::Transition;
 use crate::reservation::job_options::JobOptions;
-use crate::reservation::journal::{JobFact, JobResult};
-use crate::reservation::ledger::ReservationCommand;
-use crate::reservation::log::{AppendError, Log, LogError, OpenReservation, now_micros};
+use crate::reservation::journal::{JobFact, JobRefusal, JobResult};
+use crate::reservation::log::{AppendError, JobSubmission, KnownJob, Log, LogError, now_micros};
 
 /// Ended jobs that are kept in memory, and how many bytes they may take in all; others are read from the log.
 const KEPT_VIEWS: usize = 256;
 const KEPT_BYTES: usize = 32 << 20;
 /// Circuits that are read at once. Each may take a hundred bytes for each of its source.
 const CONCURRENT_PARSERS: usize = 2;
-/// Why a restart cancels a reservation.
-pub const STOPPED: &str = "the coordinator was stopped in the middle of the job";
+/// Locks that the idempotency keys share.
+const KEY_LOCKS: usize = 64;
+/// Events of a job that are kept for those who follow it. Who lags behind reads the log.
+const KEPT_EVENTS: usize = 256;
 
 #[derive(Debug, Clone)]
 pub struct ServiceLimits {
@@ -47,6 +48,39 @@ pub struct ServiceLimits {
     pub checkpoint_interval: Duration,
     /// How often reservations whose time is over are looked for.
     pub expiry_interval: Duration,
+    /// Requests that may wait for a job at once: long polls and event streams.
+    pub watchers: usize,
+}
+
+/// A job as it is submitted.
+#[derive(Debug, Clone)]
+pub struct JobOrder {
+    pub qasm: String,
+    pub shots: u32,
+    pub options: JobOptions,
+    /// A second order with the same key is answered with the first one's job.
+    pub idempotency_key: Option<String>,
+}
+
+/// The job of an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrderedJob {
+    pub job_id: String,
+    pub status: JobStatus,
+    /// Whether this order made it.
+    pub is_new: bool,
+}
+
+/// What became of a request to cancel a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelOutcome {
+    /// It is cancelled now; its peers are being told.
+    Cancelled,
+    /// It was cancelled before.
+    CancelledBefore,
+    /// It has ended otherwise.
+    Ended(JobStatus),
+    Unknown,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -59,9 +93,13 @@ pub enum SubmitError {
     Shots(u32, u32),
     #[error("{0} jobs wait already; try again later")]
     Full(usize),
+    #[error("the coordinator is stopping; try again later")]
+    Stopping,
+    #[error("the idempotency key was used for another job, {0}; use a new key")]
+    KeyUsed(String),
     #[error(transparent)]
     Log(#[from] AppendError),
-    #[error("the circuit could not be read: {0}; report this as a bug")]
+    #[error("the job could not be read or recorded: {0}; report this as a bug")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -69,35 +107,40 @@ pub enum SubmitError {
 #[derive(Clone)]
 pub struct Service {
     pub runner: BlockRunner,
-    limits: ServiceLimits,
+    pub(super) limits: ServiceLimits,
+    pub metrics: Arc<CoordinatorMetrics>,
     jobs: Arc<Mutex<Jobs>>,
     slots: Arc<Semaphore>,
     parsers: Arc<Semaphore>,
+    /// Orders with one key are taken one after the other, so that a twin of the first finds it instead of asking for a
+    /// place in the queue. Keys share locks.
+    key_locks: Arc<[tokio::sync::Mutex<()>; KEY_LOCKS]>,
+    pub(super) watchers: Arc<Semaphore>,
     tasks: TaskTracker,
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     /// Jobs that run are to be dropped.
     abort: CancellationToken,
 }
 
 /// A job that is recorded and has no end.
-struct AcceptedJob {
-    job_id: String,
-    source: JobSource,
-    shots: u32,
-    options: JobOptions,
-    submitted_at: i64,
-    start: JobStart,
+pub(super) struct AcceptedJob {
+    pub(super) job_id: String,
+    pub(super) source: JobSource,
+    pub(super) shots: u32,
+    pub(super) options: JobOptions,
+    pub(super) submitted_at: i64,
+    pub(super) start: JobStart,
 }
 
 /// A circuit that was read when it was submitted, or its text as the log has it.
-enum JobSource {
+pub(super) enum JobSource {
     Circuit(Circuit),
     Text(String),
 }
 
 #[derive(Default)]
 struct Jobs {
-    live: HashMap<String, watch::Sender<JobProgress>>,
+    live: HashMap<String, LiveJob>,
     /// Ids of ended jobs, the oldest first, and about how many bytes each takes.
     ended: VecDeque<(String, usize)>,
     unfinished: usize,
@@ -117,23 +160,66 @@ impl Jobs {
     }
 }
 
-/// Records a job's facts: log, then view.
+/// A job that is in memory.
+#[derive(Clone)]
+pub(super) struct LiveJob {
+    pub(super) view: watch::Sender<JobProgress>,
+    pub(super) events: broadcast::Sender<Arc<JobEvent>>,
+    /// The job is cancelled: nothing of it goes on.
+    cancel: CancellationToken,
+}
+
+impl LiveJob {
+    fn new(view: JobProgress) -> LiveJob {
+        LiveJob {
+            view: watch::Sender::new(view),
+            events: broadcast::Sender::new(KEPT_EVENTS),
+            cancel: CancellationToken::new(),
+        }
+    }
+
+    /// Shows a fact that is recorded under this number.
+    fn show(&self, id: i64, job_id: &str, fact: &JobFact) {
+        let mut event = None;
+        self.view.send_modify(|view| {
+            view.apply(now_micros(), fact);
+            event = (self.events.receiver_count() > 0).then(|| JobEvent::new(id, job_id, view, fact));
+        });
+        // An error means that the last reader has gone just now.
+        event.and_then(|event| self.events.send(Arc::new(event)).ok());
+    }
+}
+
+/// Records a job's facts: in the log, then for those who follow it.
 #[derive(Clone)]
 struct LogRecorder {
     log: Log,
     job_id: String,
-    view: watch::Sender<JobProgress>,
+    live: LiveJob,
+    metrics: Arc<CoordinatorMetrics>,
+}
+
+impl LogRecorder {
+    async fn append(&self, fact: &JobFact) -> Result<(), AppendError> {
+        let id = self.log.record_job(&self.job_id, fact.clone()).await?;
+        self.live.show(id, &self.job_id, fact);
+        self.metrics.count(fact);
+        Ok(())
+    }
 }
 
 impl JobRecorder for LogRecorder {
     async fn record(&self, fact: JobFact) -> Result<(), LogError> {
-        match self.log.record_job(&self.job_id, fact.clone()).await {
-            Ok(()) => {
-                self.view.send_modify(|v| v.apply(now_micros(), &fact));
-                Ok(())
-            }
+        match self.append(&fact).await {
+            Ok(()) => Ok(()),
             Err(AppendError::Log(error)) => Err(error),
-            Err(other) => Err(LogError::Write(other.to_string().into())),
+            Err(AppendError::Job(_)) => {
+                // Someone has cancelled the job, perhaps through another coordinator on this log. It is dropped where
+                // it waits, so nothing of it goes on here.
+                self.live.cancel.cancel();
+                std::future::pending().await
+            }
+            Err(other @ AppendError::Refused(_)) => Err(LogError::Write(other.to_string().into())),
         }
     }
 }
@@ -143,8 +229,11 @@ impl Service {
         Service {
             runner,
             slots: Arc::new(Semaphore::new(limits.running)),
+            watchers: Arc::new(Semaphore::new(limits.watchers)),
             limits,
+            metrics: Arc::default(),
             jobs: Arc::default(),
+            key_locks: Arc::new(std::array::from_fn(|_| tokio::sync::Mutex::default())),
             parsers: Arc::new(Semaphore::new(CONCURRENT_PARSERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -161,147 +250,65 @@ impl Service {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on with the jobs that a former process left open. Before the first new job.
+    /// Accepts a job, or finds the one that was ordered with the same key.
     ///
     /// # Errors
-    /// When the log can't be read or written.
-    pub async fn recover(&self) -> Result<(), LogError> {
-        let log = &self.runner.log;
-        let me = self.runner.network.peer_id();
-        let mut open = Vec::new();
-        for job_id in log.open_jobs().await? {
-            let facts = log.job_facts(&job_id).await?;
-            // Another coordinator on the same log looks after its own.
-            let own = |f: &JobFact| matches!(f, JobFact::Submitted { coordinator, .. } if *coordinator == me);
-            if facts.iter().any(|(_, f)| own(f)) {
-                open.push((job_id, facts));
-            }
+    /// When the circuit, the number of shots or an option is not allowed, the key was used for another job, too many jobs wait, the
+    /// coordinator is stopping, or the job can't be recorded.
+    pub async fn submit(&self, order: JobOrder) -> Result<OrderedJob, SubmitError> {
+        let JobOrder { qasm, shots, options, idempotency_key: key } = order;
+        let coordinator = self.runner.network.peer_id();
+        let fact = JobFact::Submitted { qasm: qasm.clone(), shots, coordinator, options: options.clone() };
+        if let Some(known) = self.known_order(key.as_deref(), &fact).await? {
+            return Ok(known);
         }
-        // In the order in which they were accepted.
-        open.sort_by_key(|(_, facts)| facts.first().map(|(at, _)| *at));
-        let (jobs, mut reservations) = (open.len(), 0);
-        for (job_id, facts) in open {
-            reservations += self.close_reservations(&facts).await?;
-            self.resume(job_id, facts).await?;
-        }
-        if jobs > 0 {
-            tracing::warn!(
-                jobs,
-                reservations,
-                "a former coordinator was stopped in the middle of jobs: their reservations are cancelled, and they go on"
-            );
-        }
-        Ok(())
-    }
-
-    /// Cancels what a job left open at peers and in the log; the number of reservations.
-    async fn close_reservations(&self, facts: &[(i64, JobFact)]) -> Result<usize, LogError> {
-        let mut closed = 0;
-        // Committed reservations are closed in the log, but may hold a slot all the same.
-        for (_, fact) in facts {
-            let JobFact::Attempted { peer_id, reservation_id, .. } = fact else { continue };
-            let Some(state) = self.runner.log.state(reservation_id).await? else { continue };
-            let over = matches!(&state.execution, Some(e) if e.outcome.is_some());
-            let never = matches!(
-                state.transition,
-                Transition::Rejected | Transition::Cancelled | Transition::Expired
-            );
-            if over || never {
-                continue;
-            }
-            closed += 1;
-            self.close(reservation_id, state.execution.map(|e| e.execution_id)).await?;
-            self.runner.cancel_insisting(peer_id, reservation_id, STOPPED, self.stop.clone());
-        }
-        Ok(closed)
-    }
-
-    /// Runs a job of a former process from where it was.
-    async fn resume(&self, job_id: String, facts: Vec<(i64, JobFact)>) -> Result<(), LogError> {
-        let Some((submitted_at, JobFact::Submitted { qasm, shots, options, .. })) = facts.first().cloned()
-        else {
-            return Ok(());
-        };
-        let mut view = JobProgress::from_facts(&facts);
-        let start = JobStart::from_facts(facts.iter().map(|(_, fact)| fact));
-        let resumed = JobFact::Resumed { stages: start.stages };
-        match self.runner.log.record_job(&job_id, resumed.clone()).await {
-            Ok(()) => view.apply(now_micros(), &resumed),
-            Err(AppendError::Log(error)) => return Err(error),
-            // It has an end by now.
-            Err(_) => return Ok(()),
-        }
-        self.jobs().unfinished += 1;
-        let source = JobSource::Text(qasm);
-        self.spawn(AcceptedJob { job_id, source, shots, options, submitted_at, start }, view);
-        Ok(())
-    }
-
-    /// Ends a reservation in the log, as far as it isn't.
-    async fn close(&self, id: &str, execution: Option<String>) -> Result<(), LogError> {
-        let command = match execution {
-            Some(execution_id) => ReservationCommand::Fail { execution_id, error: STOPPED.into() },
-            None => ReservationCommand::Cancel { reason: STOPPED.into() },
-        };
-        match self.runner.log.execute(id, command).await {
-            Err(AppendError::Log(error)) => Err(error),
-            // A committed one is terminal without more.
-            _ => Ok(()),
-        }
-    }
-
-    /// Looks after reservations whose time is over, until stopped.
-    pub async fn expire(self) {
-        let mut tick = tokio::time::interval(self.limits.expiry_interval);
-        let (start, mut expiry) = (Instant::now(), ReservationExpiry::default());
-        loop {
-            tokio::select! {
-                _ = tick.tick() => {}
-                () = self.stop.cancelled() => return,
-            }
-            if let Err(error) = self.expire_once(&mut expiry, start.elapsed()).await {
-                tracing::warn!(%error, "expired reservations could not be looked for");
-            }
-        }
-    }
-
-    /// Records the end of the reservations whose time is over.
-    async fn expire_once(&self, expiry: &mut ReservationExpiry, now: Duration) -> Result<(), LogError> {
-        let log = &self.runner.log;
-        let (mut open, mut new) = (Vec::new(), Vec::new());
-        for OpenReservation { reservation_id, until } in log.open_reservations().await? {
-            if !expiry.is_known(&reservation_id)
-                && let Some(state) = log.state(&reservation_id).await?
-            {
-                let left = u64::try_from(until.saturating_sub(now_micros())).unwrap_or(0);
-                new.push(OpenTime {
-                    reservation_id: reservation_id.clone(),
-                    ttl: Duration::from_secs(state.request.ttl_seconds),
-                    left: Duration::from_micros(left),
-                });
-            }
-            open.push(reservation_id);
-        }
-        for id in expiry.look(now, &open, new) {
-            match log.execute(&id, ReservationCommand::Expire).await {
-                Ok(_) => tracing::info!(reservation = id, "it was not committed in time and has expired"),
-                // It came to its end just now.
-                Err(error) => tracing::debug!(reservation = id, %error, "not expired"),
-            }
-        }
-        Ok(())
-    }
-
-    /// Accepts a job and returns its id.
-    ///
-    /// # Errors
-    /// When the circuit, the number of shots or an option is not allowed, too many jobs wait, or the job can't be recorded.
-    pub async fn submit(&self, qasm: &str, shots: u32, options: JobOptions) -> Result<String, SubmitError> {
         if shots == 0 || shots > self.limits.max_shots {
             return Err(SubmitError::Shots(shots, self.limits.max_shots));
         }
-        let circuit = self.parse(qasm, &options).await?;
+        let circuit = self.parse(&qasm, &options).await?;
         ResultRequest::new(&circuit, shots, options.clone())?;
+        // A job that is recorded must run, also when the client goes meanwhile and drops this request.
+        let service = self.clone();
+        let accepting = async move { service.accept(circuit, shots, options, key, fact).await };
+        self.tasks.spawn(accepting).await?
+    }
+
+    /// The job that was ordered with this key.
+    async fn known_order(
+        &self,
+        key: Option<&str>,
+        fact: &JobFact,
+    ) -> Result<Option<OrderedJob>, SubmitError> {
+        let Some(key) = key else { return Ok(None) };
+        let known = self.runner.log.job_of_key(key).await.map_err(AppendError::from)?;
+        known.map(|known| known_job(known, fact)).transpose()
+    }
+
+    /// Records a job and begins it.
+    async fn accept(
+        &self,
+        circuit: Circuit,
+        shots: u32,
+        options: JobOptions,
+        key: Option<String>,
+        fact: JobFact,
+    ) -> Result<OrderedJob, SubmitError> {
+        if self.stop.is_cancelled() {
+            return Err(SubmitError::Stopping);
+        }
+        let lock = key.as_ref().map(|key| {
+            let mut hash = DefaultHasher::new();
+            key.hash(&mut hash);
+            // The remainder is below the number of locks.
+            &self.key_locks[(hash.finish() % KEY_LOCKS as u64) as usize]
+        });
+        let _turn = match lock {
+            Some(lock) => Some(lock.lock().await),
+            None => None,
+        };
+        if let Some(known) = self.known_order(key.as_deref(), &fact).await? {
+            return Ok(known);
+        }
         {
             let mut jobs = self.jobs();
             if jobs.unfinished >= self.limits.running + self.limits.waiting {
@@ -310,29 +317,77 @@ impl Service {
             jobs.unfinished += 1;
         }
         let job_id = format!("job-{}", uuid4());
-        let coordinator = self.runner.network.peer_id();
-        let fact = JobFact::Submitted { qasm: qasm.into(), shots, coordinator, options: options.clone() };
-        if let Err(error) = self.runner.log.record_job(&job_id, fact.clone()).await {
-            self.jobs().unfinished -= 1;
-            return Err(error.into());
+        match self.runner.log.submit_job(&job_id, key, fact.clone()).await {
+            Ok(JobSubmission::New) => {}
+            Ok(JobSubmission::Known(known)) => {
+                self.jobs().unfinished -= 1;
+                return known_job(known, &fact);
+            }
+            Err(error) => {
+                self.jobs().unfinished -= 1;
+                return Err(error.into());
+            }
         }
+        self.metrics.count(&fact);
         let mut view = JobProgress::default();
         let submitted_at = now_micros();
         view.apply(submitted_at, &fact);
         let (source, start) = (JobSource::Circuit(circuit), JobStart::default());
         self.spawn(AcceptedJob { job_id: job_id.clone(), source, shots, options, submitted_at, start }, view);
-        Ok(job_id)
+        Ok(OrderedJob { job_id, status: JobStatus::Queued, is_new: true })
+    }
+
+    /// Begins a job that a former process has recorded.
+    pub(super) fn spawn_resumed(&self, job: AcceptedJob, view: JobProgress) {
+        self.jobs().unfinished += 1;
+        self.spawn(job, view);
     }
 
     /// Runs a job in the background, when it is its turn.
     fn spawn(&self, job: AcceptedJob, view: JobProgress) {
-        let (view, service, id) = (watch::Sender::new(view), self.clone(), job.job_id.clone());
-        self.jobs().live.insert(id.clone(), view.clone());
+        let (live, service, id) = (LiveJob::new(view), self.clone(), job.job_id.clone());
+        self.jobs().live.insert(id.clone(), live.clone());
         self.tasks.spawn(async move {
-            service.run(job, view.clone()).await;
-            let bytes = view.borrow().weight();
+            service.run(job, live.clone()).await;
+            let bytes = live.view.borrow().weight();
             service.jobs().end(id, bytes);
         });
+    }
+
+    /// Cancels a job: nothing of it is run any more, here or after a restart, and its peers are told.
+    ///
+    /// # Errors
+    /// When the log can't be read or written.
+    pub async fn cancel(&self, job_id: &str, reason: &str) -> Result<CancelOutcome, LogError> {
+        let (service, job_id, reason) = (self.clone(), job_id.to_string(), reason.to_string());
+        // What is recorded must be done, also when the client goes meanwhile and drops this request.
+        let cancelling = async move { service.record_cancel(&job_id, reason).await };
+        self.tasks.spawn(cancelling).await.map_err(|e| LogError::Write(e.to_string().into()))?
+    }
+
+    async fn record_cancel(&self, job_id: &str, reason: String) -> Result<CancelOutcome, LogError> {
+        let fact = JobFact::Cancelled { reason };
+        match self.runner.log.record_job(job_id, fact.clone()).await {
+            Ok(id) => {
+                tracing::info!(job_id, "cancelled");
+                self.metrics.count(&fact);
+                if let Some(live) = self.live(job_id) {
+                    live.show(id, job_id, &fact);
+                    live.cancel.cancel();
+                }
+                Ok(CancelOutcome::Cancelled)
+            }
+            Err(AppendError::Job(JobRefusal::Unknown)) => Ok(CancelOutcome::Unknown),
+            Err(AppendError::Log(error)) => Err(error),
+            Err(AppendError::Job(_) | AppendError::Refused(_)) => {
+                let job = job::from_log(&self.runner.log, job_id).await?;
+                Ok(match job.map(|job| job.status) {
+                    None => CancelOutcome::Unknown,
+                    Some(JobStatus::Cancelled) => CancelOutcome::CancelledBefore,
+                    Some(status) => CancelOutcome::Ended(status),
+                })
+            }
+        }
     }
 
     /// Reads a circuit, which may take a second: not on a thread that serves others.
@@ -344,20 +399,29 @@ impl Service {
     }
 
     /// Runs a job and records its end. At a stop it is left as it is, and the next start goes on with it.
-    async fn run(&self, job: AcceptedJob, view: watch::Sender<JobProgress>) {
+    async fn run(&self, job: AcceptedJob, live: LiveJob) {
+        let (job_id, cancelled) = (job.job_id.clone(), live.cancel.clone());
         let slot = tokio::select! {
             slot = self.slots.acquire() => slot,
             () = self.stop.cancelled() => return,
+            () = cancelled.cancelled() => return self.end_cancelled(&job_id, &live).await,
         };
         let Ok(_slot) = slot else { return };
-        let job_id = job.job_id.clone();
-        let recorder = LogRecorder { log: self.runner.log.clone(), job_id: job_id.clone(), view };
-        let age = u64::try_from(now_micros().saturating_sub(job.submitted_at)).unwrap_or(0);
-        let left = self.limits.job_deadline.saturating_sub(Duration::from_micros(age));
+        let submitted_at = job.submitted_at;
+        let recorder = LogRecorder {
+            log: self.runner.log.clone(),
+            job_id: job_id.clone(),
+            live: live.clone(),
+            metrics: self.metrics.clone(),
+        };
+        let age =
+            || Duration::from_micros(u64::try_from(now_micros().saturating_sub(submitted_at)).unwrap_or(0));
+        let left = self.limits.job_deadline.saturating_sub(age());
         let ran = tokio::select! {
             ran = tokio::time::timeout(left, self.perform(job, &recorder)) => ran,
             // Dropped, it cancels its reservations.
             () = self.abort.cancelled() => return,
+            () = cancelled.cancelled() => return self.end_cancelled(&job_id, &live).await,
         };
         let end = match ran {
             Ok(Ok(result)) => {
@@ -375,10 +439,15 @@ impl Service {
                 JobFact::Failed { error }
             }
         };
-        if let Err(error) = recorder.record(end.clone()).await {
-            tracing::error!(job_id, %error, "the job's end could not be recorded; a restart runs it again");
-            // Shown all the same: who waits for it must not wait for ever.
-            recorder.view.send_modify(|v| v.apply(now_micros(), &end));
+        match recorder.append(&end).await {
+            Ok(()) => self.metrics.note_duration(age().as_secs_f64()),
+            // A cancel was recorded first, and counts.
+            Err(AppendError::Job(_)) => self.end_cancelled(&job_id, &live).await,
+            Err(error) => {
+                tracing::error!(job_id, %error, "the job's end could not be recorded; a restart runs it again");
+                // Shown all the same: who waits for it must not wait for ever.
+                live.view.send_modify(|v| v.apply(now_micros(), &end));
+            }
         }
     }
 
@@ -413,20 +482,47 @@ impl Service {
         }
     }
 
-    /// A job's view, and its changes while it runs.
-    pub fn watch(&self, job_id: &str) -> Option<watch::Receiver<JobProgress>> {
-        self.jobs().live.get(job_id).map(watch::Sender::subscribe)
+    /// A job that is in memory.
+    pub(super) fn live(&self, job_id: &str) -> Option<LiveJob> {
+        self.jobs().live.get(job_id).cloned()
     }
 
-    /// A job as the API shows it.
+    /// Reads a job as far as it is known.
     ///
     /// # Errors
     /// When the log can't be read.
-    pub async fn show(&self, job_id: &str) -> Result<Option<CoordinatorJob>, LogError> {
-        if let Some(view) = self.watch(job_id) {
-            return Ok(Some(view.borrow().view(job_id)));
+    pub async fn show<T>(
+        &self,
+        job_id: &str,
+        read: impl FnOnce(&JobProgress) -> T,
+    ) -> Result<Option<T>, LogError> {
+        match self.live(job_id) {
+            Some(live) => Ok(Some(read(&live.view.borrow()))),
+            None => Ok(job::from_log(&self.runner.log, job_id).await?.map(|progress| read(&progress))),
         }
-        Ok(job::from_log(&self.runner.log, job_id).await?.map(|v| v.view(job_id)))
+    }
+
+    /// What is true at this moment, for the metrics.
+    pub async fn levels(&self) -> Levels {
+        let of_status = |jobs: &Jobs, status| {
+            jobs.live.values().filter(|live| live.view.borrow().status == status).count()
+        };
+        let (jobs_queued, jobs_running) = {
+            let jobs = self.jobs();
+            (of_status(&jobs, JobStatus::Queued), of_status(&jobs, JobStatus::Running))
+        };
+        let directory = &self.runner.directory;
+        Levels {
+            jobs_queued,
+            jobs_running,
+            blocks_waiting: directory.waiting_blocks(),
+            slots_held: directory.held_slots(),
+            peers_known: directory.known_peers().len(),
+            peers_usable: directory.candidates().len(),
+            reservations_open: self.runner.log.open_reservations().await.ok().map(|open| open.len()),
+            watchers: self.limits.watchers.saturating_sub(self.watchers.available_permits()),
+            store_writable: self.runner.log.is_writable(),
+        }
     }
 
     /// No more waiting; jobs that run may end within the limit, then cancels go out.
@@ -444,5 +540,26 @@ impl Service {
         if tokio::time::timeout(limit.min(Duration::from_secs(5)), self.runner.tasks.wait()).await.is_err() {
             tracing::debug!("some cancels did not arrive before the end");
         }
+    }
+}
+
+/// The answer to an order whose key is known, which must be the same order.
+fn known_job(known: KnownJob, asked: &JobFact) -> Result<OrderedJob, SubmitError> {
+    let KnownJob { job_id, facts } = known;
+    let mut first = facts.first().map(|(_, fact)| fact.clone());
+    if let (
+        Some(JobFact::Submitted { coordinator, .. }),
+        JobFact::Submitted { coordinator: asked_coordinator, .. },
+    ) = (&mut first, asked)
+    {
+        // Another coordinator on the same log may have taken it.
+        coordinator.clone_from(asked_coordinator);
+    }
+    match first.as_ref() == Some(asked) {
+        true => {
+            let status = JobProgress::from_facts(&facts).status;
+            Ok(OrderedJob { job_id, status, is_new: false })
+        }
+        false => Err(SubmitError::KeyUsed(job_id)),
     }
 }

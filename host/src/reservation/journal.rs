@@ -60,6 +60,12 @@ pub enum JobFact {
     Failed {
         error: String,
     },
+    /// Someone has cancelled the job: nothing of it is run any more.
+    Cancelled {
+        reason: String,
+    },
+    /// The peers of a cancelled job were told, or hold nothing for it any more. Until then a restart tells them.
+    Released,
 }
 
 /// The state of some qubits in the middle of a job.
@@ -135,11 +141,31 @@ impl JobFact {
             JobFact::Resumed { .. } => "resumed",
             JobFact::Completed { .. } => "completed",
             JobFact::Failed { .. } => "failed",
+            JobFact::Cancelled { .. } => "cancelled",
+            JobFact::Released => "released",
         }
     }
 
+    /// Whether the job has ended with this fact.
     fn is_end(&self) -> bool {
-        matches!(self, JobFact::Completed { .. } | JobFact::Failed { .. })
+        match self {
+            JobFact::Completed { .. }
+            | JobFact::Failed { .. }
+            | JobFact::Cancelled { .. }
+            | JobFact::Released => true,
+            JobFact::Submitted { .. }
+            | JobFact::Planned { .. }
+            | JobFact::Attempted { .. }
+            | JobFact::BlockCompleted { .. }
+            | JobFact::BlockFailed { .. }
+            | JobFact::StageCompleted { .. }
+            | JobFact::Resumed { .. } => false,
+        }
+    }
+
+    /// Whether a restart has nothing to do for the job after this fact. It tells the peers of a cancelled one.
+    pub fn is_settled(&self) -> bool {
+        self.is_end() && !matches!(self, JobFact::Cancelled { .. })
     }
 }
 
@@ -151,6 +177,8 @@ pub enum JobRefusal {
     Exists,
     #[error("the job has ended, so '{0}' can't be recorded")]
     Ended(&'static str),
+    #[error("the job is not cancelled, so 'released' can't be recorded")]
+    NotCancelled,
 }
 
 /// Whether a fact may follow these.
@@ -165,6 +193,8 @@ pub fn may_follow<'a>(
         (None, JobFact::Submitted { .. }) => Ok(()),
         (None, _) => Err(JobRefusal::Unknown),
         (Some(_), JobFact::Submitted { .. }) => Err(JobRefusal::Exists),
+        (Some(JobFact::Cancelled { .. }), JobFact::Released) => Ok(()),
+        (Some(_), JobFact::Released) => Err(JobRefusal::NotCancelled),
         (Some(last), _) if last.is_end() => Err(JobRefusal::Ended(fact.kind())),
         (Some(_), _) => Ok(()),
     }
@@ -195,7 +225,17 @@ mod tests {
         assert_eq!(may_follow([begin.clone()].iter(), &begin), Err(JobRefusal::Exists));
         let ended = [begin.clone(), end.clone()];
         assert_eq!(may_follow(ended.iter(), &end), Err(JobRefusal::Ended("failed")));
-        assert!(is_open([begin].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
+        assert!(is_open([begin.clone()].iter()) && !is_open(ended.iter()) && !is_open(none.iter()));
+        // A cancel is an end too, after which its peers are told.
+        let cancel = JobFact::Cancelled { reason: "enough".into() };
+        assert_eq!(may_follow([begin.clone()].iter(), &JobFact::Released), Err(JobRefusal::NotCancelled));
+        let cancelled = [begin, cancel.clone()];
+        assert_eq!(may_follow(cancelled.iter(), &end), Err(JobRefusal::Ended("failed")));
+        assert_eq!(may_follow(cancelled.iter(), &cancel), Err(JobRefusal::Ended("cancelled")));
+        assert_eq!(may_follow(cancelled.iter(), &JobFact::Released), Ok(()));
+        assert!(!cancel.is_settled() && JobFact::Released.is_settled() && end.is_settled());
+        let released = [cancel.clone(), JobFact::Released];
+        assert_eq!(may_follow(released.iter(), &cancel), Err(JobRefusal::Ended("cancelled")));
     }
 
     /// Facts of jobs as they were recorded, the first ones by version 0.1.0.
@@ -207,6 +247,8 @@ mod tests {
         r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{"0":6,"1":4},"measured_qubits":[0],"state":{"amplitudes":["0.707106781187","0.707106781187"],"qubit_ids":[0]}}}"#,
         r#"{"kind":"stage_completed","stages":1,"components":[{"qubits":[0],"amplitudes":[[0.6,0.0],[0.0,0.8]],"measured":[],"previous_peer_id":"12D3KooWa"}]}"#,
         r#"{"kind":"resumed","stages":1}"#,
+        r#"{"kind":"cancelled","reason":"enough"}"#,
+        r#"{"kind":"released"}"#,
         r#"{"kind":"completed","result":{"bit_order":"character i of a key is the i-th of measured_qubits","counts":{},"measured_qubits":[],"state":null}}"#,
         r#"{"kind":"submitted","qasm":"input float a; qubit q; rx(a) q;","shots":10,"coordinator":"12D3KooWa","options":{"inputs":{"a":0.5},"results":["counts","probabilities","state","bloch_vectors","entanglement_entropy"],"observables":["Z"],"bit_order":"reference"}}"#,
         r#"{"kind":"completed","result":{"bit_order":"x","counts":{"0":10},"measured_qubits":[0],"measured_bits":["c[0]"],"probabilities":{"0":1.0},"measured_probabilities":{"0":1.0},"state":null,"bloch_vectors":{"q0":{"x":0.0,"y":0.0,"z":1.0}},"entanglement_entropy":{"q0|rest":0.0},"observable_expectations":{"Z":1.0}}}"#,

@@ -31,6 +31,7 @@ use request::{
 };
 
 pub use error::{AppendError, LogError, LogFailure};
+pub use request::JobRow;
 pub use row::Row;
 pub(super) use row::fact_json;
 pub use sqlite::Sqlite;
@@ -58,6 +59,24 @@ pub struct OpenReservation {
     pub reservation_id: String,
     /// When its time is over, in microseconds since 1970.
     pub until: i64,
+}
+
+/// Whose idempotency keys those of jobs are: shorter than any caller that a reservation may name.
+const JOB_KEYS: &str = "@";
+/// The job that [`Log::check_write`] opens and closes. It has no facts.
+const WRITE_CHECK: &str = "write-check";
+
+/// What became of a job that was to be recorded.
+pub enum JobSubmission {
+    New,
+    /// Its key was used before.
+    Known(KnownJob),
+}
+
+/// A job that a key names, with its facts and their times.
+pub struct KnownJob {
+    pub job_id: String,
+    pub facts: Vec<(i64, JobFact)>,
 }
 
 /// A reservation and whether this request made it.
@@ -212,22 +231,107 @@ impl Log {
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
-    /// Records what happened to a job; on disk when it returns.
+    /// Records what happened to a job; on disk when it returns. Returns the fact's number in the job, from 1.
     ///
     /// # Errors
     /// When the job has ended, or the log can't be written.
-    pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<(), AppendError> {
+    pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<i64, AppendError> {
+        let appended = self.append_to_job(job_id, None, fact).await?;
+        Ok(appended.rows.last().map_or(0, |row| row.seq))
+    }
+
+    /// Records a job under its id, or finds the one that was recorded with the same key.
+    ///
+    /// # Errors
+    /// When the id is in use, or the log can't be written.
+    pub async fn submit_job(
+        &self,
+        job_id: &str,
+        key: Option<String>,
+        fact: JobFact,
+    ) -> Result<JobSubmission, AppendError> {
+        let key = key.map(|key| IdempotencyKey { caller: JOB_KEYS.into(), key });
+        let appended = self.append_to_job(job_id, key, fact).await?;
+        match appended.is_new {
+            true => Ok(JobSubmission::New),
+            false => Ok(JobSubmission::Known(self.known_job(appended.stream, &appended.rows)?)),
+        }
+    }
+
+    /// The job that was recorded with this key.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn job_of_key(&self, key: &str) -> Result<Option<KnownJob>, LogError> {
+        let key = IdempotencyKey { caller: JOB_KEYS.into(), key: key.into() };
+        let (answer, wait) = oneshot::channel();
+        self.submit(StoreRequest::Keyed { key, answer })?;
+        let Some(stream) = wait.await.map_err(|_| LogError::Stopped)?? else { return Ok(None) };
+        let rows = self.rows(stream.clone()).await?;
+        self.known_job(stream, &rows).map(Some)
+    }
+
+    fn known_job(&self, stream: StreamId, rows: &[Row]) -> Result<KnownJob, LogError> {
+        let facts = facts::<JobFact>(&self.location, rows)?;
+        Ok(KnownJob { job_id: stream.id, facts: rows.iter().map(|r| r.at).zip(facts).collect() })
+    }
+
+    async fn append_to_job(
+        &self,
+        job_id: &str,
+        key: Option<IdempotencyKey>,
+        fact: JobFact,
+    ) -> Result<AppendOutcome, AppendError> {
         let location = self.location.clone();
         let decide = move |rows: &[Row], _now: i64| {
             let before = facts::<JobFact>(&location, rows)?;
             journal::may_follow(before.iter(), &fact)?;
-            let ends = matches!(fact, JobFact::Completed { .. } | JobFact::Failed { .. });
-            let open_until = (!ends).then_some(NO_DEADLINE);
+            let open_until = (!fact.is_settled()).then_some(NO_DEADLINE);
             Ok(AppendDecision { bodies: vec![fact_json(&fact)], open_until })
         };
         let stream = StreamId::job(job_id);
-        let append = Append { stream, key: None, reads: ReadRows::Last, decide: Box::new(decide) };
-        self.append(append).await.map(|_| ())
+        self.append(Append { stream, key, reads: ReadRows::Last, decide: Box::new(decide) }).await
+    }
+
+    /// Jobs from the newest to the oldest, at most so many, beginning behind `after`.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn jobs(&self, after: Option<i64>, limit: usize) -> Result<Vec<JobRow>, LogError> {
+        let (answer, wait) = oneshot::channel();
+        self.submit(StoreRequest::Jobs { before: after, limit, answer })?;
+        wait.await.map_err(|_| LogError::Stopped)?
+    }
+
+    /// The place of a job in the order of all, for [`Log::jobs`].
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub async fn job_position(&self, job_id: &str) -> Result<Option<i64>, LogError> {
+        let (answer, wait) = oneshot::channel();
+        self.submit(StoreRequest::Begin { stream: StreamId::job(job_id), answer })?;
+        wait.await.map_err(|_| LogError::Stopped)?
+    }
+
+    /// Whether the log can be read now.
+    ///
+    /// # Errors
+    /// When it can't.
+    pub async fn check_read(&self) -> Result<(), LogError> {
+        self.page(0, 1).await.map(|_| ())
+    }
+
+    /// Writes something that changes nothing, so that a log that could not be written is known to be writable again.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn check_write(&self) -> Result<(), AppendError> {
+        for open_until in [Some(NO_DEADLINE), None] {
+            let decide = move |_: &[Row], _: i64| Ok(AppendDecision { bodies: Vec::new(), open_until });
+            let (stream, reads) = (StreamId::job(WRITE_CHECK), ReadRows::Last);
+            self.append(Append { stream, key: None, reads, decide: Box::new(decide) }).await?;
+        }
+        Ok(())
     }
 
     /// A job's facts with their times.

@@ -187,6 +187,103 @@ fn jobs_are_open_until_they_end() {
     });
 }
 
+#[test]
+fn a_cancelled_job_is_open_until_its_peers_are_released_and_takes_no_other_fact() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        assert_eq!(log.record_job("job-1", submitted()).await.unwrap(), 1);
+        let cancel = || JobFact::Cancelled { reason: "enough".into() };
+        assert_eq!(log.record_job("job-1", cancel()).await.unwrap(), 2);
+        assert_eq!(log.open_jobs().await.unwrap(), ["job-1"], "a restart tells its peers");
+        let late = log.record_job("job-1", cancel()).await.unwrap_err();
+        assert!(matches!(late, AppendError::Job(JobRefusal::Ended("cancelled"))), "{late}");
+        assert_eq!(log.record_job("job-1", JobFact::Released).await.unwrap(), 3);
+        assert!(log.open_jobs().await.unwrap().is_empty());
+        assert_eq!(log.verify().await.unwrap(), 3);
+    });
+}
+
+#[test]
+fn a_key_names_the_first_job_that_was_submitted_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let path = dir.path().join("r.db");
+        let log = Log::sqlite(&path).unwrap();
+        let submit = async |log: &Log, id: &str, key: Option<&str>| match log
+            .submit_job(id, key.map(String::from), submitted())
+            .await
+            .unwrap()
+        {
+            JobSubmission::New => None,
+            JobSubmission::Known(known) => Some((known.job_id, known.facts.len())),
+        };
+        assert!(log.job_of_key("key").await.unwrap().is_none());
+        assert_eq!(submit(&log, "job-1", Some("key")).await, None);
+        assert_eq!(submit(&log, "job-2", Some("key")).await, Some(("job-1".into(), 1)));
+        assert_eq!(submit(&log, "job-3", None).await, None);
+        assert_eq!(log.job_of_key("key").await.unwrap().map(|known| known.job_id), Some("job-1".into()));
+        // Keys of reservations are others.
+        assert!(log.request("res-00000001", "me", request(Some("key"))).await.unwrap().created);
+        log.close().await;
+        let log = Log::sqlite(&path).unwrap();
+        assert_eq!(submit(&log, "job-4", Some("key")).await, Some(("job-1".into(), 1)), "after a restart");
+    });
+}
+
+#[test]
+fn jobs_are_listed_from_the_newest_to_the_oldest() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let log = Log::sqlite(&dir.path().join("r.db")).unwrap();
+        for n in 1..=5 {
+            log.record_job(&format!("job-{n}"), submitted()).await.unwrap();
+            log.request(&format!("res-0000000{n}"), "me", request(None)).await.unwrap();
+        }
+        log.record_job("job-2", JobFact::Failed { error: "no peers".into() }).await.unwrap();
+        log.record_job("job-4", JobFact::Cancelled { reason: "enough".into() }).await.unwrap();
+        log.record_job("job-4", JobFact::Released).await.unwrap();
+        let all = log.jobs(None, 10).await.unwrap();
+        let shown: Vec<(&str, &str, i64, Option<&str>)> = all
+            .iter()
+            .map(|j| (j.job_id.as_str(), j.last_kind.as_str(), j.shots, j.error.as_deref()))
+            .collect();
+        let expected = [
+            ("job-5", "submitted", 5, None),
+            ("job-4", "cancelled", 5, Some("enough")),
+            ("job-3", "submitted", 5, None),
+            ("job-2", "failed", 5, Some("no peers")),
+            ("job-1", "submitted", 5, None),
+        ];
+        assert_eq!(shown, expected);
+        let ids = |page: Vec<JobRow>| page.into_iter().map(|j| j.job_id).collect::<Vec<_>>();
+        assert_eq!(ids(log.jobs(None, 2).await.unwrap()), ["job-5", "job-4"]);
+        let behind = log.job_position("job-4").await.unwrap();
+        // Newer ones do not move what follows.
+        log.record_job("job-6", submitted()).await.unwrap();
+        assert_eq!(ids(log.jobs(behind, 2).await.unwrap()), ["job-3", "job-2"]);
+        assert_eq!(log.job_position("job-7").await.unwrap(), None);
+    });
+}
+
+#[test]
+fn a_check_finds_that_a_log_can_be_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.db");
+    run(async {
+        let log = Log::sqlite(&path).unwrap();
+        let other = rusqlite::Connection::open(&path).unwrap();
+        other
+            .execute_batch("CREATE TRIGGER full BEFORE INSERT ON open BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+            .unwrap();
+        assert!(log.check_write().await.is_err() && !log.is_writable());
+        other.execute_batch("DROP TRIGGER full").unwrap();
+        log.check_write().await.unwrap();
+        assert!(log.is_writable() && log.open_jobs().await.unwrap().is_empty());
+        assert_eq!(log.verify().await.unwrap(), 0);
+    });
+}
+
 /// Defect G of the review: the prefix was taken off as often as it was there.
 #[test]
 fn an_id_that_begins_like_a_prefix_is_found_again() {

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Args, DevError, LOG_LINES, LOOK_AGAIN, LogLines, READY_LIMIT};
 use crate::app;
 use crate::cli::coordinator_client::{CoordinatorClient, follow, show_result};
+use crate::cli::job_display::JobDisplay;
 use crate::cli::terminal::Terminal;
 use crate::config::load::ProcessEnv;
 use crate::coordinator::job_view::{CoordinatorJob, JobStatus};
@@ -224,7 +225,7 @@ async fn demo(client: &CoordinatorClient, out: &mut Terminal) -> Result<bool, Fa
     for circuit in &CIRCUITS {
         let id = client.submit(circuit.title, circuit.qasm, SHOTS, &JobOptions::default()).await?;
         out.line(&format!("{}  {id}", out.bold(circuit.title)))?;
-        let job = follow(client, &id, Some(out)).await?;
+        let job = follow(client, &id, JobDisplay::new(out)).await?;
         show_result(out, &job, SHOTS)?;
         out.line("")?;
         if let Err(why) = check(circuit, &job) {

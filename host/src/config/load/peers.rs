@@ -78,6 +78,10 @@ pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
         max_running: s.integer("CODA_COORDINATOR_MAX_RUNNING", None, 8, 1..=1000)? as usize,
         max_waiting: s.integer("CODA_COORDINATOR_MAX_WAITING", None, 256, 0..=100_000)? as usize,
         max_shots: s.integer("CODA_COORDINATOR_MAX_SHOTS", None, 1_000_000, 1..=100_000_000)? as u32,
+        // Fewer than the service has connections, so that some are left for other requests.
+        max_watchers: s.integer("CODA_COORDINATOR_MAX_WATCHERS", None, 128, 0..=200)? as usize,
+        keep_alive: s.seconds("CODA_COORDINATOR_KEEP_ALIVE_SEC", None, 15.0)?,
+        open_reads: s.boolean("CODA_API_OPEN_READS", None, false)?,
     })
 }
 

@@ -16,10 +16,11 @@ use tokio_util::task::TaskTracker;
 
 use super::error::{AppendError, LogError};
 use super::now_micros;
-use super::request::{Append, AppendOutcome, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use super::request::{Append, AppendOutcome, IdempotencyKey, JobRow, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
 use crate::backoff::Backoff;
 use crate::reservation::event::EventBatch;
+use crate::reservation::journal::JobFact;
 use crate::reservation::stream::{StreamId, UnknownStream};
 
 const SCHEMA_VERSION: i64 = 1;
@@ -55,6 +56,14 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// Pauses between tries to replace a lost connection; a request that comes in a pause fails at once.
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
+/// Jobs from the newest to the oldest: position, stream, times of the first and the last fact, shots, kind and error.
+const JOBS: &str = "
+    SELECT b.position, b.stream, b.at, l.at, (b.body::json->>'shots')::bigint, l.body::json->>'kind',
+        coalesce(l.body::json->>'error', l.body::json->>'reason')
+    FROM coda_events b JOIN coda_events l ON l.stream = b.stream AND l.seq = (
+        SELECT seq - (body = $3)::int FROM coda_events WHERE stream = b.stream ORDER BY seq DESC LIMIT 1)
+    WHERE b.position < $1 AND b.seq = 1 AND starts_with(b.stream, 'job/')
+    ORDER BY b.position DESC LIMIT $2";
 const COLUMNS: &str = "position, stream, seq, at, version, body, sum";
 
 /// The handle; clones share the workers.
@@ -246,6 +255,23 @@ impl Worker {
                 };
                 drop(answer.send(rows.and_then(|rows| rows.iter().map(open).collect())));
             }
+            StoreRequest::Keyed { key, answer } => {
+                let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
+                let rows = self.query(sql, &[&key.caller, &key.key]).await;
+                let stream = |r: &tokio_postgres::Row| stream_named(r.get(0)).map_err(read_failed);
+                drop(answer.send(rows.and_then(|rows| rows.first().map(stream).transpose())));
+            }
+            StoreRequest::Jobs { before, limit, answer } => {
+                let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+                let released = fact_json(&JobFact::Released);
+                let rows = self.query(JOBS, &[&before.unwrap_or(i64::MAX), &limit, &released]).await;
+                drop(answer.send(rows.and_then(|rows| rows.iter().map(job_row).collect())));
+            }
+            StoreRequest::Begin { stream, answer } => {
+                let sql = "SELECT position FROM coda_events WHERE stream = $1 AND seq = 1";
+                let rows = self.query(sql, &[&stream.to_string()]).await;
+                drop(answer.send(rows.map(|rows| rows.first().map(|r| r.get(0)))));
+            }
             // A peer's log is a file.
             StoreRequest::OpenHolds(answer) => drop(answer.send(Ok(Vec::new()))),
             StoreRequest::Flush(answer) => {
@@ -331,6 +357,18 @@ fn read_failed(text: String) -> LogError {
 /// A stream's name as it is read from the database.
 fn stream_named(name: &str) -> Result<StreamId, String> {
     name.parse().map_err(|e: UnknownStream| e.to_string())
+}
+
+fn job_row(r: &tokio_postgres::Row) -> Result<JobRow, LogError> {
+    Ok(JobRow {
+        position: r.get(0),
+        job_id: stream_named(r.get(1)).map_err(read_failed)?.id,
+        submitted_at: r.get(2),
+        last_at: r.get(3),
+        shots: r.get(4),
+        last_kind: r.get(5),
+        error: r.get(6),
+    })
 }
 
 async fn lock(tx: &Transaction<'_>, name: &str) -> Result<u64, tokio_postgres::Error> {

@@ -58,6 +58,22 @@ pub struct OpenStream {
     pub until: i64,
 }
 
+/// A job in a list: what can be told of it without reading all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobRow {
+    /// Its place in the order of all jobs.
+    pub position: i64,
+    pub job_id: String,
+    /// When its first and that last fact were recorded, in microseconds since 1970.
+    pub submitted_at: i64,
+    pub last_at: i64,
+    pub shots: i64,
+    /// Kind of its last fact, other than the release of its peers after a cancel.
+    pub last_kind: String,
+    /// The error or the reason in its last fact.
+    pub error: Option<String>,
+}
+
 /// What a store is asked for.
 pub enum StoreRequest {
     Append(Append, oneshot::Sender<Result<AppendOutcome, AppendError>>),
@@ -77,6 +93,22 @@ pub enum StoreRequest {
     Open {
         kind: StreamKind,
         answer: oneshot::Sender<Result<Vec<OpenStream>, LogError>>,
+    },
+    /// The stream that was made with a key.
+    Keyed {
+        key: IdempotencyKey,
+        answer: oneshot::Sender<Result<Option<StreamId>, LogError>>,
+    },
+    /// Jobs from the newest to the oldest, those that began before a position.
+    Jobs {
+        before: Option<i64>,
+        limit: usize,
+        answer: oneshot::Sender<Result<Vec<JobRow>, LogError>>,
+    },
+    /// The position of a stream's first row.
+    Begin {
+        stream: StreamId,
+        answer: oneshot::Sender<Result<Option<i64>, LogError>>,
     },
     /// Holds whose slot was not released, of streams that a peer has written.
     OpenHolds(oneshot::Sender<Result<Vec<StreamId>, LogError>>),

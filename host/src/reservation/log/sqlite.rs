@@ -11,9 +11,10 @@ use tokio::sync::oneshot;
 
 use super::error::{AppendError, LogError, LogFailure};
 use super::now_micros;
-use super::request::{Append, AppendOutcome, IdempotencyKey, OpenStream, ReadRows, StoreRequest};
+use super::request::{Append, AppendOutcome, IdempotencyKey, JobRow, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
 use crate::reservation::event::EventBatch;
+use crate::reservation::journal::JobFact;
 use crate::reservation::stream::{StreamId, StreamKind, UnknownStream};
 use crate::state::sqlite_actor::{
     self, GroupCommit, OpenError, Schema, SqliteActor, SqliteWorker, TakeOutcome,
@@ -130,6 +131,18 @@ impl SqliteWorker for Writer {
                 self.commit();
                 drop(answer.send(open_streams(&self.conn, kind).map_err(read_failed)));
             }
+            StoreRequest::Keyed { key, answer } => {
+                self.commit();
+                drop(answer.send(stream_of_key(&self.conn, &key).map_err(read_failed)));
+            }
+            StoreRequest::Jobs { before, limit, answer } => {
+                self.commit();
+                drop(answer.send(jobs(&self.conn, before, limit).map_err(read_failed)));
+            }
+            StoreRequest::Begin { stream, answer } => {
+                self.commit();
+                drop(answer.send(begin(&self.conn, &stream).map_err(read_failed)));
+            }
             StoreRequest::OpenHolds(answer) => {
                 self.commit();
                 drop(answer.send(open_holds(&self.conn).map_err(read_failed)));
@@ -217,16 +230,11 @@ fn apply(
     position: &mut i64,
     append: Append,
 ) -> rusqlite::Result<Result<AppendOutcome, AppendError>> {
-    if let Some(IdempotencyKey { caller, key }) = &append.key {
-        let known: Option<String> = tx
-            .prepare_cached("SELECT stream FROM keys WHERE caller = ?1 AND key = ?2")?
-            .query_row([caller, key], |r| r.get(0))
-            .optional()?;
-        if let Some(name) = known {
-            let stream = stream_named(&name)?;
-            let rows = rows_of(tx, &stream)?;
-            return Ok(Ok(AppendOutcome { stream, rows, is_new: false }));
-        }
+    if let Some(key) = &append.key
+        && let Some(stream) = stream_of_key(tx, key)?
+    {
+        let rows = rows_of(tx, &stream)?;
+        return Ok(Ok(AppendOutcome { stream, rows, is_new: false }));
     }
     let mut rows = match append.reads {
         ReadRows::All => rows_of(tx, &append.stream)?,
@@ -265,6 +273,47 @@ fn stream_named(name: &str) -> rusqlite::Result<StreamId> {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
     };
     name.parse().map_err(damaged)
+}
+
+fn stream_of_key(conn: &Connection, key: &IdempotencyKey) -> rusqlite::Result<Option<StreamId>> {
+    let name: Option<String> = conn
+        .prepare_cached("SELECT stream FROM keys WHERE caller = ?1 AND key = ?2")?
+        .query_row([&key.caller, &key.key], |r| r.get(0))
+        .optional()?;
+    name.map(|name| stream_named(&name)).transpose()
+}
+
+fn begin(conn: &Connection, stream: &StreamId) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached("SELECT position FROM events WHERE stream = ?1 AND seq = 1")?
+        .query_row([stream.to_string()], |r| r.get(0))
+        .optional()
+}
+
+/// From the newest row backwards, because the newest jobs are asked for most. The plus keeps the index of the streams
+/// out, which has another order.
+fn jobs(conn: &Connection, before: Option<i64>, limit: usize) -> rusqlite::Result<Vec<JobRow>> {
+    let mut query = conn.prepare_cached(
+        "SELECT b.position, b.stream, b.at, l.at, json_extract(b.body, '$.shots'), json_extract(l.body, '$.kind'),
+             coalesce(json_extract(l.body, '$.error'), json_extract(l.body, '$.reason'))
+         FROM events b JOIN events l ON l.stream = b.stream AND l.seq = (
+             SELECT seq - (body = ?3) FROM events WHERE stream = b.stream ORDER BY seq DESC LIMIT 1)
+         WHERE b.position < ?1 AND +b.seq = 1 AND +b.stream >= 'job/' AND +b.stream < 'job0'
+         ORDER BY b.position DESC LIMIT ?2",
+    )?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let released = fact_json(&JobFact::Released);
+    let rows = query.query_map(params![before.unwrap_or(i64::MAX), limit, released], |r| {
+        Ok(JobRow {
+            position: r.get(0)?,
+            job_id: stream_named(&r.get::<_, String>(1)?)?.id,
+            submitted_at: r.get(2)?,
+            last_at: r.get(3)?,
+            shots: r.get(4)?,
+            last_kind: r.get(5)?,
+            error: r.get(6)?,
+        })
+    })?;
+    rows.collect()
 }
 
 fn insert(conn: &Connection, row: &Row) -> rusqlite::Result<usize> {
