@@ -160,6 +160,7 @@ pub(super) fn of_the_command_line(found: &mut Findings, ended: tokio::task::Join
     ]);
     found.of_enum(vec![
         PluginNewError::Name(text()),
+        PluginNewError::PythonName { name: text(), why: "is a word of the Python language" },
         PluginNewError::Exists(path()),
         PluginNewError::Write { path: path(), source: io_error() },
         PluginNewError::NoSdk,

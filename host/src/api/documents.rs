@@ -52,10 +52,20 @@ pub struct JobRequest {
     /// How keys of the result are written.
     #[serde(default)]
     pub bit_order: BitOrder,
+    /// Whether the final state is compared with a local simulation; a job with another state fails.
+    #[serde(default)]
+    pub verify: bool,
+    /// How many peers must agree about the state behind each block.
+    #[serde(default = "default_redundancy")]
+    pub redundancy: WholeNumber<1, 2>,
     /// When a key is used again, the answer is the first job. The header Idempotency-Key does the same.
     #[serde(default)]
     #[schemars(with = "BoundedText<1>")]
     pub idempotency_key: Option<BoundedText<1>>,
+}
+
+fn default_redundancy() -> WholeNumber<1, 2> {
+    WholeNumber(1)
 }
 
 fn default_shots() -> WholeNumber<1, { u32::MAX as u64 }> {

@@ -48,14 +48,21 @@ pub async fn submit(
 ) -> Result<Response, ApiProblem> {
     let query = Parameters::read(query.as_deref(), &["wait"])?;
     let wait = query.whole("wait", 0..=MAX_WAIT)?;
-    let JobRequest { qasm, shots, inputs, results, observables, bit_order, idempotency_key: key } =
-        read_body(&headers, body).await?;
+    let request: JobRequest = read_body(&headers, body).await?;
+    let JobRequest { qasm, shots, inputs, results, observables, bit_order, verify, redundancy, .. } = request;
     let order = JobOrder {
         qasm,
         // More than fit are more than any limit.
         shots: u32::try_from(shots.0).unwrap_or(u32::MAX),
-        options: JobOptions { inputs, results, observables, bit_order },
-        idempotency_key: idempotency_key(&headers, key)?,
+        options: JobOptions {
+            inputs,
+            results,
+            observables,
+            bit_order,
+            verify,
+            redundancy: u8::try_from(redundancy.0).unwrap_or(u8::MAX),
+        },
+        idempotency_key: idempotency_key(&headers, request.idempotency_key)?,
     };
     let OrderedJob { job_id, status, is_new } = api.service.submit(order).await.map_err(submit_problem)?;
     let location = format!("{}/{job_id}", openapi::JOBS);

@@ -54,6 +54,12 @@ pub struct Args {
     /// The order of characters in keys: by the classical bits, or as existing coordinators write them
     #[arg(long, value_name = "ORDER", value_enum, default_value_t = KeyOrder::Classical)]
     bit_order: KeyOrder,
+    /// Compare the final state with a local simulation; the job fails if it is another
+    #[arg(long)]
+    verify: bool,
+    /// How many peers must agree about the state behind each block: 1 or 2
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    redundancy: u8,
     /// The coordinator (CODA_COORDINATOR_URL, http://127.0.0.1:8090); its token is CODA_API_TOKEN
     #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
     url: Option<String>,
@@ -111,6 +117,8 @@ impl Args {
             results: if self.results.is_empty() { default_results() } else { results },
             observables: self.observables.clone(),
             bit_order,
+            verify: self.verify,
+            redundancy: self.redundancy,
         }
     }
 }
@@ -163,8 +171,8 @@ async fn execute(
         false => {
             show_result(&mut out, &job, args.shots)?;
             if let Some(result) = &job.result {
-                let is_shown = args.results.contains(&ShownResult::Probabilities);
-                out.text(&measures::render(result, is_shown))?;
+                let shown: Vec<ResultKind> = args.results.iter().map(|shown| shown.kind()).collect();
+                out.text(&measures::render(result, &shown))?;
             }
         }
     }

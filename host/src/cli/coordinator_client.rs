@@ -180,10 +180,10 @@ impl CoordinatorClient {
         options: &JobOptions,
     ) -> Result<String, Failure> {
         let target = Target::parse(&format!("{}/api/v1/jobs", self.base)).map_err(unreachable)?;
-        let JobOptions { inputs, results, observables, bit_order } = options;
+        let JobOptions { inputs, results, observables, bit_order, verify, redundancy } = options;
         let body = json!({
             "qasm": qasm, "shots": shots, "inputs": inputs, "results": results, "observables": observables,
-            "bit_order": bit_order,
+            "bit_order": bit_order, "verify": verify, "redundancy": redundancy,
         });
         let body = Bytes::from(body.to_string());
         let answer = match &self.bearer {

@@ -1,12 +1,13 @@
 //! Renders what a job's result has besides its counts, for a terminal.
 
+use crate::reservation::job_options::ResultKind;
 use crate::reservation::journal::JobResult;
 
 /// How many rows of a list are shown.
 const ROWS: usize = 16;
 
-/// Renders each part that the result has; probabilities when they are asked for.
-pub fn render(result: &JobResult, with_probabilities: bool) -> String {
+/// Renders the parts of a result that are asked for; expectation values and the fidelity where there are any.
+pub fn render(result: &JobResult, asked: &[ResultKind]) -> String {
     let mut out = String::new();
     let mut section = |title: &str, rows: Vec<String>| {
         out += &format!("  {title}\n");
@@ -16,12 +17,12 @@ pub fn render(result: &JobResult, with_probabilities: bool) -> String {
         }
     };
     let likeliest = result.measured_probabilities.as_ref().or(result.probabilities.as_ref());
-    if let Some(probabilities) = likeliest.filter(|_| with_probabilities) {
+    if let Some(probabilities) = likeliest.filter(|_| asked.contains(&ResultKind::Probabilities)) {
         let mut sorted: Vec<_> = probabilities.iter().collect();
         sorted.sort_by(|a, b| b.1.total_cmp(a.1).then_with(|| a.0.cmp(b.0)));
         section("probabilities", sorted.iter().map(|(key, p)| format!("{key}  {p:.6}")).collect());
     }
-    if let Some(state) = &result.state {
+    if let Some(state) = result.state.as_ref().filter(|_| asked.contains(&ResultKind::State)) {
         let ids: Vec<String> = state.qubit_ids.iter().map(ToString::to_string).collect();
         let width = ids.len();
         // As the keys of counts: the first character is the first qubit, which is the lowest bit of the index.
@@ -54,6 +55,9 @@ pub fn render(result: &JobResult, with_probabilities: bool) -> String {
             expectations.iter().map(|(o, value)| format!("{o}  {value:+.6}")).collect(),
         );
     }
+    if let Some(fidelity) = result.fidelity {
+        section("fidelity with a local simulation", vec![format!("{fidelity:.9}")]);
+    }
     out
 }
 
@@ -75,23 +79,30 @@ mod tests {
             bloch_vectors: None,
             entanglement_entropy: None,
             observable_expectations: None,
+            fidelity: None,
         };
-        assert_eq!(render(&plain, false), "");
-        assert_eq!(render(&plain, true), "  probabilities\n    11  0.750000\n    00  0.250000\n");
+        assert_eq!(render(&plain, &[]), "");
+        assert_eq!(
+            render(&plain, &[ResultKind::Probabilities]),
+            "  probabilities\n    11  0.750000\n    00  0.250000\n"
+        );
         let amplitudes = vec!["0.0".into(), "0.6".into(), "0.0".into(), "0.8j".into()];
         let all = JobResult {
             state: Some(FinalState { qubit_ids: vec![0, 1], amplitudes }),
             bloch_vectors: Some([("q0".to_string(), BlochVector { x: 0.0, y: 0.0, z: -1.0 })].into()),
             entanglement_entropy: Some([("q0|rest".to_string(), 0.0)].into()),
             observable_expectations: Some([("ZI".to_string(), -1.0)].into()),
+            fidelity: Some(0.25),
             ..plain
         };
-        let text = render(&all, false);
+        assert!(!render(&all, &[]).contains("state of"), "it is not asked for");
+        let text = render(&all, &[ResultKind::State]);
         for row in [
             "  state of qubits [0,1]\n    10  0.6\n    11  0.8j\n",
             "  Bloch vectors\n    q0   x +0.000000  y +0.000000  z -1.000000\n",
             "  entropy of entanglement, in bits\n    q0|rest   0.000000\n",
             "  expectation values\n    ZI  -1.000000\n",
+            "  fidelity with a local simulation\n    0.250000000\n",
         ] {
             assert!(text.contains(row), "{text}");
         }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::plan::{Block, Candidate, rank};
 use super::probe::{Proofs, StatementKind};
 use super::slot_book::SlotBook;
-use super::track_record::{Admission, BreakerState, PeerFailure, TrackRecords};
+use super::track_record::{BreakerState, PeerAdmission, PeerFailure, TrackRecords};
 use crate::peers::registry::{GossipError, PeerRecord, Registry, Topic};
 use crate::peers::wire::HealthStatus;
 
@@ -236,12 +236,12 @@ impl Directory {
         };
         let may_ask = |id: &str| peers.book.may_ask(now, id);
         let admission = |id: &str| peers.records.admission(now, id);
-        let admitted = |id: &str| matches!(admission(id), Admission::Yes | Admission::Trial);
+        let admitted = |id: &str| matches!(admission(id), PeerAdmission::Yes | PeerAdmission::Trial);
         let mut free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id) && admitted(id));
         if free.is_empty() {
             let mut all = peers.usable(now_ms).filter(|(id, p)| able(id, p));
             // Of those that are left alone one is better than none.
-            if all.all(|(id, _)| admission(id) == Admission::LastResort) {
+            if all.all(|(id, _)| admission(id) == PeerAdmission::LastResort) {
                 free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id));
             }
         }
@@ -252,7 +252,7 @@ impl Directory {
             let again = all.map(|(id, _)| again(id)).min();
             return again.map_or(SlotChoice::None, |at| SlotChoice::Full(at.saturating_sub(now)));
         };
-        let trial = admission(&best.peer_id) != Admission::Yes;
+        let trial = admission(&best.peer_id) != PeerAdmission::Yes;
         if trial {
             peers.records.trial_begins(&best.peer_id);
         }
@@ -267,9 +267,9 @@ impl Directory {
             return None;
         }
         let trial = match peers.records.admission(now, peer) {
-            Admission::Yes => false,
-            Admission::Trial => true,
-            Admission::TrialUnderWay | Admission::LastResort => return None,
+            PeerAdmission::Yes => false,
+            PeerAdmission::Trial => true,
+            PeerAdmission::TrialUnderWay | PeerAdmission::LastResort => return None,
         };
         if trial {
             peers.records.trial_begins(peer);

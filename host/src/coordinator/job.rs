@@ -1,6 +1,6 @@
 //! Runs one job stage by stage. A stage starts when the previous one is complete; its blocks run concurrently.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,16 @@ use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
 use super::result::ResultRequest;
 use super::resume::{JobStart, checkpoint};
+use super::simulation;
+use crate::peers::operation::OperationError;
 use crate::qasm::Circuit;
 use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
 
 /// Most blocks of a stage that run at once.
 const MAX_CONCURRENT_BLOCKS: usize = 32;
+/// Lowest fidelity of a verified state: amplitudes are passed on with 12 decimals.
+const LEAST_FIDELITY: f64 = 1.0 - 1e-6;
 /// Most amplitudes of a stage that are recorded for a restart: about 200 KB of text.
 const RECORDED_AMPLITUDES: usize = 4096;
 
@@ -31,6 +35,13 @@ pub enum JobError {
     Log(#[from] LogError),
     #[error(transparent)]
     Append(#[from] AppendError),
+    #[error(
+        "the final state is not the circuit's: its fidelity with a local simulation is {fidelity:.9}; one of the job's \
+         peers is wrong: {peers}"
+    )]
+    Wrong { fidelity: f64, peers: String },
+    #[error("the circuit can't be simulated here: {0}")]
+    Simulation(#[from] OperationError),
     #[error("a block of the job failed inside the coordinator: {0}; report this as a bug")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -64,7 +75,8 @@ pub async fn run(
         0 => (0..circuit.qubits).map(Component::fresh).collect(),
         _ => components,
     };
-    let mut progress = StageProgress { ran_on: Arc::new(ran_on), attempts };
+    let redundancy = request.redundancy();
+    let mut progress = StageProgress { ran_on: Arc::new(ran_on), attempts, redundancy };
     let mut recorded = Instant::now();
     for number in stages..plan.stages.len() {
         components = stage(runner, &plan, number, job_id, components, &mut progress, record).await?;
@@ -79,8 +91,20 @@ pub async fn run(
     }
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
+    let (circuit, ran_on) = (request.verify().then(|| circuit.clone()), progress.ran_on);
     // A large state takes a while: not on a thread that serves others.
-    Ok(tokio::task::spawn_blocking(move || request.result(&state)).await?)
+    let taking = tokio::task::spawn_blocking(move || {
+        let fidelity = circuit.map(|circuit| simulation::check(&circuit, &state)).transpose()?;
+        match fidelity.filter(|fidelity| *fidelity < LEAST_FIDELITY) {
+            Some(fidelity) => {
+                let peers: BTreeSet<&str> = ran_on.values().map(String::as_str).collect();
+                let peers = peers.into_iter().collect::<Vec<_>>().join(", ");
+                Err(JobError::Wrong { fidelity, peers })
+            }
+            None => Ok(request.result(&state, fidelity)),
+        }
+    });
+    taking.await?
 }
 
 /// Plans a job and records the plan.
@@ -104,6 +128,8 @@ struct StageProgress {
     ran_on: Arc<BTreeMap<String, String>>,
     /// Candidates that a former process tried for each block.
     attempts: BTreeMap<String, u32>,
+    /// How many peers must agree about each state.
+    redundancy: u8,
 }
 
 /// Runs the blocks of a stage side by side; the components behind it.
@@ -133,10 +159,10 @@ async fn stage(
             let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
             let (job_id, ran_on) = (job_id.to_string(), progress.ran_on.clone());
             let attempts = progress.attempts.get(&plan.stages[number][n].block_id).copied().unwrap_or(0);
+            let start = BlockStart { state, attempts, redundancy: progress.redundancy };
             running.spawn(async move {
                 let completed =
-                    run_block(&runner, &plan, (number, n), &job_id, (state, attempts), &ran_on, &record)
-                        .await?;
+                    run_block(&runner, &plan, (number, n), &job_id, start, &ran_on, &record).await?;
                 Ok((n, completed))
             });
         }
@@ -150,13 +176,21 @@ async fn stage(
     Ok(components)
 }
 
+/// What a block starts from.
+struct BlockStart {
+    state: Component,
+    /// Candidates that a former process tried.
+    attempts: u32,
+    redundancy: u8,
+}
+
 /// Runs the block with this stage and number.
 async fn run_block(
     runner: &BlockRunner,
     plan: &Plan,
     (stage, n): (usize, usize),
     job_id: &str,
-    (state, attempts): (Component, u32),
+    start: BlockStart,
     ran_on: &BTreeMap<String, String>,
     record: &impl JobRecorder,
 ) -> Result<CompletedBlock, JobError> {
@@ -166,10 +200,10 @@ async fn run_block(
         workflow_run_id: job_id,
         block,
         fragments: block.fragments.iter().map(|f| &plan.fragments[*f]).collect(),
-        state,
-        attempts,
+        state: start.state,
+        attempts: start.attempts,
         ran_on,
-        redundancy: 1,
+        redundancy: start.redundancy,
     };
     let block_id = &block.block_id;
     let on_attempt = |a: Attempt| {

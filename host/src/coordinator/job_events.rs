@@ -152,6 +152,7 @@ impl EventOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reservation::job_options::JobOptions;
 
     fn facts() -> Vec<(i64, JobFact)> {
         let attempted = JobFact::Attempted {
@@ -161,7 +162,12 @@ mod tests {
             reservation_id: "res-1".into(),
         };
         let facts = [
-            JobFact::Submitted { qasm: "x".into(), shots: 7, coordinator: "me".into() },
+            JobFact::Submitted {
+                qasm: "x".into(),
+                shots: 7,
+                coordinator: "me".into(),
+                options: JobOptions::default(),
+            },
             attempted,
             JobFact::StageCompleted { stages: 1, components: Vec::new() },
             JobFact::Cancelled { reason: "enough".into() },

@@ -455,9 +455,16 @@ mod tests {
     #[test]
     fn the_kind_of_the_last_fact_tells_the_status() {
         let end = |fact: JobFact| (1, fact);
-        let result =
-            JobResult { counts: BTreeMap::new(), measured_qubits: vec![], bit_order: "".into(), state: None };
-        let submitted = JobFact::Submitted { qasm: "x".into(), shots: 7, coordinator: "me".into() };
+        let result = serde_json::from_value(
+            serde_json::json!({ "counts": {}, "measured_qubits": [], "bit_order": "", "state": null }),
+        )
+        .unwrap();
+        let submitted = JobFact::Submitted {
+            qasm: "x".into(),
+            shots: 7,
+            coordinator: "me".into(),
+            options: JobOptions::default(),
+        };
         for fact in [
             submitted,
             attempted("a"),

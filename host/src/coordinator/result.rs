@@ -6,7 +6,7 @@ use super::combine::{Component, counts};
 use super::measures::{PauliString, bloch_vector, entanglement_entropy, probabilities};
 use crate::peers::amplitude;
 use crate::qasm::{Circuit, MeasuredBit};
-use crate::reservation::job_options::{BitOrder, JobOptions, ResultKind};
+use crate::reservation::job_options::{BitOrder, JobOptions, ResultKind, default_results};
 use crate::reservation::journal::{FinalState, JobResult};
 
 /// Most qubits of a state, and of probabilities, that are shown.
@@ -41,6 +41,16 @@ pub struct ResultRequest {
 }
 
 impl ResultRequest {
+    /// Whether the final state is compared with a local simulation.
+    pub fn verify(&self) -> bool {
+        self.options.verify
+    }
+
+    /// How many peers must agree about each state.
+    pub fn redundancy(&self) -> u8 {
+        self.options.redundancy
+    }
+
     /// Checks the options of a job against its circuit.
     ///
     /// # Errors
@@ -54,7 +64,8 @@ impl ResultRequest {
             };
             return Err(OptionError::new("inputs", format!("the circuit has no input '{name}'; {known}")));
         }
-        if options.wants(ResultKind::State) && circuit.qubits as usize > SHOWN_QUBITS {
+        let is_asked = options.wants(ResultKind::State) && options.results != default_results();
+        if is_asked && circuit.qubits as usize > SHOWN_QUBITS {
             let qubits = circuit.qubits;
             let reason = format!("a state is shown of up to {SHOWN_QUBITS} qubits, the circuit has {qubits}");
             return Err(OptionError::new("results", reason));
@@ -81,7 +92,7 @@ impl ResultRequest {
 
     /// Samples the final state, whose qubits ascend from 0, and measures what is asked for. A large state takes a
     /// while.
-    pub fn result(&self, state: &Component) -> JobResult {
+    pub fn result(&self, state: &Component, fidelity: Option<f64>) -> JobResult {
         let wants = |kind| self.options.wants(kind);
         let amplitudes = state.amplitudes.clone().unwrap_or_else(|| amplitude::zeros(state.qubits.len()));
         let measured: Vec<u32> = self.sampled.iter().map(|bit| bit.qubit).collect();
@@ -110,7 +121,8 @@ impl ResultRequest {
             .iter()
             .map(|(text, string)| (text.clone(), string.expectation(&amplitudes)))
             .collect();
-        let final_state = wants(ResultKind::State).then(|| FinalState {
+        let has_state = wants(ResultKind::State) && all.len() <= SHOWN_QUBITS;
+        let final_state = has_state.then(|| FinalState {
             qubit_ids: state.qubits.clone(),
             amplitudes: amplitude::write_state(&amplitudes),
         });
@@ -124,6 +136,7 @@ impl ResultRequest {
             state: final_state,
             bloch_vectors: wants(ResultKind::BlochVectors).then_some(bloch_vectors),
             entanglement_entropy: wants(ResultKind::EntanglementEntropy).then_some(entropies),
+            fidelity,
             observable_expectations: (!self.observables.is_empty()).then_some(expectations),
         }
     }
@@ -145,7 +158,7 @@ mod tests {
         let mut amplitudes = vec![[0.0, 0.0]; 8];
         (amplitudes[0b001], amplitudes[0b101]) = ([half, 0.0], [half, 0.0]);
         let state = Component { amplitudes: Some(amplitudes), qubits: vec![0, 1, 2], ..Component::fresh(0) };
-        ResultRequest::new(&qasm::parse(SOURCE).unwrap(), 10, options).unwrap().result(&state)
+        ResultRequest::new(&qasm::parse(SOURCE).unwrap(), 10, options).unwrap().result(&state, None)
     }
 
     fn keys<T>(map: &BTreeMap<String, T>) -> Vec<&str> {
@@ -170,9 +183,10 @@ mod tests {
     #[test]
     fn a_result_has_what_was_asked_for() {
         let plain = result(JobOptions::default());
-        assert!(
-            plain.state.is_none() && plain.bloch_vectors.is_none() && plain.observable_expectations.is_none()
-        );
+        assert!(plain.state.is_some(), "three qubits");
+        assert!(plain.bloch_vectors.is_none() && plain.observable_expectations.is_none());
+        let counts = result(JobOptions { results: vec![ResultKind::Counts], ..JobOptions::default() });
+        assert!(counts.state.is_none() && counts.probabilities.is_none());
         let asked = JobOptions {
             results: vec![ResultKind::State, ResultKind::BlochVectors, ResultKind::EntanglementEntropy],
             observables: vec!["ZII".into(), "X_q2".into()],
@@ -202,6 +216,6 @@ mod tests {
         assert_eq!((input.field, &*input.reason), ("inputs", "the circuit has no input 'a'; it has none"));
         let large = ResultRequest::new(&circuit, 1, JobOptions::default()).unwrap();
         let state = Component { qubits: (0..13).collect(), ..Component::fresh(0) };
-        assert!(large.result(&state).probabilities.is_none(), "of more than 12 qubits");
+        assert!(large.result(&state, None).probabilities.is_none(), "of more than 12 qubits");
     }
 }

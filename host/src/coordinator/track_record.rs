@@ -98,7 +98,7 @@ impl Default for TrackRecord {
 
 /// Whether a peer may be given a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
+pub enum PeerAdmission {
     Yes,
     /// Yes, as the one block that shows what becomes of it.
     Trial,
@@ -119,13 +119,13 @@ impl TrackRecords {
         self.peers.entry(peer.into()).or_default()
     }
 
-    pub fn admission(&self, now: Duration, peer: &str) -> Admission {
+    pub fn admission(&self, now: Duration, peer: &str) -> PeerAdmission {
         match self.peers.get(peer).map(|record| record.breaker) {
-            None | Some(Breaker::HalfOpen { trial: false, .. }) => Admission::Trial,
-            Some(Breaker::Closed) => Admission::Yes,
-            Some(Breaker::HalfOpen { trial: true, .. }) => Admission::TrialUnderWay,
-            Some(Breaker::Open { until, .. }) if until <= now => Admission::Trial,
-            Some(Breaker::Open { .. }) => Admission::LastResort,
+            None | Some(Breaker::HalfOpen { trial: false, .. }) => PeerAdmission::Trial,
+            Some(Breaker::Closed) => PeerAdmission::Yes,
+            Some(Breaker::HalfOpen { trial: true, .. }) => PeerAdmission::TrialUnderWay,
+            Some(Breaker::Open { until, .. }) if until <= now => PeerAdmission::Trial,
+            Some(Breaker::Open { .. }) => PeerAdmission::LastResort,
         }
     }
 
@@ -239,9 +239,9 @@ impl TrackRecords {
 
     pub fn state(&self, now: Duration, peer: &str) -> BreakerState {
         match self.admission(now, peer) {
-            Admission::Yes => BreakerState::Closed,
-            Admission::Trial | Admission::TrialUnderWay => BreakerState::HalfOpen,
-            Admission::LastResort => BreakerState::Open,
+            PeerAdmission::Yes => BreakerState::Closed,
+            PeerAdmission::Trial | PeerAdmission::TrialUnderWay => BreakerState::HalfOpen,
+            PeerAdmission::LastResort => BreakerState::Open,
         }
     }
 

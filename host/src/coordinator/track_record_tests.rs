@@ -23,12 +23,12 @@ fn each_failure_has_its_consequence() {
     ] {
         let mut records = proven();
         for n in 1..=opens_after {
-            assert_eq!(records.admission(s(0), P), Admission::Yes, "{failure:?}, before the {n}.");
+            assert_eq!(records.admission(s(0), P), PeerAdmission::Yes, "{failure:?}, before the {n}.");
             records.failed(s(0), P, failure);
         }
-        assert_eq!(records.admission(s(29), P), Admission::LastResort, "{failure:?}");
+        assert_eq!(records.admission(s(29), P), PeerAdmission::LastResort, "{failure:?}");
         assert_eq!(records.state(s(29), P), BreakerState::Open);
-        assert_eq!(records.admission(s(30), P), Admission::Trial, "{failure:?}");
+        assert_eq!(records.admission(s(30), P), PeerAdmission::Trial, "{failure:?}");
         assert!(records.penalty(P) > 0.09, "{failure:?}");
     }
     let mut records = proven();
@@ -36,21 +36,21 @@ fn each_failure_has_its_consequence() {
         records.failed(s(0), P, PeerFailure::Told);
         records.completed(P, 4.0, s(0));
     }
-    assert_eq!(records.admission(s(0), P), Admission::Yes, "not in a row");
+    assert_eq!(records.admission(s(0), P), PeerAdmission::Yes, "not in a row");
 }
 
 #[test]
 fn a_new_peer_shows_first_with_one_block_what_it_is() {
     let mut records = TrackRecords::default();
-    assert_eq!(records.admission(s(0), P), Admission::Trial);
+    assert_eq!(records.admission(s(0), P), PeerAdmission::Trial);
     records.trial_begins(P);
-    assert_eq!(records.admission(s(0), P), Admission::TrialUnderWay);
+    assert_eq!(records.admission(s(0), P), PeerAdmission::TrialUnderWay);
     records.trial_ends(P);
-    assert_eq!(records.admission(s(0), P), Admission::Trial, "the block told nothing: the peer was full");
+    assert_eq!(records.admission(s(0), P), PeerAdmission::Trial, "the block told nothing: the peer was full");
     records.trial_begins(P);
     records.completed(P, 4.0, s(1));
     records.trial_ends(P);
-    assert_eq!(records.admission(s(0), P), Admission::Yes);
+    assert_eq!(records.admission(s(0), P), PeerAdmission::Yes);
 }
 
 #[test]
@@ -65,16 +65,16 @@ fn the_pause_doubles_while_trials_fail_and_starts_over_after_a_good_one() {
         records.trial_begins(P);
         records.failed(now, P, PeerFailure::Told);
         records.trial_ends(P);
-        assert_eq!(records.admission(now + s(pause - 1), P), Admission::LastResort, "{pause}");
+        assert_eq!(records.admission(now + s(pause - 1), P), PeerAdmission::LastResort, "{pause}");
         now += s(pause);
-        assert_eq!(records.admission(now, P), Admission::Trial, "{pause}");
+        assert_eq!(records.admission(now, P), PeerAdmission::Trial, "{pause}");
     }
     records.trial_begins(P);
     records.completed(P, 4.0, s(1));
     records.failed(now, P, PeerFailure::Silent);
     assert_eq!(records.next_trial([P.to_string()].iter()), Some(now + s(30)));
     records.returned(P);
-    assert_eq!(records.admission(now, P), Admission::Trial, "another process, perhaps");
+    assert_eq!(records.admission(now, P), PeerAdmission::Trial, "another process, perhaps");
 }
 
 #[test]

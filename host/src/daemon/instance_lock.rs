@@ -317,8 +317,9 @@ mod tests {
 
     #[test]
     fn a_description_that_fits_no_process_is_not_believed() {
-        let dir = tempfile::tempdir().unwrap();
         for text in ["".to_string(), "{".into()] {
+            // Each in another folder: a process that a test beside this one is starting keeps a lock for a moment.
+            let dir = tempfile::tempdir().unwrap();
             let file = open(dir.path()).unwrap();
             file.try_lock().unwrap();
             std::fs::write(dir.path().join(LOCK_FILE), &text).unwrap();

@@ -41,6 +41,10 @@ pub struct JobOptions {
     /// Pauli strings whose expectation values are asked for.
     pub observables: Vec<String>,
     pub bit_order: BitOrder,
+    /// Whether the final state is compared with a local simulation.
+    pub verify: bool,
+    /// How many peers must agree about each state.
+    pub redundancy: u8,
 }
 
 impl Default for JobOptions {
@@ -50,13 +54,15 @@ impl Default for JobOptions {
             results: default_results(),
             observables: Vec::new(),
             bit_order: BitOrder::default(),
+            verify: false,
+            redundancy: 1,
         }
     }
 }
 
-/// What a result has when nothing else is asked for.
+/// What a result has when nothing else is asked for; no state of more than 12 qubits.
 pub fn default_results() -> Vec<ResultKind> {
-    vec![ResultKind::Counts, ResultKind::Probabilities]
+    vec![ResultKind::Counts, ResultKind::Probabilities, ResultKind::State]
 }
 
 impl JobOptions {

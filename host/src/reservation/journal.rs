@@ -106,6 +106,9 @@ pub struct JobResult {
     /// The entropy of each qubit's entanglement with the others, in bits, by `q0|rest` and so on.
     #[serde(default)]
     pub entanglement_entropy: Option<BTreeMap<String, f64>>,
+    /// The fidelity of the final state with that of a local simulation, from 0 to 1; null when it was not asked for.
+    #[serde(default)]
+    pub fidelity: Option<f64>,
     /// By the observables as they were given.
     #[serde(default)]
     pub observable_expectations: Option<BTreeMap<String, f64>>,
@@ -239,7 +242,7 @@ mod tests {
     }
 
     /// Facts of jobs as they were recorded, the first ones by version 0.1.0.
-    const STORED: [&str; 10] = [
+    const STORED: [&str; 12] = [
         r#"{"kind":"submitted","qasm":"OPENQASM 3.0; qubit q; h q;","shots":10}"#,
         r#"{"kind":"planned","plan":{"fragments":[{"block_id":"block-s01-b01","dependencies":[],"fragment_id":"frag-0001","operation_id":"op-0001","qubits":[0],"raw_text":"h q[0];","service_id":"hadamard"}],"plan_id":"plan-1","qubits":1,"stages":[[{"block_id":"block-s01-b01","candidates":[{"fidelity":0.99,"load":0.0,"move":0.0,"peer_id":"12D3KooWa","total":0.0055}],"components":[[0]],"fragment_ids":["frag-0001"],"predecessors":[],"qubits":[0],"service_id":"hadamard","services":["hadamard"],"stage":1}]]}}"#,
         r#"{"kind":"attempted","block_id":"block-s01-b01","attempt":1,"peer_id":"12D3KooWa","reservation_id":"res-1"}"#,

@@ -61,8 +61,13 @@ pub struct RankedCandidate {
     pub movement: f64,
     pub load: f64,
     /// For what has happened with this peer before.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub penalty: f64,
+}
+
+/// So a plan without penalties is written as earlier versions wrote it.
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 /// How a circuit is run on the peers.
