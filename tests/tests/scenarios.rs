@@ -128,6 +128,8 @@ mod coordinator {
     mod slow_peers;
     /// Long polls and event streams.
     mod watching;
+    /// Wrong states in the right form.
+    mod wrong_peers;
 }
 
 /// What an operator does and sees.
