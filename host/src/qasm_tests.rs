@@ -212,7 +212,7 @@ fn no_source_takes_more_than_its_share() {
         let error = error(&source);
         assert!(error.contains(expected), "{what}: {error}");
         // A debug build is many times slower than the 0.1 s that a source may take.
-        assert!(start.elapsed() < std::time::Duration::from_secs(2), "{what}: {:?}", start.elapsed());
+        assert!(start.elapsed() < std::time::Duration::from_secs(5), "{what}: {:?}", start.elapsed());
     }
 }
 

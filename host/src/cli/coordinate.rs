@@ -31,10 +31,11 @@ Examples:
   coda-host coordinate ansatz.qasm --input theta=0.5 --observable ZZ --observable X_q0
   coda-host coordinate bell.qasm --results bloch_vectors,entanglement_entropy
 
-The circuit is OpenQASM 2 or 3. In a key of the histogram character i is the i-th measured bit, in the order in which the
-circuit declares its classical registers. Letter i of an observable stands for qubit i.
+The circuit is OpenQASM 2 or 3. In a key of the histogram character i is the i-th measured bit, in
+the order of the circuit's classical registers. Letter i of an observable stands for qubit i.
 Ctrl-C cancels the job; a second one leaves it as it is.
-Exit status: 1 when the job failed or was cancelled, 2 when the circuit is wrong, 4 when no coordinator answers.")]
+Exit status: 1 when the job failed or was cancelled, 2 when the circuit is wrong, 4 when no
+coordinator answers.")]
 pub struct Args {
     /// OpenQASM 2 or 3; - for standard input
     #[arg(value_name = "CIRCUIT.qasm", value_hint = clap::ValueHint::FilePath)]

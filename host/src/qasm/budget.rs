@@ -5,7 +5,7 @@ use super::CircuitError;
 use super::lexer::SourcePos;
 
 /// Gates that are expanded, copied or changed by a modifier, and statements of loops.
-const MAX_STEPS: usize = 250_000;
+const MAX_STEPS: usize = 500_000;
 /// Steps of expressions that aren't constant.
 const MAX_EVALUATED: usize = 1_000_000;
 
@@ -26,7 +26,7 @@ impl ExpansionBudget {
         match self.steps > MAX_STEPS {
             true => {
                 Err(pos
-                    .error("this expands to too much: gates and loops of a circuit may take 250,000 steps"))
+                    .error("this expands to too much: gates and loops of a circuit may take 500,000 steps"))
             }
             false => Ok(()),
         }
