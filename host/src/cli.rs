@@ -187,6 +187,34 @@ enum Command {
 }
 
 impl Command {
+    /// Whether it has something to do when a signal asks it to end. The others end at once.
+    fn takes_signals(&self) -> bool {
+        match self {
+            Command::Start(_)
+            | Command::Run(_)
+            | Command::Dev(_)
+            | Command::Submit(_)
+            | Command::Logs(_)
+            | Command::Coordinator(_)
+            | Command::Coordinate(_)
+            | Command::Reload(_)
+            | Command::ExecutorWorker { .. } => true,
+            Command::Plugin(command) => command.takes_signals(),
+            Command::Stop(_)
+            | Command::StopVpn(_)
+            | Command::Status(_)
+            | Command::Doctor(_)
+            | Command::Results(_)
+            | Command::Jobs(_)
+            | Command::Reset(_)
+            | Command::Config(_)
+            | Command::Peers(_)
+            | Command::Reservation(_)
+            | Command::Completions(_)
+            | Command::Man(_) => false,
+        }
+    }
+
     /// Whether it looks after the host of a state directory, with that host's files and nothing that needs more rights.
     fn looks_after_a_host(&self) -> bool {
         match self {
@@ -230,6 +258,10 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         // For root beside a host that has its own account: what a command writes must be that account's too.
         let dir = load::dirs(&env)?.state;
         sys::act_as_owner(&dir).map_err(|source| CliError::Owner { dir, source })?;
+    }
+    // Nothing else takes the signals of such a command, which may wait long.
+    if cli.command.as_ref().map_or(cli.reset, |command| !command.takes_signals()) {
+        sys::unblock_stop_signals().map_err(CliError::BlockSignals)?;
     }
     let format = cli.log_format(&env)?;
     let level = match &cli.command {

@@ -40,5 +40,7 @@ pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_ex
 pub use handover::{receive_descriptors, send_descriptors};
 pub use init::{is_init, run_as_init};
 pub use process::{ProcessHandle, ask_to_stop, signal, wait_with_group};
-pub use signals::{STOP_SIGNALS, StopSignal, block_stop_signals, signal_name, wait_stop_signal};
+pub use signals::{
+    STOP_SIGNALS, StopSignal, block_stop_signals, signal_name, unblock_stop_signals, wait_stop_signal,
+};
 pub use spawn::{inherited, spawn, spawn_detached, spawn_dying_with_parent, spawn_worker};

@@ -99,6 +99,16 @@ impl Explain for PluginError {
     }
 }
 
+impl PluginCommand {
+    /// Whether it has something to do when a signal asks it to end. A case's process has the host's way with signals.
+    pub fn takes_signals(&self) -> bool {
+        match self {
+            PluginCommand::Device { .. } | PluginCommand::CheckCase(_) => true,
+            PluginCommand::Inspect { .. } | PluginCommand::New(_) | PluginCommand::Check(_) => false,
+        }
+    }
+}
+
 pub fn run(command: PluginCommand, env: ProcessEnv) -> Result<ExitCode, Failure> {
     let mut out = Terminal::new(&env);
     match command {

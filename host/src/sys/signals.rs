@@ -23,6 +23,14 @@ pub fn block_stop_signals() -> io::Result<()> {
     Ok(stop_set().thread_block()?)
 }
 
+/// Has the stop signals end this process again, as they do by default.
+///
+/// # Errors
+/// When the kernel refuses, which it does for no valid set.
+pub fn unblock_stop_signals() -> io::Result<()> {
+    Ok(stop_set().thread_unblock()?)
+}
+
 /// A stop signal that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopSignal {

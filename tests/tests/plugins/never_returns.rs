@@ -1,5 +1,6 @@
 //! Calls of a plugin that never return, at the start, during a reload, while it runs and at the stop.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
 
 use coda_host_tests::run_record::RunRecord;
@@ -125,4 +126,43 @@ async fn a_stop_does_not_wait_for_an_end_that_never_comes() {
             assert_eq!(host.stop().await, Exit::Code(0), "{fault} {isolation}");
         }
     }
+}
+
+/// Commands that wait for others and have nothing to undo: the first signal ends them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_waits_ends_at_the_first_signal() {
+    let record = RunRecord::new();
+    let host = isolated(&record.keys("run_ms: 600000")).start().await;
+    host.submit("J1", &example(), 10).await;
+    record.wait_begun("J1").await;
+    let hangs = host.dir().join("hangs.yaml");
+    std::fs::write(&hangs, "executor_factory: coda_faulty\nfault: hang_create").unwrap();
+    let check = ["plugin", "check", "--quick", "--device", hangs.to_str().unwrap()];
+    for (arguments, begun) in [(&check[..], "create"), (&["stop"], "J1")] {
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            let mut child = command(arguments, &host.env, host.dir())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            // Its first word to anybody: the check's child process, or the stop that the host logs.
+            eventually("the command waits", async || match begun {
+                "J1" => host.log().contains("stopping"),
+                _ => children(child.id()) > 0,
+            })
+            .await;
+            coda_host::sys::signal(child.id(), signal).unwrap();
+            let ended = eventually_some("the command ends", async || child.try_wait().unwrap()).await;
+            assert_eq!(ended.signal(), Some(signal), "{arguments:?}");
+        }
+    }
+    assert!(host.log().contains("stopping"), "the host goes on with its stop");
+}
+
+/// Processes that any thread of a process has started.
+fn children(pid: u32) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of =
+        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+    tasks.map(|task| of(task).split_whitespace().count()).sum()
 }
