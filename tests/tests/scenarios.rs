@@ -116,6 +116,8 @@ mod coordinator {
     mod http_service;
     /// Many jobs at once, few slots, and peers that go.
     mod many_jobs;
+    /// Many jobs on many peers that are killed and come back.
+    mod many_peers;
     /// Jobs go on after a kill.
     mod restart;
     /// A private network in one command.
