@@ -5,6 +5,7 @@
 //! dispositions  what a plugin changed of signal handling is put back   (unsafe)
 //! exit_guard    an end that no one asked for is a failure              (unsafe)
 //! handover      descriptors that go through a socket
+//! open_files    the limit on open files
 //! process       signals to other processes, and waiting for their end
 //! spawn         children that die with their parent; workers           (unsafe)
 //! account       accounts of this machine, and giving up rights
@@ -26,6 +27,7 @@ mod dispositions;
 mod exit_guard;
 mod handover;
 mod init;
+mod open_files;
 mod process;
 #[allow(unsafe_code)]
 mod signals;
@@ -39,6 +41,7 @@ pub use dispositions::{Dispositions, outlive_file_size_limit, outlive_stop_signa
 pub use exit_guard::{allow_exit_guard, exit, exit_at_once, expect_exit, guard_exit};
 pub use handover::{receive_descriptors, send_descriptors};
 pub use init::{is_init, run_as_init};
+pub use open_files::raise_open_files;
 pub use process::{ProcessHandle, ask_to_stop, signal, wait_with_group};
 pub use signals::{
     STOP_SIGNALS, StopSignal, block_stop_signals, signal_name, unblock_stop_signals, wait_stop_signal,

@@ -66,11 +66,20 @@ pub async fn join(bootstrap: &str, behave: Behave, before: &[&str]) -> Crooked {
             break key;
         }
     };
+    start(key, settings(bootstrap), behave).await
+}
+
+/// Joins a network with these settings.
+pub async fn join_with(settings: NetworkSettings, behave: Behave) -> Crooked {
+    start(Keypair::generate_ed25519(), settings, behave).await
+}
+
+async fn start(key: Keypair, settings: NetworkSettings, behave: Behave) -> Crooked {
     let me = key.public().to_peer_id().to_string();
     let (heard, hears) = mpsc::unbounded_channel();
     let (end, mut ends) = mpsc::unbounded_channel();
     let role = CrookedRole { me: me.clone(), behave, heard, kept: Vec::new(), gone: false, end };
-    let network = Network::start(key, settings(bootstrap), move || role).await.expect("the peer can listen");
+    let network = Network::start(key, settings, move || role).await.expect("the peer can listen");
     let dying = network.clone();
     tokio::spawn(async move {
         if ends.recv().await.is_some() {
@@ -88,6 +97,7 @@ pub fn settings(bootstrap: &str) -> NetworkSettings {
         listen: vec!["/ip4/127.0.0.1/tcp/0".parse().expect("an address")],
         bootstrap: vec![bootstrap.parse().expect("an address")],
         advertise: Vec::new(),
+        max_connections: 256,
         read_limit: 5 * second,
         exchange_limit: 60 * second,
         idle: 600 * second,

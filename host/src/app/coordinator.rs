@@ -27,6 +27,7 @@ use crate::peers::identity;
 use crate::peers::swarm::Network;
 use crate::reservation::log::Log;
 use crate::supervise::{PanicWatch, Supervisor, TaskKind};
+use crate::sys;
 
 /// Fewer characters than this can be tried one by one.
 const SHORT_TOKEN: usize = 16;
@@ -37,6 +38,9 @@ pub fn dir(settings: &Settings) -> PathBuf {
 }
 
 /// The same, for a state directory.
+/// Files that are open besides the connections of peers: the API's connections, the log, the program itself.
+const OTHER_FILES: u64 = 300;
+
 pub fn dir_in(state: &Path) -> PathBuf {
     state.join("coordinator")
 }
@@ -63,6 +67,14 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let dir = dir(&settings);
     let _instance_lock = InstanceLock::acquire(&dir, &dir)?;
     let c = &settings.coordinator;
+    let files = sys::raise_open_files();
+    if files < c.max_connections as u64 + OTHER_FILES {
+        tracing::warn!(
+            files,
+            connections = c.max_connections,
+            "fewer files may be open than CODA_COORDINATOR_MAX_CONNECTIONS needs; raise LimitNOFILE, or lower it"
+        );
+    }
     // Whatever can fail without a trace is done before the network and the jobs begin.
     let listener = bind(&c.http).await?;
     let address = listener.local_addr().map_err(|e| bind_failure(&c.http, &e))?;
@@ -120,7 +132,7 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
     let c = &settings.coordinator;
     let directory = Directory::new(c.stale);
     let (listening, sweep) = (directory.clone(), c.sweep);
-    let net = network_settings(&settings.peer.network, &c.listen);
+    let net = network_settings(&settings.peer.network, &c.listen, c.max_connections);
     let network = Network::start(key, net, move || Listener::new(listening, sweep)).await?;
     let limits = BlockLimits {
         call: c.call_limit,

@@ -93,7 +93,7 @@ pub async fn start(
     let (viewed, view) = watch::channel(PeerView::default());
     let network = {
         let (lent, log, namespace) = (lent.clone(), log.clone(), settings.network.namespace.clone());
-        let net = network_settings(&settings.network, &settings.listen);
+        let net = network_settings(&settings.network, &settings.listen, settings.max_connections);
         Network::start(key, net, move || Peer::new(table, lent, log, viewed, &namespace)).await?
     };
     tracing::info!(
@@ -109,8 +109,10 @@ pub async fn start(
 pub fn network_settings(
     basics: &crate::config::settings::NetworkBasics,
     listen: &[libp2p::Multiaddr],
+    max_connections: usize,
 ) -> NetworkSettings {
     NetworkSettings {
+        max_connections,
         namespace: basics.namespace.clone(),
         listen: listen.to_vec(),
         bootstrap: basics.bootstrap.clone(),

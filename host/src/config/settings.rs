@@ -232,6 +232,8 @@ pub struct PeerSettings {
     pub services: Vec<String>,
     pub allow: AllowSetting,
     pub max_ttl_seconds: i64,
+    /// Most connections that others have made.
+    pub max_connections: usize,
     /// Largest number of slots that are lent at once: in total, and to one peer.
     pub max_slots: usize,
     pub max_per_peer: usize,
@@ -296,6 +298,8 @@ pub struct CoordinatorSettings {
     pub job_deadline: Duration,
     /// How often the states of a running job are recorded.
     pub checkpoint_interval: Duration,
+    /// Most connections that others have made.
+    pub max_connections: usize,
     pub max_running: usize,
     pub max_waiting: usize,
     pub max_shots: u32,

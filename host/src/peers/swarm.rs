@@ -49,6 +49,8 @@ pub struct NetworkSettings {
     pub bootstrap: Vec<Multiaddr>,
     /// Addresses that are advertised to other peers. When there are none, the listening addresses are advertised.
     pub advertise: Vec<Multiaddr>,
+    /// Most connections that others have made and that are kept.
+    pub max_connections: usize,
     /// How long a request may take to come whole.
     pub read_limit: Duration,
     /// The longest exchange: a dispatch.

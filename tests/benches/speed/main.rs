@@ -14,6 +14,7 @@ mod doors;
 mod node;
 mod peers;
 mod qdmi;
+mod scale;
 mod site;
 mod streams;
 mod swap;
@@ -166,6 +167,9 @@ async fn bench() {
     }
     if wanted("peers") {
         peers::measure(scale).await;
+    }
+    if wanted("scale") {
+        scale::measure(scale).await;
     }
     report.print();
 }

@@ -16,8 +16,6 @@ use crate::peers::wire::PeerStep;
 /// Bytes of a prepare, commit or cancel.
 const SMALL_DOCUMENT: usize = 32 << 10;
 const MAX_STREAMS: usize = 1024;
-/// Incoming connections that libp2p lets in. The event loop closes unused ones far below.
-const MAX_INCOMING: u32 = 512;
 const MAX_PER_PEER: u32 = 8;
 
 #[derive(NetworkBehaviour)]
@@ -68,9 +66,11 @@ pub fn behaviour(key: &Keypair, settings: &NetworkSettings, serves: bool) -> Res
         let protocol = Protocol(step.protocol(&settings.namespace).into());
         request_response::Behaviour::with_codec(codec, [(protocol, support.clone())], config)
     };
+    // Far above: the event loop closes unused ones before.
+    let let_in = u32::try_from(settings.max_connections.saturating_mul(2)).unwrap_or(u32::MAX);
     let limits = ConnectionLimits::default()
-        .with_max_pending_incoming(Some(MAX_INCOMING))
-        .with_max_established_incoming(Some(MAX_INCOMING))
+        .with_max_pending_incoming(Some(let_in))
+        .with_max_established_incoming(Some(let_in))
         .with_max_established_per_peer(Some(MAX_PER_PEER));
     Ok(Behaviour {
         limits: connection_limits::Behaviour::new(limits),

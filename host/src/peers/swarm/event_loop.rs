@@ -28,8 +28,6 @@ use crate::connections::ConnectionTable;
 use crate::peers::registry::{GossipError, Topic};
 use crate::peers::wire::{PeerStep, SINGLE_READ_BYTES};
 
-/// Most connections that others have made and that are kept.
-const MAX_INCOMING: usize = 256;
 /// How long answers may take to leave when the network stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Time for written answers to leave the connection's buffers before it is closed.
@@ -83,6 +81,7 @@ impl<R: Role> EventLoop<R> {
         }
         let peer_id = swarm.local_peer_id().to_string();
         view.send_replace(NetworkView { peer_id, ..NetworkView::default() });
+        let incoming = ConnectionTable::new(settings.max_connections);
         let mut event_loop = EventLoop {
             swarm,
             role,
@@ -95,7 +94,7 @@ impl<R: Role> EventLoop<R> {
             calls: HashMap::new(),
             beats: 0,
             responding: 0,
-            incoming: ConnectionTable::new(MAX_INCOMING),
+            incoming,
             started: Instant::now(),
         };
         event_loop.wait_for_listeners(listeners).await?;
@@ -357,7 +356,7 @@ impl<R: Role> EventLoop<R> {
         if self.incoming.warns(evicted.address, now) {
             tracing::warn!(
                 address = %evicted.address,
-                limit = MAX_INCOMING,
+                limit = self.settings.max_connections,
                 "too many connections; closing the longest unused one of this address"
             );
         }
