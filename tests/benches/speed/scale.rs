@@ -11,6 +11,8 @@ use coda_host::peers::registry::Topic;
 use coda_host::peers::swarm::NetworkSettings;
 use coda_host::{qasm, sys};
 use coda_host_tests::misbehaving_peers::{Behave, Crooked, join_with, settings};
+use coda_host_tests::net::{Net, SIMULATOR};
+use coda_host_tests::proxy::Proxy;
 use serde_json::json;
 
 use super::percentile;
@@ -20,9 +22,15 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 /// So many heartbeats, of which every fifth comes with an advertisement, are measured.
 const HEARTBEATS: u32 = 5;
 
+/// One way of a link between the machines of a site.
+const ONE_WAY: Duration = Duration::from_millis(25);
+
 /// Prints everything about growth.
 pub async fn measure(scale: f64) {
     sys::raise_open_files();
+    println!("\nA coordinator with two peers, each a process of this machine:");
+    jobs(None).await;
+    jobs(Some(ONE_WAY)).await;
     println!("\nGrowth with the number of peers:");
     for peers in [10, 100, 1000] {
         planning(peers);
@@ -51,6 +59,52 @@ fn layers() -> String {
         (layer % 2..11).step_by(2).for_each(|q| source += &format!("cx q[{q}], q[{}];", q + 1));
     }
     source
+}
+
+fn gates(count: usize) -> String {
+    let gates: String = (0..count).map(|n| ["h q[0];", "t q[0];", "x q[0];"][n % 3]).collect();
+    format!("OPENQASM 3.0; include \"stdgates.inc\"; qubit[1] q; {gates}")
+}
+
+/// Whole jobs, from the submission to the end, with links of so much delay each way to the peers.
+async fn jobs(one_way: Option<Duration>) {
+    let mut net = Net::start(&[("CODA_LOG", "info"), ("CODA_COORDINATOR_CALL_TIMEOUT_SEC", "15")]).await;
+    let mut address = net.coordinator.address.clone();
+    let port = address.split('/').nth(4).and_then(|port| port.parse().ok()).expect("a port");
+    let _link = match one_way {
+        Some(delay) => {
+            let link = Proxy::start(port, delay).await.expect("a port");
+            address = address.replace(&format!("/tcp/{port}/"), &format!("/tcp/{}/", link.port()));
+            Some(link)
+        }
+        None => None,
+    };
+    for _ in 0..2 {
+        net.add(
+            SIMULATOR,
+            &[("CODA_PEER_BOOTSTRAP", &address), ("CODA_PEER_ALLOW", "any"), ("CODA_LOG", "info")],
+        )
+        .await;
+    }
+    let link = one_way.map_or("loopback".into(), |delay| format!("{:?} there and back", 2 * delay));
+    for (name, source) in
+        [("8-qubit GHZ", ghz(8)), ("2,000 gates on a qubit", gates(2000)), ("20,000 gates", gates(20_000))]
+    {
+        let mut times = Vec::new();
+        let mut stages = 1;
+        for _ in 0..8 {
+            let (start, job) = (Instant::now(), json!({ "qasm": source, "shots": 10 }));
+            let (_, answer) = net.coordinator.post("/api/v1/jobs?wait=60", &job).await;
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            assert_eq!(answer["status"], "completed", "{answer}");
+            stages = answer["job"]["plan"]["stages"].as_array().map_or(1, Vec::len).max(1);
+        }
+        times.sort_by(f64::total_cmp);
+        let (median, per_stage) = (percentile(&times, 0.5), percentile(&times, 0.5) / stages as f64);
+        let trips = one_way.map(|delay| per_stage / 1e3 / (2 * delay).as_secs_f64());
+        let trips = trips.map_or(String::new(), |trips| format!(", {trips:.1} round trips"));
+        println!("  {link}: {name}, {stages} stages: {median:.1} ms, {per_stage:.1} ms a stage{trips}");
+    }
 }
 
 /// The median time of a hundred calls, in milliseconds.
