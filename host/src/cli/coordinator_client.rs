@@ -282,12 +282,21 @@ pub struct ListedPeer {
     pub active_reservations: u64,
     pub active_executions: u64,
     pub heard_seconds_ago: u64,
+    /// The coordinator's circuit breaker for it: closed, open or half_open.
+    #[serde(default)]
+    pub breaker: String,
 }
 
 impl ListedPeer {
-    /// What it reports of its health, or that nothing was heard of it.
+    /// What it reports of its health, that nothing was heard of it, or that the coordinator leaves it alone.
     pub fn state(&self) -> &str {
-        if self.stale { "stale" } else { &self.health }
+        if self.stale {
+            "stale"
+        } else if self.breaker == "open" {
+            "breaker open"
+        } else {
+            &self.health
+        }
     }
 
     /// Whether blocks may be sent to it.

@@ -40,13 +40,13 @@ fn table(peers: &[ListedPeer]) -> String {
             .into();
     }
     let mut text =
-        format!("{:<53} {:<10} {:>8} {:>12}  SERVICES\n", "PEER", "STATE", "HEARD", "SLOTS IN USE");
+        format!("{:<53} {:<12} {:>8} {:>12}  SERVICES\n", "PEER", "STATE", "HEARD", "SLOTS IN USE");
     for peer in peers {
         let heard = format!("{} s ago", peer.heard_seconds_ago);
         let in_use = peer.active_reservations + peer.active_executions;
         let services = peer.services.join(" ");
         text += &format!(
-            "{:<53} {:<10} {heard:>8} {in_use:>12}  {}\n",
+            "{:<53} {:<12} {heard:>8} {in_use:>12}  {}\n",
             inline(&peer.peer_id),
             inline(peer.state()),
             inline(&services)
@@ -69,9 +69,13 @@ mod tests {
             active_reservations: 1,
             active_executions: 2,
             heard_seconds_ago: 4,
+            breaker: "closed".into(),
         };
-        let text = table(&[peer.clone(), ListedPeer { stale: true, ..peer }]);
-        assert_eq!(text.lines().count(), 3, "{text}");
+        let stale = ListedPeer { stale: true, ..peer.clone() };
+        let left_alone = ListedPeer { breaker: "open".into(), ..peer.clone() };
+        let text = table(&[peer, stale, left_alone]);
+        assert_eq!(text.lines().count(), 4, "{text}");
+        assert!(text.contains(" breaker open "), "{text}");
         assert!(!text.contains('\u{1b}') && text.contains("stale") && text.contains("4 s ago"), "{text}");
         assert!(table(&[]).contains("CODA_PEER_BOOTSTRAP"));
     }
