@@ -114,7 +114,9 @@ async fn bench() {
     let size = |n: usize| ((n as f64 * scale) as usize).max(10);
     let mut nodes = vec![Kind::Host];
     nodes.extend(coda_host_tests::python::venv().map(Kind::HostPython));
-    nodes.extend(std::env::var_os("CODA_BENCH_PYTHON").map(|p| Kind::Python(PathBuf::from(p))));
+    nodes.extend(
+        std::env::var_os("CODA_BENCH_PYTHON").filter(|p| !p.is_empty()).map(|p| Kind::Python(p.into())),
+    );
     let mut report = Report { nodes: nodes.clone(), rows: Vec::new() };
     println!("one machine, one run; {} core(s)", std::thread::available_parallelism().map_or(0, usize::from));
     let only = std::env::var("CODA_BENCH_ONLY").ok();
