@@ -16,7 +16,8 @@
 //! fallback  one block with one candidate after another, and its waits
 //! attempt   prepare, commit and dispatch with one candidate
 //! answer    reads and checks what a peer answers
-//! job       the stages of one job, its record
+//! schedule  which blocks of a job may run, and which states are behind its stages   pure
+//! job       the blocks of one job, its record
 //! measures  what a state says about its qubits   pure
 //! result    what a job is asked for, taken from the final state
 //! expiry    when reservations expire   pure
@@ -46,6 +47,7 @@ pub mod recovery;
 pub mod result;
 pub mod resume;
 pub mod role;
+pub mod schedule;
 pub mod service;
 pub mod simulation;
 pub mod slot_book;

@@ -1,6 +1,6 @@
-//! Runs one job stage by stage. A stage starts when the previous one is complete; its blocks run concurrently.
+//! Runs one job: its blocks as soon as they may, side by side.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,14 @@ use super::job_view::JobProgress;
 use super::plan::{NoCandidate, Plan, plan};
 use super::result::ResultRequest;
 use super::resume::{JobStart, checkpoint};
+use super::schedule::{BlockPlace, Schedule};
 use super::simulation;
 use crate::peers::operation::OperationError;
 use crate::qasm::Circuit;
 use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
 
-/// Most blocks of a stage that run at once.
+/// Most blocks of a job that run at once.
 const MAX_CONCURRENT_BLOCKS: usize = 32;
 /// Lowest fidelity of a verified state: amplitudes are passed on with 12 decimals.
 const LEAST_FIDELITY: f64 = 1.0 - 1e-6;
@@ -71,24 +72,47 @@ pub async fn run(
         Some(plan) => plan,
         None => plan_job(runner, circuit, record).await?,
     });
-    let mut components = match stages {
+    let components = match stages {
         0 => (0..circuit.qubits).map(Component::fresh).collect(),
         _ => components,
     };
     let redundancy = request.redundancy();
-    let mut progress = StageProgress { ran_on: Arc::new(ran_on), attempts, redundancy };
-    let mut recorded = Instant::now();
-    for number in stages..plan.stages.len() {
-        components = stage(runner, &plan, number, job_id, components, &mut progress, record).await?;
+    let mut progress = JobRun { ran_on: Arc::new(ran_on), attempts, redundancy };
+    let mut schedule = Schedule::new(&plan, stages, components);
+    let mut running: JoinSet<Result<(BlockPlace, CompletedBlock), JobError>> = JoinSet::new();
+    let (mut recorded, mut recorded_stages) = (Instant::now(), stages);
+    loop {
+        while running.len() < MAX_CONCURRENT_BLOCKS
+            && let Some((place, state)) = schedule.next()
+        {
+            let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
+            let (job_id, ran_on) = (job_id.to_string(), progress.ran_on.clone());
+            let attempts =
+                progress.attempts.get(&plan.stages[place.0][place.1].block_id).copied().unwrap_or(0);
+            let start = BlockStart { state, attempts, redundancy: progress.redundancy };
+            running.spawn(async move {
+                let completed = run_block(&runner, &plan, place, &job_id, start, &ran_on, &record).await?;
+                Ok((place, completed))
+            });
+        }
+        // With an error the other blocks are dropped, which cancels their reservations.
+        let Some(ended) = running.join_next().await else { break };
+        let (place, completed) = ended??;
+        let block_id = plan.stages[place.0][place.1].block_id.clone();
+        Arc::make_mut(&mut progress.ran_on).insert(block_id, completed.peer_id);
+        schedule.complete(place, completed.state);
+        let complete = schedule.complete_stages();
         // A job of a moment is run again sooner than its states are written.
-        if recorded.elapsed() >= checkpoint_interval
-            && number + 1 < plan.stages.len()
-            && let Some(fact) = checkpoint(number + 1, &components, RECORDED_AMPLITUDES)
+        if complete > recorded_stages
+            && complete < plan.stages.len()
+            && recorded.elapsed() >= checkpoint_interval
+            && let Some(fact) = checkpoint(complete, &schedule.states_behind(), RECORDED_AMPLITUDES)
         {
             record.record(fact).await?;
-            recorded = Instant::now();
+            (recorded, recorded_stages) = (Instant::now(), complete);
         }
     }
+    let mut components = schedule.states_behind();
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
     let (circuit, ran_on) = (request.verify().then(|| circuit.clone()), progress.ran_on);
@@ -122,58 +146,14 @@ async fn plan_job(
     Ok(plan)
 }
 
-/// What a stage needs to know of the ones before.
-struct StageProgress {
+/// What a block needs to know of the job.
+struct JobRun {
     /// The peer that ran each block.
     ran_on: Arc<BTreeMap<String, String>>,
     /// Candidates that a former process tried for each block.
     attempts: BTreeMap<String, u32>,
     /// How many peers must agree about each state.
     redundancy: u8,
-}
-
-/// Runs the blocks of a stage side by side; the components behind it.
-async fn stage(
-    runner: &BlockRunner,
-    plan: &Arc<Plan>,
-    number: usize,
-    job_id: &str,
-    mut components: Vec<Component>,
-    progress: &mut StageProgress,
-    record: &impl JobRecorder,
-) -> Result<Vec<Component>, JobError> {
-    let mut ready = VecDeque::new();
-    for (n, block) in plan.stages[number].iter().enumerate() {
-        let (mine, others) = components
-            .into_iter()
-            .partition(|c: &Component| c.qubits.first().is_some_and(|q| block.qubits.contains(q)));
-        components = others;
-        ready.push_back((n, combine(mine)));
-    }
-    let mut running: JoinSet<Result<(usize, CompletedBlock), JobError>> = JoinSet::new();
-    let mut ran_here = Vec::new();
-    loop {
-        while running.len() < MAX_CONCURRENT_BLOCKS
-            && let Some((n, state)) = ready.pop_front()
-        {
-            let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
-            let (job_id, ran_on) = (job_id.to_string(), progress.ran_on.clone());
-            let attempts = progress.attempts.get(&plan.stages[number][n].block_id).copied().unwrap_or(0);
-            let start = BlockStart { state, attempts, redundancy: progress.redundancy };
-            running.spawn(async move {
-                let completed =
-                    run_block(&runner, &plan, (number, n), &job_id, start, &ran_on, &record).await?;
-                Ok((n, completed))
-            });
-        }
-        // With an error the other blocks are dropped, which cancels their reservations.
-        let Some(ended) = running.join_next().await else { break };
-        let (n, completed) = ended??;
-        ran_here.push((plan.stages[number][n].block_id.clone(), completed.peer_id));
-        components.push(completed.state);
-    }
-    Arc::make_mut(&mut progress.ran_on).extend(ran_here);
-    Ok(components)
 }
 
 /// What a block starts from.
@@ -188,7 +168,7 @@ struct BlockStart {
 async fn run_block(
     runner: &BlockRunner,
     plan: &Plan,
-    (stage, n): (usize, usize),
+    (stage, n): BlockPlace,
     job_id: &str,
     start: BlockStart,
     ran_on: &BTreeMap<String, String>,
