@@ -34,8 +34,13 @@ impl Shared {
     async fn start(env: &[(&str, &str)]) -> Option<Shared> {
         let server = Postgres::start().await?;
         let url = server.url();
-        let common =
-            [("CODA_COORDINATOR_STORE", url.as_str()), ("CODA_COORDINATOR_QUEUE_SEC", "0.2"), PATIENT];
+        let common = [
+            ("CODA_COORDINATOR_STORE", url.as_str()),
+            ("CODA_COORDINATOR_QUEUE_SEC", "0.2"),
+            // Holds of a killed coordinator end by their ttl.
+            ("CODA_COORDINATOR_TTL_SEC", "5"),
+            PATIENT,
+        ];
         let env: Vec<(&str, &str)> = common.iter().chain(env).copied().collect();
         let net = Net::start(&env).await;
         let other = net.another_coordinator("other", &env).await;
