@@ -23,6 +23,10 @@
 //! expiry    when reservations expire   pure
 //! role      the coordinator in the network
 //! service   jobs at once, their submission and their cancel
+//! live_jobs the jobs in memory
+//! job_queue running places, and which jobs are still this coordinator's   pure
+//! taking    takes jobs from the queue that coordinators share
+//! lease_keeper the lease of this coordinator's identity
 //! recovery  what a restart, a cancel and time leave to do
 //! watching  waiting for a job, event by event or for its end
 //! job_list  all jobs, page by page
@@ -38,7 +42,10 @@ pub mod fallback;
 pub mod job;
 pub mod job_events;
 pub mod job_list;
+pub mod job_queue;
 pub mod job_view;
+pub mod lease_keeper;
+mod live_jobs;
 pub mod measures;
 pub mod metrics;
 pub mod plan;
@@ -51,5 +58,6 @@ pub mod schedule;
 pub mod service;
 pub mod simulation;
 pub mod slot_book;
+mod taking;
 pub mod track_record;
 pub mod watching;

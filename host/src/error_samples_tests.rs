@@ -469,6 +469,8 @@ pub(super) fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinE
         LogError::Write(LogFailure::Other(text())),
         LogError::Read(LogFailure::Other(text())),
         LogError::Stopped,
+        LogError::InUse { location: text() },
+        LogError::Leased { location: text(), peer_id: text() },
     ];
     log.extend(failures().map(|failure| LogError::Write(LogFailure::File(failure))));
     log.extend(failures().map(|failure| LogError::Read(LogFailure::File(failure))));

@@ -42,6 +42,10 @@ pub enum TaskKind {
     PeerLending,
     /// Expires reservations of a coordinator.
     ReservationExpiry,
+    /// Takes a coordinator's jobs from the queue.
+    JobQueue,
+    /// Renews the lease of a coordinator's identity.
+    Lease,
 }
 
 /// What the end of a task means.
@@ -71,6 +75,8 @@ impl TaskKind {
             TaskKind::LogRotation => "log-rotation",
             TaskKind::PeerLending => "peer-lending",
             TaskKind::ReservationExpiry => "reservation-expiry",
+            TaskKind::JobQueue => "job-queue",
+            TaskKind::Lease => "lease",
         }
     }
 
@@ -90,7 +96,9 @@ impl TaskKind {
             | TaskKind::WebhookDispatcher
             | TaskKind::HeartbeatState
             | TaskKind::PeerLending
-            | TaskKind::ReservationExpiry => OnEnd::ExpectedAfterStop,
+            | TaskKind::ReservationExpiry
+            | TaskKind::JobQueue
+            | TaskKind::Lease => OnEnd::ExpectedAfterStop,
         }
     }
 }

@@ -164,6 +164,18 @@ impl Node {
         self.ended(&self.submit(qasm, shots).await).await
     }
 
+    /// Waits until this coordinator may plan on a peer.
+    pub async fn knows(&self, peer_id: &str) {
+        eventually_some("the coordinator knows the peer", async || {
+            let (_, body) = self.get("/api/v1/peers").await;
+            let peers = body["peers"].as_array()?.clone();
+            let peer = peers.into_iter().find(|p| p["peer_id"] == peer_id)?;
+            (peer["health"] == "healthy" && peer["services"].as_array().is_some_and(|s| !s.is_empty()))
+                .then_some(())
+        })
+        .await;
+    }
+
     /// A command in this node's surroundings.
     pub async fn cli(&self, arguments: &[&str]) -> Said {
         said(arguments, &self.env, &self.dir).await
@@ -213,14 +225,12 @@ impl Net {
 
     /// Waits until the coordinator may plan on a peer.
     pub async fn known(&self, peer_id: &str) {
-        eventually_some("the coordinator knows the peer", async || {
-            let (_, body) = self.coordinator.get("/api/v1/peers").await;
-            let peers = body["peers"].as_array()?.clone();
-            let peer = peers.into_iter().find(|p| p["peer_id"] == peer_id)?;
-            (peer["health"] == "healthy" && peer["services"].as_array().is_some_and(|s| !s.is_empty()))
-                .then_some(())
-        })
-        .await;
+        self.coordinator.knows(peer_id).await;
+    }
+
+    /// Starts another coordinator, with these variables besides.
+    pub async fn another_coordinator(&self, name: &str, env: &[(&str, &str)]) -> Node {
+        coordinator(self.dir.path(), name, env).await
     }
 
     /// Every slot of every peer is free, and every reservation of the coordinator's log terminal.
@@ -253,6 +263,11 @@ impl Drop for Net {
             }
         }
     }
+}
+
+/// A coordinator by itself, in a directory below this one that may have its state already.
+pub async fn coordinator(dir: &Path, name: &str, env: &[(&str, &str)]) -> Node {
+    node(dir, name, &["coordinator"], env).await
 }
 
 /// A peer by itself.

@@ -112,6 +112,8 @@ mod coordinator {
     mod cancels;
     /// Blocks that fall back to another peer when one fails at any step.
     mod coordinator_fallback;
+    /// Event logs of other versions.
+    mod earlier_logs;
     /// Lists, keys, methods, access, readiness, metrics.
     mod http_service;
     /// Many jobs at once, few slots, and peers that go.
@@ -126,6 +128,8 @@ mod coordinator {
     mod service;
     /// Two coordinators on one event log in PostgreSQL.
     mod shared_log;
+    /// Leases, and the jobs that coordinators share.
+    mod shared_queue;
     /// Peers that are silent or far too slow.
     mod slow_peers;
     /// Long polls and event streams.

@@ -85,6 +85,7 @@ pub fn append_problem(error: AppendError) -> ApiProblem {
         }
         AppendError::Refused(refused) => ApiProblem::new(StatusCode::CONFLICT, refused.to_string()),
         AppendError::Job(refused) => ApiProblem::new(StatusCode::CONFLICT, refused.to_string()),
+        AppendError::QueueFull(_) => ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         AppendError::Log(error) => log_problem(&error),
     }
 }

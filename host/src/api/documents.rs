@@ -111,6 +111,8 @@ pub struct Ready {
 pub struct StoreState {
     pub readable: bool,
     pub writable: bool,
+    /// Whether the coordinator holds the lease of its identity. Without it, it runs no job.
+    pub lease: bool,
 }
 
 /// The coordinator in the peer network.

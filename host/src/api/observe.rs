@@ -41,6 +41,13 @@ pub async fn ready(State(api): State<Api>) -> Response {
                       server; it is tried again by itself";
         reasons.push(reason.into());
     }
+    let lost = api.service.lease.lost();
+    if let Some(why) = &lost {
+        reasons.push(format!(
+            "this coordinator runs no job, because it does not hold the lease of its identity: {why}; check the database \
+             server, and that no other coordinator has this identity; it is asked for again by itself"
+        ));
+    }
     let view = runner.network.view();
     let running = view.has_changed().is_ok();
     if !running {
@@ -62,7 +69,7 @@ pub async fn ready(State(api): State<Api>) -> Response {
     let body = Ready {
         ready: reasons.is_empty(),
         reasons,
-        store: StoreState { readable, writable },
+        store: StoreState { readable, writable, lease: lost.is_none() },
         network: NetworkState { running, peer_id: network.peer_id, connected: network.connected },
         peers,
         version: env!("CARGO_PKG_VERSION"),

@@ -19,6 +19,7 @@ use crate::api::coordinator::{Api, router};
 use crate::config::settings::Settings;
 use crate::coordinator::directory::Directory;
 use crate::coordinator::fallback::{BlockLimits, BlockRunner};
+use crate::coordinator::lease_keeper::LeaseKeeper;
 use crate::coordinator::role::Listener;
 use crate::coordinator::service::{Service, ServiceLimits};
 use crate::daemon::instance_lock::InstanceLock;
@@ -65,7 +66,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let stop = CancellationToken::new();
     super::watch_signals(stop.clone());
     let dir = dir(&settings);
-    let _instance_lock = InstanceLock::acquire(&dir, &dir)?;
+    let instance_lock = InstanceLock::acquire(&dir, &dir)?;
     let c = &settings.coordinator;
     let files = sys::raise_open_files();
     if files < c.max_connections as u64 + OTHER_FILES {
@@ -81,8 +82,15 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let log = open_log(&settings).await?;
     let events = log.verify().await?;
     let key = identity::load(&dir)?;
-    let service = start_service(&settings, key, log.clone()).await?;
-    service.recover().await?;
+    // Two with one identity would confuse their peers, so the lease comes before the network.
+    let (peer_id, holder) = (key.public().to_peer_id().to_string(), instance_lock.fingerprint());
+    let acquiring = LeaseKeeper::acquire(log.clone(), peer_id, holder, c.lease, &stop).await?;
+    let Some(lease) = acquiring else {
+        tracing::info!("stopped");
+        return Ok(ExitCode::SUCCESS);
+    };
+    let service = start_service(&settings, key, log.clone(), lease).await?;
+    service.begin().await?;
 
     let access =
         Access { token: c.api_token.clone(), loopback: address.ip().is_loopback(), open_reads: c.open_reads };
@@ -100,6 +108,8 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
         accept::serve(listener, router, settings.api.request_timeout, api_stop.clone()),
     );
     tasks.spawn(TaskKind::ReservationExpiry, service.clone().expire());
+    tasks.spawn(TaskKind::Lease, service.clone().keep_lease());
+    tasks.spawn(TaskKind::JobQueue, service.clone().take_jobs());
     let network = service.runner.network.clone();
     tracing::info!(
         peer_id = network.peer_id(),
@@ -128,7 +138,12 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
 }
 
 /// Starts the network and the service that runs jobs on it.
-async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Service, Failure> {
+async fn start_service(
+    settings: &Settings,
+    key: Keypair,
+    log: Log,
+    lease: LeaseKeeper,
+) -> Result<Service, Failure> {
     let c = &settings.coordinator;
     let directory = Directory::new(c.stale);
     let (listening, sweep) = (directory.clone(), c.sweep);
@@ -146,6 +161,7 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
     let limits = ServiceLimits {
         running: c.max_running,
         waiting: c.max_waiting,
+        queue_interval: c.queue_interval,
         max_shots: c.max_shots,
         peer_wait: c.peer_wait,
         expiry_interval: c.expiry_interval,
@@ -153,7 +169,7 @@ async fn start_service(settings: &Settings, key: Keypair, log: Log) -> Result<Se
         checkpoint_interval: c.checkpoint_interval,
         watchers: c.max_watchers,
     };
-    Ok(Service::new(runner, limits))
+    Ok(Service::new(runner, limits, lease))
 }
 
 fn warn_of_weak_access(access: &Access) {

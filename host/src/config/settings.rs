@@ -300,6 +300,10 @@ pub struct CoordinatorSettings {
     pub checkpoint_interval: Duration,
     /// Most connections that others have made.
     pub max_connections: usize,
+    /// How long the lease of a coordinator's identity lasts without being renewed.
+    pub lease: Duration,
+    /// How often the queue of jobs is looked at without a reason.
+    pub queue_interval: Duration,
     pub max_running: usize,
     pub max_waiting: usize,
     pub max_shots: u32,

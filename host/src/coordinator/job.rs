@@ -47,6 +47,25 @@ pub enum JobError {
     Task(#[from] tokio::task::JoinError),
 }
 
+impl JobError {
+    /// Whether it is the event log that could not be used, which is no fault of the job.
+    pub fn is_of_log(&self) -> bool {
+        let error = match self {
+            JobError::Log(error)
+            | JobError::Append(AppendError::Log(error))
+            | JobError::Block(BlockError::Log(error)) => error,
+            JobError::NoCandidate(_)
+            | JobError::Block(BlockError::AllFailed { .. })
+            | JobError::Append(_)
+            | JobError::Wrong { .. }
+            | JobError::Simulation(_)
+            | JobError::Task(_) => return false,
+        };
+        // What is damaged stays so.
+        !matches!(error, LogError::Damaged { .. })
+    }
+}
+
 /// Records the facts of a job: in the log first, then for those who watch the job.
 pub trait JobRecorder: Clone + Send + Sync + 'static {
     /// Records a fact.

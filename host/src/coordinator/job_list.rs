@@ -89,7 +89,7 @@ impl Service {
 
     /// A job in short: as memory knows it, or as its last fact tells.
     fn summary_of(&self, row: JobRow) -> JobSummary {
-        if let Some(live) = self.live(&row.job_id) {
+        if let Some(live) = self.jobs.get(&row.job_id) {
             return live.view.borrow().summary(&row.job_id);
         }
         let status = status_of_kind(&row.last_kind);

@@ -97,7 +97,8 @@ impl CoordinatorMetrics {
 /// What is true at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Levels {
-    pub jobs_queued: usize,
+    /// Jobs that no coordinator on the log has taken; none when it can't be read.
+    pub jobs_queued: Option<usize>,
     pub jobs_running: usize,
     /// Blocks that look for a peer with a free slot.
     pub blocks_waiting: usize,
@@ -111,6 +112,7 @@ pub struct Levels {
     /// Requests that wait for a job: long polls and event streams.
     pub watchers: usize,
     pub store_writable: bool,
+    pub lease_held: bool,
 }
 
 impl Collector for Levels {
@@ -121,8 +123,9 @@ impl Collector for Levels {
         let mut family =
             encoder.encode_descriptor(name, "Jobs that have not ended, by status.", None, kind)?;
         for (status, number) in
-            [(JobStatus::Queued, self.jobs_queued), (JobStatus::Running, self.jobs_running)]
+            [(JobStatus::Queued, self.jobs_queued), (JobStatus::Running, Some(self.jobs_running))]
         {
+            let Some(number) = number else { continue };
             ConstGauge::new(whole(number)).encode(family.encode_family(&[("status", status.name())])?)?;
         }
         let reservations = self.reservations_open.map(whole);
@@ -138,6 +141,11 @@ impl Collector for Levels {
             ("reservations_open", "Reservations that are requested or accepted.", reservations),
             ("watchers", "Requests that wait for a job, and event streams.", Some(whole(self.watchers))),
             ("store_writable", "Whether the event log can be written.", Some(i64::from(self.store_writable))),
+            (
+                "lease_held",
+                "Whether this coordinator holds the lease of its identity.",
+                Some(i64::from(self.lease_held)),
+            ),
         ];
         for (name, help, value) in gauges {
             let Some(value) = value.map(ConstGauge::new) else { continue };

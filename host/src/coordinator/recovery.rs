@@ -1,16 +1,17 @@
-//! What is left of jobs: open ones after a restart, peers of cancelled ones, reservations whose time is over.
+//! What is left of jobs: reservations of one that a former process or another coordinator has begun, peers of cancelled
+//! ones, reservations whose time is over.
 //!
-//! After a restart the log says which reservations were open and which jobs had no end. Those reservations are
-//! cancelled at their peers, in case they still hold a slot, and in the log; those jobs are run within their deadline, from
-//! the last stage whose states are in the log or from their start. A cancelled job is not run; its peers are told until
-//! they know, or can't hold a slot for it any more.
+//! A job that goes on has its open reservations ended in the log and cancelled at their peers, in case they still hold a
+//! slot. A cancelled job is not run; its peers are told until they know, or can't hold a slot for it any more. Peers
+//! take a cancel from the coordinator that made the reservation alone: what another one has left is ended in the log, and
+//! at its peer by its ttl, for which nothing waits.
 
 use std::time::{Duration, Instant};
 
 use super::expiry::{OpenTime, ReservationExpiry};
 use super::job_view::{JobProgress, JobStatus};
-use super::resume::JobStart;
-use super::service::{AcceptedJob, JobSource, LiveJob, Service};
+use super::live_jobs::{JobOwnership, LiveJob};
+use super::service::Service;
 use crate::model::cut;
 use crate::peers::wire::MAX_REASON;
 use crate::reservation::event::Transition;
@@ -28,81 +29,56 @@ struct ClosedReservation {
 }
 
 impl Service {
-    /// Goes on with the jobs that a former process left open. Before the first new job.
-    ///
-    /// # Errors
-    /// When the log can't be read or written.
-    pub async fn recover(&self) -> Result<(), LogError> {
-        let log = &self.runner.log;
-        let me = self.runner.network.peer_id();
-        let mut open = Vec::new();
-        for job_id in log.open_jobs().await? {
-            let facts = log.job_facts(&job_id).await?;
-            // Another coordinator on the same log looks after its own.
-            let own = |f: &JobFact| matches!(f, JobFact::Submitted { coordinator, .. } if *coordinator == me);
-            if facts.iter().any(|(_, f)| own(f)) {
-                open.push((job_id, facts));
-            }
-        }
-        // In the order in which they were accepted.
-        open.sort_by_key(|(_, facts)| facts.first().map(|(at, _)| *at));
-        let (jobs, mut reservations) = (open.len(), 0);
-        for (job_id, facts) in open {
-            let is_cancelled = facts.iter().any(|(_, fact)| matches!(fact, JobFact::Cancelled { .. }));
-            if is_cancelled {
-                reservations += self.release(&job_id, &facts).await?;
-                continue;
-            }
-            for closed in self.close_reservations(&facts, STOPPED).await? {
-                reservations += 1;
-                let (runner, stop) = (self.runner.clone(), self.stop.clone());
-                self.runner.tasks.spawn(async move {
-                    runner.cancel_insisting(&closed.peer_id, &closed.reservation_id, STOPPED, &stop).await;
-                });
-            }
-            self.resume(job_id, facts).await?;
-        }
-        if jobs > 0 {
-            tracing::warn!(
-                jobs,
-                reservations,
-                "a former coordinator was stopped in the middle of jobs: their reservations are cancelled, and those that are not \
-                 cancelled go on"
-            );
-        }
-        Ok(())
-    }
-
-    /// Ends a job that is cancelled: its view is that of the log, and its peers are told.
-    pub(super) async fn end_cancelled(&self, job_id: &str, live: &LiveJob) {
+    /// Ends a job here of which nothing goes on: its view is that of the log. When it is cancelled its peers are told;
+    /// otherwise it is another coordinator's, and this returns false.
+    pub(super) async fn end_interrupted(&self, live: &LiveJob, ownership: JobOwnership) -> bool {
+        let job_id = ownership.job_id.clone();
         let ended = async {
-            let facts = self.runner.log.job_facts(job_id).await?;
+            let facts = self.runner.log.job_facts(&job_id).await?;
+            let progress = JobProgress::from_facts(&facts);
+            if progress.status != JobStatus::Cancelled {
+                return Ok(None);
+            }
             if live.view.borrow().status != JobStatus::Cancelled {
                 // Someone else has cancelled it, in the log that this coordinator shares with others.
-                live.view.send_replace(JobProgress::from_facts(&facts));
+                live.view.send_replace(progress);
             }
-            self.release(job_id, &facts).await
+            self.release(ownership, &facts).await.map(Some)
         };
-        match ended.await {
-            Ok(reservations) => {
-                tracing::info!(job_id, reservations, "the job is cancelled; its peers are told")
+        let ended: Result<Option<usize>, LogError> = ended.await;
+        match ended {
+            Ok(Some(reservations)) => {
+                tracing::info!(job_id, reservations, "the job is cancelled; its peers are told");
+                true
+            }
+            Ok(None) => {
+                tracing::info!(
+                    job_id,
+                    "the job does not go on here: another coordinator may take it, or has it"
+                );
+                false
             }
             Err(error) => {
-                tracing::warn!(job_id, %error, "the peers of a cancelled job are told after a restart");
+                tracing::warn!(job_id, %error, "the job does not go on here");
+                false
             }
         }
     }
 
     /// Ends the reservations of a cancelled job in the log, and tells their peers in the background; their number. When
-    /// that is done it is recorded: until then a restart does it again.
-    async fn release(&self, job_id: &str, facts: &[(i64, JobFact)]) -> Result<usize, LogError> {
+    /// that is done it is recorded: until then whoever takes the job does it again.
+    pub(super) async fn release(
+        &self,
+        ownership: JobOwnership,
+        facts: &[(i64, JobFact)],
+    ) -> Result<usize, LogError> {
         let reason = facts.iter().rev().find_map(|(_, fact)| match fact {
             JobFact::Cancelled { reason } => Some(cut(reason, MAX_REASON).to_string()),
             _ => None,
         });
         let reason = reason.unwrap_or_else(|| STOPPED.into());
         let open = self.close_reservations(facts, &reason).await?;
-        let (number, service, job_id) = (open.len(), self.clone(), job_id.to_string());
+        let (number, service) = (open.len(), self.clone());
         self.runner.tasks.spawn(async move {
             let runner = &service.runner;
             let cancels = open
@@ -112,20 +88,35 @@ impl Service {
             if !is_complete {
                 return;
             }
-            if let Err(error) = runner.log.record_job(&job_id, JobFact::Released).await {
+            let JobOwnership { job_id, token, .. } = &ownership;
+            if let Err(error) = runner.log.record_own_job(job_id, token, JobFact::Released).await {
                 tracing::debug!(job_id, %error, "the release of its peers is not recorded");
+                service.stray_job();
             }
         });
         Ok(number)
     }
 
-    /// Ends in the log what a job left open, and returns every reservation whose peer may not know its end.
+    /// Ends the reservations that a job left open before it is resumed, and tells their peers in the background.
+    pub(super) async fn free_peers(&self, facts: &[(i64, JobFact)]) -> Result<(), LogError> {
+        for closed in self.close_reservations(facts, STOPPED).await? {
+            let (runner, stop) = (self.runner.clone(), self.stop.clone());
+            self.runner.tasks.spawn(async move {
+                runner.cancel_insisting(&closed.peer_id, &closed.reservation_id, STOPPED, &stop).await;
+            });
+        }
+        Ok(())
+    }
+
+    /// Ends in the log what a job left open, and returns every reservation whose peer may not know its end and would take a
+    /// cancel from this coordinator.
     async fn close_reservations(
         &self,
         facts: &[(i64, JobFact)],
         reason: &str,
     ) -> Result<Vec<ClosedReservation>, LogError> {
         let mut closed = Vec::new();
+        let me = self.runner.network.peer_id();
         for (_, fact) in facts {
             let JobFact::Attempted { peer_id, reservation_id, .. } = fact else { continue };
             let Some(state) = self.runner.log.state(reservation_id).await? else { continue };
@@ -136,32 +127,13 @@ impl Service {
                 continue;
             }
             self.close(reservation_id, state.execution.map(|e| e.execution_id), reason).await?;
+            if state.request.requesting_peer_id != me {
+                continue;
+            }
             let (peer_id, reservation_id) = (peer_id.clone(), reservation_id.clone());
             closed.push(ClosedReservation { peer_id, reservation_id });
         }
         Ok(closed)
-    }
-
-    /// Runs a job of a former process from where it was.
-    async fn resume(&self, job_id: String, facts: Vec<(i64, JobFact)>) -> Result<(), LogError> {
-        let Some((submitted_at, JobFact::Submitted { qasm, shots, options, .. })) = facts.first().cloned()
-        else {
-            return Ok(());
-        };
-        let mut view = JobProgress::from_facts(&facts);
-        let start = JobStart::from_facts(facts.iter().map(|(_, fact)| fact));
-        let resumed = JobFact::Resumed { stages: start.stages };
-        match self.runner.log.record_job(&job_id, resumed.clone()).await {
-            Ok(_) => view.apply(now_micros(), &resumed),
-            Err(AppendError::Log(error)) => return Err(error),
-            // It has an end by now.
-            Err(_) => return Ok(()),
-        }
-        self.spawn_resumed(
-            AcceptedJob { job_id, source: JobSource::Text(qasm), shots, options, submitted_at, start },
-            view,
-        );
-        Ok(())
     }
 
     /// Ends a reservation in the log, as far as it isn't.
@@ -181,13 +153,20 @@ impl Service {
     pub async fn expire(self) {
         let mut tick = tokio::time::interval(self.limits.expiry_interval);
         let (start, mut expiry) = (Instant::now(), ReservationExpiry::default());
+        let mut is_failing = false;
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
                 () = self.stop.cancelled() => return,
             }
-            if let Err(error) = self.expire_once(&mut expiry, start.elapsed()).await {
-                tracing::warn!(%error, "expired reservations could not be looked for");
+            match self.expire_once(&mut expiry, start.elapsed()).await {
+                Ok(()) => is_failing = false,
+                // Said once; `/ready` says it as long as it is so.
+                Err(error) if !is_failing => {
+                    is_failing = true;
+                    tracing::warn!(%error, "expired reservations can't be looked for");
+                }
+                Err(_) => {}
             }
             // A coordinator that says in `/ready` that it can't record is sent no job, whose record would show that it
             // can again.

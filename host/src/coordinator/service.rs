@@ -1,44 +1,46 @@
 //! The coordinator's jobs: bounded in number, recorded before they are shown, and ended once.
 //!
-//! What the log says is so: a fact that it refuses, because someone has cancelled the job, ends the job here too. What is
+//! What the log says is so: a fact that it refuses, because someone has cancelled the job or another coordinator has taken
+//! it, ends the job here too. A job whose facts can't be recorded stops here and goes back to the queue. What is
 //! recorded goes on whether or not the client waits for the answer.
 
-use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, broadcast, watch};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::fallback::{BlockRunner, uuid4};
-use super::job::{self, JobRecorder};
-use super::job_events::JobEvent;
+use super::job::{self, JobError, JobRecorder};
 use super::job_view::{JobProgress, JobStatus};
+use super::lease_keeper::LeaseKeeper;
+use super::live_jobs::{JobOwnership, LiveJob, LiveJobs};
 use super::metrics::{CoordinatorMetrics, Levels};
 use super::result::{OptionError, ResultRequest};
 use super::resume::JobStart;
+use super::taking::{Place, Places};
 use crate::qasm::{self, Circuit, CircuitError};
 use crate::reservation::job_options::JobOptions;
 use crate::reservation::journal::{JobFact, JobRefusal, JobResult};
+use crate::reservation::log::queue::JobSelection;
 use crate::reservation::log::{AppendError, JobSubmission, KnownJob, Log, LogError, now_micros};
 
-/// Ended jobs that are kept in memory, and how many bytes they may take in all; others are read from the log.
-const KEPT_VIEWS: usize = 256;
-const KEPT_BYTES: usize = 32 << 20;
 /// Circuits that are read at once. Each may take a hundred bytes for each of its source.
 const CONCURRENT_PARSERS: usize = 2;
 /// Locks that the idempotency keys share.
 const KEY_LOCKS: usize = 64;
-/// Events of a job that are kept for those who follow it. Who lags behind reads the log.
-const KEPT_EVENTS: usize = 256;
 
 #[derive(Debug, Clone)]
 pub struct ServiceLimits {
-    /// Jobs that run at once, and that wait besides.
+    /// Jobs that run at once here.
     pub running: usize,
+    /// Jobs that wait, of all coordinators on the log.
     pub waiting: usize,
+    /// How often the queue is looked at without a reason.
+    pub queue_interval: Duration,
     pub max_shots: u32,
     /// How long a job waits for peers that offer what it needs.
     pub peer_wait: Duration,
@@ -109,14 +111,17 @@ pub struct Service {
     pub runner: BlockRunner,
     pub(super) limits: ServiceLimits,
     pub metrics: Arc<CoordinatorMetrics>,
-    jobs: Arc<Mutex<Jobs>>,
-    slots: Arc<Semaphore>,
+    pub lease: LeaseKeeper,
+    pub(super) jobs: LiveJobs,
+    pub(super) places: Places,
+    /// The queue may assign jobs to this coordinator that it does not run.
+    stray_jobs: Arc<AtomicBool>,
     parsers: Arc<Semaphore>,
     /// Orders with one key are taken one after the other, so that a twin of the first finds it instead of asking for a
     /// place in the queue. Keys share locks.
     key_locks: Arc<[tokio::sync::Mutex<()>; KEY_LOCKS]>,
     pub(super) watchers: Arc<Semaphore>,
-    tasks: TaskTracker,
+    pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
     /// Jobs that run are to be dropped.
     abort: CancellationToken,
@@ -124,12 +129,21 @@ pub struct Service {
 
 /// A job that is recorded and has no end.
 pub(super) struct AcceptedJob {
-    pub(super) job_id: String,
     pub(super) source: JobSource,
     pub(super) shots: u32,
     pub(super) options: JobOptions,
-    pub(super) submitted_at: i64,
+    /// How long ago it was submitted when it was taken, and when that was.
+    pub(super) age: Duration,
+    pub(super) taken_at: Instant,
     pub(super) start: JobStart,
+}
+
+/// Why a job that was run has no result.
+enum RunError {
+    /// The job fails.
+    Failed(String),
+    /// Its facts can't be recorded.
+    Log(JobError),
 }
 
 /// A circuit that was read when it was submitted, or its text as the log has it.
@@ -138,70 +152,22 @@ pub(super) enum JobSource {
     Text(String),
 }
 
-#[derive(Default)]
-struct Jobs {
-    live: HashMap<String, LiveJob>,
-    /// Ids of ended jobs, the oldest first, and about how many bytes each takes.
-    ended: VecDeque<(String, usize)>,
-    unfinished: usize,
-}
-
-impl Jobs {
-    /// Keeps an ended job as long as there is room for it.
-    fn end(&mut self, id: String, bytes: usize) {
-        self.unfinished -= 1;
-        self.ended.push_back((id, bytes));
-        let mut total: usize = self.ended.iter().map(|(_, bytes)| bytes).sum();
-        while self.ended.len() > KEPT_VIEWS || total > KEPT_BYTES {
-            let Some((oldest, bytes)) = self.ended.pop_front() else { break };
-            total -= bytes;
-            self.live.remove(&oldest);
-        }
-    }
-}
-
-/// A job that is in memory.
-#[derive(Clone)]
-pub(super) struct LiveJob {
-    pub(super) view: watch::Sender<JobProgress>,
-    pub(super) events: broadcast::Sender<Arc<JobEvent>>,
-    /// The job is cancelled: nothing of it goes on.
-    cancel: CancellationToken,
-}
-
-impl LiveJob {
-    fn new(view: JobProgress) -> LiveJob {
-        LiveJob {
-            view: watch::Sender::new(view),
-            events: broadcast::Sender::new(KEPT_EVENTS),
-            cancel: CancellationToken::new(),
-        }
-    }
-
-    /// Shows a fact that is recorded under this number.
-    fn show(&self, id: i64, job_id: &str, fact: &JobFact) {
-        let mut event = None;
-        self.view.send_modify(|view| {
-            view.apply(now_micros(), fact);
-            event = (self.events.receiver_count() > 0).then(|| JobEvent::new(id, job_id, view, fact));
-        });
-        // An error means that the last reader has gone just now.
-        event.and_then(|event| self.events.send(Arc::new(event)).ok());
-    }
-}
-
 /// Records a job's facts: in the log, then for those who follow it.
 #[derive(Clone)]
 struct LogRecorder {
     log: Log,
     job_id: String,
+    /// Of the lease under which the job was taken.
+    token: String,
+    /// Nothing of the job goes on here.
+    interrupt: CancellationToken,
     live: LiveJob,
     metrics: Arc<CoordinatorMetrics>,
 }
 
 impl LogRecorder {
     async fn append(&self, fact: &JobFact) -> Result<(), AppendError> {
-        let id = self.log.record_job(&self.job_id, fact.clone()).await?;
+        let id = self.log.record_own_job(&self.job_id, &self.token, fact.clone()).await?;
         self.live.show(id, &self.job_id, fact);
         self.metrics.count(fact);
         Ok(())
@@ -214,25 +180,29 @@ impl JobRecorder for LogRecorder {
             Ok(()) => Ok(()),
             Err(AppendError::Log(error)) => Err(error),
             Err(AppendError::Job(_)) => {
-                // Someone has cancelled the job, perhaps through another coordinator on this log. It is dropped where
-                // it waits, so nothing of it goes on here.
-                self.live.cancel.cancel();
+                // Someone has cancelled the job, or another coordinator has taken it. It is dropped where it waits, so
+                // nothing of it goes on here.
+                self.interrupt.cancel();
                 std::future::pending().await
             }
-            Err(other @ AppendError::Refused(_)) => Err(LogError::Write(other.to_string().into())),
+            Err(other @ (AppendError::Refused(_) | AppendError::QueueFull(_))) => {
+                Err(LogError::Write(other.to_string().into()))
+            }
         }
     }
 }
 
 impl Service {
-    pub fn new(runner: BlockRunner, limits: ServiceLimits) -> Service {
+    pub fn new(runner: BlockRunner, limits: ServiceLimits, lease: LeaseKeeper) -> Service {
         Service {
             runner,
-            slots: Arc::new(Semaphore::new(limits.running)),
+            lease,
+            jobs: LiveJobs::new(),
+            places: Places::new(limits.running),
+            stray_jobs: Arc::default(),
             watchers: Arc::new(Semaphore::new(limits.watchers)),
             limits,
             metrics: Arc::default(),
-            jobs: Arc::default(),
             key_locks: Arc::new(std::array::from_fn(|_| tokio::sync::Mutex::default())),
             parsers: Arc::new(Semaphore::new(CONCURRENT_PARSERS)),
             tasks: TaskTracker::new(),
@@ -245,9 +215,23 @@ impl Service {
         self.limits.max_shots
     }
 
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        // Each change is one statement: a panic elsewhere leaves the list whole.
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Renews the lease until stopped.
+    pub async fn keep_lease(self) {
+        self.lease.clone().keep(self.jobs.clone(), self.stop.clone()).await;
+    }
+
+    /// The queue may assign a job to this coordinator that it does not run: it is to be looked for.
+    pub(super) fn stray_job(&self) {
+        self.stray_jobs.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_stray_jobs(&self) -> bool {
+        self.stray_jobs.load(Ordering::Acquire)
+    }
+
+    /// They are looked for now.
+    pub(super) fn no_stray_jobs(&self) {
+        self.stray_jobs.store(false, Ordering::Release);
     }
 
     /// Accepts a job, or finds the one that was ordered with the same key.
@@ -309,49 +293,64 @@ impl Service {
         if let Some(known) = self.known_order(key.as_deref(), &fact).await? {
             return Ok(known);
         }
-        {
-            let mut jobs = self.jobs();
-            if jobs.unfinished >= self.limits.running + self.limits.waiting {
-                return Err(SubmitError::Full(self.limits.waiting));
-            }
-            jobs.unfinished += 1;
-        }
         let job_id = format!("job-{}", uuid4());
-        match self.runner.log.submit_job(&job_id, key, fact.clone()).await {
+        // With a place free the job is taken with its submission. Before that is recorded it is known to be this
+        // coordinator's, so that a look at the queue does not find it unknown.
+        let taken = self.lease.token().and_then(|token| {
+            let place = self.places.take_submitted()?;
+            Some((place, self.jobs.own(&job_id, &token, false)))
+        });
+        let owner = taken.as_ref().map(|(_, ownership)| ownership.token.clone());
+        let (log, taken_at) = (&self.runner.log, Instant::now());
+        match log.submit_job(&job_id, key, fact.clone(), owner, self.limits.waiting).await {
             Ok(JobSubmission::New) => {}
-            Ok(JobSubmission::Known(known)) => {
-                self.jobs().unfinished -= 1;
-                return known_job(known, &fact);
-            }
+            Ok(JobSubmission::Known(known)) => return known_job(known, &fact),
+            Err(AppendError::QueueFull(_)) => return Err(SubmitError::Full(self.limits.waiting)),
             Err(error) => {
-                self.jobs().unfinished -= 1;
+                // It may be recorded all the same, with the answer lost.
+                self.stray_job();
                 return Err(error.into());
             }
         }
         self.metrics.count(&fact);
+        let Some((place, ownership)) = taken else {
+            self.places.job_waits();
+            return Ok(OrderedJob { job_id, status: JobStatus::Queued, is_new: true });
+        };
+        ownership.recorded();
         let mut view = JobProgress::default();
-        let submitted_at = now_micros();
-        view.apply(submitted_at, &fact);
-        let (source, start) = (JobSource::Circuit(circuit), JobStart::default());
-        self.spawn(AcceptedJob { job_id: job_id.clone(), source, shots, options, submitted_at, start }, view);
+        view.apply(now_micros(), &fact);
+        let (source, start, age) = (JobSource::Circuit(circuit), JobStart::default(), Duration::ZERO);
+        let job = AcceptedJob { source, shots, options, age, taken_at, start };
+        // Shown at once, so that who asks for it finds it here.
+        let live = LiveJob::new(view);
+        self.jobs.arrive(&job_id, live.clone());
+        let service = self.clone();
+        self.tasks.spawn(async move { service.run_live(job, live, ownership, place).await });
         Ok(OrderedJob { job_id, status: JobStatus::Queued, is_new: true })
     }
 
-    /// Begins a job that a former process has recorded.
-    pub(super) fn spawn_resumed(&self, job: AcceptedJob, view: JobProgress) {
-        self.jobs().unfinished += 1;
-        self.spawn(job, view);
+    /// Runs a job from the queue in its place.
+    pub(super) async fn run_to_end(
+        &self,
+        job: AcceptedJob,
+        view: JobProgress,
+        ownership: JobOwnership,
+        place: Place,
+    ) {
+        let live = LiveJob::new(view);
+        self.jobs.arrive(&ownership.job_id, live.clone());
+        self.run_live(job, live, ownership, place).await;
     }
 
-    /// Runs a job in the background, when it is its turn.
-    fn spawn(&self, job: AcceptedJob, view: JobProgress) {
-        let (live, service, id) = (LiveJob::new(view), self.clone(), job.job_id.clone());
-        self.jobs().live.insert(id.clone(), live.clone());
-        self.tasks.spawn(async move {
-            service.run(job, live.clone()).await;
-            let bytes = live.view.borrow().weight();
-            service.jobs().end(id, bytes);
-        });
+    async fn run_live(&self, job: AcceptedJob, live: LiveJob, ownership: JobOwnership, place: Place) {
+        let job_id = ownership.job_id.clone();
+        let has_ended = self.run(job, &live, ownership).await;
+        match has_ended {
+            true => self.jobs.end(&job_id),
+            false => self.jobs.leave(&job_id),
+        }
+        drop(place);
     }
 
     /// Cancels a job: nothing of it is run any more, here or after a restart, and its peers are told.
@@ -371,15 +370,15 @@ impl Service {
             Ok(id) => {
                 tracing::info!(job_id, "cancelled");
                 self.metrics.count(&fact);
-                if let Some(live) = self.live(job_id) {
+                if let Some(live) = self.jobs.get(job_id) {
                     live.show(id, job_id, &fact);
-                    live.cancel.cancel();
                 }
+                self.stop_cancelled(job_id).await;
                 Ok(CancelOutcome::Cancelled)
             }
             Err(AppendError::Job(JobRefusal::Unknown)) => Ok(CancelOutcome::Unknown),
             Err(AppendError::Log(error)) => Err(error),
-            Err(AppendError::Job(_) | AppendError::Refused(_)) => {
+            Err(AppendError::Job(_) | AppendError::Refused(_) | AppendError::QueueFull(_)) => {
                 let job = job::from_log(&self.runner.log, job_id).await?;
                 Ok(match job.map(|job| job.status) {
                     None => CancelOutcome::Unknown,
@@ -387,6 +386,29 @@ impl Service {
                     Some(status) => CancelOutcome::Ended(status),
                 })
             }
+        }
+    }
+
+    /// Has a job that was just cancelled stop where it runs. One that no one has taken is settled here.
+    async fn stop_cancelled(&self, job_id: &str) {
+        if self.jobs.owns(job_id) {
+            return self.jobs.interrupt(job_id);
+        }
+        let Some(token) = self.lease.token() else { return };
+        let only = JobSelection::Only(job_id.into());
+        let settled = async {
+            // The log tells the owner of a job that is taken.
+            if self.runner.log.take_jobs(&token, only).await?.is_empty() {
+                return Ok(());
+            }
+            let ownership = self.jobs.own(job_id, &token, true);
+            let facts = self.runner.log.job_facts(job_id).await?;
+            self.release(ownership, &facts).await.map(|_| ())
+        };
+        let settled: Result<(), LogError> = settled.await;
+        if let Err(error) = settled {
+            tracing::warn!(job_id, %error, "the cancelled job is settled by the next one who takes it");
+            self.stray_job();
         }
     }
 
@@ -398,73 +420,79 @@ impl Service {
         Ok(tokio::task::spawn_blocking(move || qasm::parse_with_inputs(&source, &inputs)).await??)
     }
 
-    /// Runs a job and records its end. At a stop it is left as it is, and the next start goes on with it.
-    async fn run(&self, job: AcceptedJob, live: LiveJob) {
-        let (job_id, cancelled) = (job.job_id.clone(), live.cancel.clone());
-        let slot = tokio::select! {
-            slot = self.slots.acquire() => slot,
-            () = self.stop.cancelled() => return,
-            () = cancelled.cancelled() => return self.end_cancelled(&job_id, &live).await,
-        };
-        let Ok(_slot) = slot else { return };
-        let submitted_at = job.submitted_at;
+    /// Runs a job and records its end. Returns false when it leaves this coordinator without an end: at a stop, because
+    /// another one has taken it, or because its facts can't be recorded.
+    async fn run(&self, job: AcceptedJob, live: &LiveJob, ownership: JobOwnership) -> bool {
+        let (job_id, interrupt) = (ownership.job_id.clone(), ownership.interrupt.clone());
         let recorder = LogRecorder {
             log: self.runner.log.clone(),
             job_id: job_id.clone(),
+            token: ownership.token.clone(),
+            interrupt: interrupt.clone(),
             live: live.clone(),
             metrics: self.metrics.clone(),
         };
-        let age =
-            || Duration::from_micros(u64::try_from(now_micros().saturating_sub(submitted_at)).unwrap_or(0));
+        let (age, taken_at) = (job.age, job.taken_at);
+        let age = || age + taken_at.elapsed();
         let left = self.limits.job_deadline.saturating_sub(age());
         let ran = tokio::select! {
             ran = tokio::time::timeout(left, self.perform(job, &recorder)) => ran,
             // Dropped, it cancels its reservations.
-            () = self.abort.cancelled() => return,
-            () = cancelled.cancelled() => return self.end_cancelled(&job_id, &live).await,
+            () = self.abort.cancelled() => return false,
+            () = interrupt.cancelled() => return self.end_interrupted(live, ownership).await,
         };
         let end = match ran {
-            Ok(Ok(result)) => {
-                tracing::info!(job_id, "completed");
-                JobFact::Completed { result }
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(job_id, error, "failed");
-                JobFact::Failed { error }
+            Ok(Ok(result)) => JobFact::Completed { result },
+            Ok(Err(RunError::Failed(error))) => JobFact::Failed { error },
+            Ok(Err(RunError::Log(error))) => {
+                let why = describe(&error);
+                tracing::warn!(job_id, why, "the job stops here and goes back to the queue");
+                self.stray_job();
+                return false;
             }
             Err(_) => {
                 let limit = self.limits.job_deadline;
-                let error = format!("the job was not done within {limit:?} after it was submitted");
-                tracing::warn!(job_id, error, "failed");
-                JobFact::Failed { error }
+                JobFact::Failed {
+                    error: format!("the job was not done within {limit:?} after it was submitted"),
+                }
             }
         };
         match recorder.append(&end).await {
-            Ok(()) => self.metrics.note_duration(age().as_secs_f64()),
-            // A cancel was recorded first, and counts.
-            Err(AppendError::Job(_)) => self.end_cancelled(&job_id, &live).await,
+            Ok(()) => {
+                match &end {
+                    JobFact::Failed { error } => tracing::warn!(job_id, error, "failed"),
+                    _ => tracing::info!(job_id, "completed"),
+                }
+                self.metrics.note_duration(age().as_secs_f64());
+                true
+            }
+            // A cancel was recorded first, or another coordinator has taken it.
+            Err(AppendError::Job(_)) => self.end_interrupted(live, ownership).await,
             Err(error) => {
-                tracing::error!(job_id, %error, "the job's end could not be recorded; a restart runs it again");
-                // Shown all the same: who waits for it must not wait for ever.
-                live.view.send_modify(|v| v.apply(now_micros(), &end));
+                tracing::error!(job_id, %error, "the job's end could not be recorded; it goes back to the queue");
+                self.stray_job();
+                false
             }
         }
     }
 
-    /// Runs a job; its result, or the error in words.
-    async fn perform(&self, job: AcceptedJob, recorder: &LogRecorder) -> Result<JobResult, String> {
-        let AcceptedJob { job_id, source, shots, options, start, .. } = job;
+    /// Runs a job; its result.
+    async fn perform(&self, job: AcceptedJob, recorder: &LogRecorder) -> Result<JobResult, RunError> {
+        let AcceptedJob { source, shots, options, start, .. } = job;
         let circuit = match source {
             JobSource::Circuit(circuit) => circuit,
-            JobSource::Text(qasm) => self.parse(&qasm, &options).await.map_err(|e| e.to_string())?,
+            JobSource::Text(qasm) => {
+                self.parse(&qasm, &options).await.map_err(|e| RunError::Failed(e.to_string()))?
+            }
         };
-        let request = ResultRequest::new(&circuit, shots, options).map_err(|e| e.to_string())?;
+        let request = ResultRequest::new(&circuit, shots, options);
+        let request = request.map_err(|e| RunError::Failed(e.to_string()))?;
         self.wait_for_peers(&circuit).await;
-        let interval = self.limits.checkpoint_interval;
-        let ran = job::run(&self.runner, &circuit, request, &job_id, start, interval, recorder).await;
-        ran.map_err(|error| match std::error::Error::source(&error) {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
+        let (job_id, interval) = (&recorder.job_id, self.limits.checkpoint_interval);
+        let ran = job::run(&self.runner, &circuit, request, job_id, start, interval, recorder).await;
+        ran.map_err(|error| match error.is_of_log() {
+            true => RunError::Log(error),
+            false => RunError::Failed(describe(&error)),
         })
     }
 
@@ -482,11 +510,6 @@ impl Service {
         }
     }
 
-    /// A job that is in memory.
-    pub(super) fn live(&self, job_id: &str) -> Option<LiveJob> {
-        self.jobs().live.get(job_id).cloned()
-    }
-
     /// Reads a job as far as it is known.
     ///
     /// # Errors
@@ -496,7 +519,7 @@ impl Service {
         job_id: &str,
         read: impl FnOnce(&JobProgress) -> T,
     ) -> Result<Option<T>, LogError> {
-        match self.live(job_id) {
+        match self.jobs.get(job_id) {
             Some(live) => Ok(Some(read(&live.view.borrow()))),
             None => Ok(job::from_log(&self.runner.log, job_id).await?.map(|progress| read(&progress))),
         }
@@ -504,17 +527,10 @@ impl Service {
 
     /// What is true at this moment, for the metrics.
     pub async fn levels(&self) -> Levels {
-        let of_status = |jobs: &Jobs, status| {
-            jobs.live.values().filter(|live| live.view.borrow().status == status).count()
-        };
-        let (jobs_queued, jobs_running) = {
-            let jobs = self.jobs();
-            (of_status(&jobs, JobStatus::Queued), of_status(&jobs, JobStatus::Running))
-        };
         let directory = &self.runner.directory;
         Levels {
-            jobs_queued,
-            jobs_running,
+            jobs_queued: self.runner.log.waiting_jobs().await.ok(),
+            jobs_running: self.jobs.unfinished(),
             blocks_waiting: directory.waiting_blocks(),
             slots_held: directory.held_slots(),
             peers_known: directory.known_peers().len(),
@@ -522,6 +538,7 @@ impl Service {
             reservations_open: self.runner.log.open_reservations().await.ok().map(|open| open.len()),
             watchers: self.limits.watchers.saturating_sub(self.watchers.available_permits()),
             store_writable: self.runner.log.is_writable(),
+            lease_held: self.lease.token().is_some(),
         }
     }
 
@@ -540,6 +557,16 @@ impl Service {
         if tokio::time::timeout(limit.min(Duration::from_secs(5)), self.runner.tasks.wait()).await.is_err() {
             tracing::debug!("some cancels did not arrive before the end");
         }
+        // Behind everything that is recorded under it.
+        self.lease.release(limit.min(Duration::from_secs(5))).await;
+    }
+}
+
+/// A job's error with its cause.
+fn describe(error: &JobError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }
 

@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::job;
 use super::job_events::{EventOrder, JobEvent};
 use super::job_view::JobProgress;
 use super::service::Service;
-use crate::reservation::log::{Log, LogError};
+use crate::reservation::log::LogError;
 
 /// How often the log is read for a job that runs elsewhere.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -53,23 +52,40 @@ impl Service {
         _permit: &WatchPermit,
     ) -> Result<(), LogError> {
         let waiting = async {
+            let mut arrivals = self.jobs.arrivals();
             loop {
-                if let Some(live) = self.live(job_id) {
-                    // The sender is held here, so this is no error.
-                    live.view.subscribe().wait_for(JobProgress::has_ended).await.ok();
-                    return Ok(());
+                if let Some(live) = self.jobs.get(job_id) {
+                    let mut view = live.view.subscribe();
+                    tokio::select! {
+                        // The sender is held here, so this is no error.
+                        _ = view.wait_for(JobProgress::has_ended) => return Ok(()),
+                        () = live.left.cancelled() => {}
+                    }
                 }
                 let job = job::from_log(&self.runner.log, job_id).await?;
                 if job.is_none_or(|job| job.has_ended()) {
                     return Ok(());
                 }
-                tokio::time::sleep(LOOK_AGAIN).await;
+                self.arrival(job_id, &mut arrivals).await;
             }
         };
         tokio::select! {
             waited = waiting => waited,
             () = tokio::time::sleep(limit) => Ok(()),
             () = self.stop.cancelled() => Ok(()),
+        }
+    }
+
+    /// Waits until a job begins to run here, at most until the log is to be read again.
+    async fn arrival(&self, job_id: &str, arrivals: &mut watch::Receiver<()>) {
+        let arriving = async {
+            while self.jobs.get(job_id).is_none() {
+                // The service holds the sender.
+                arrivals.changed().await.ok();
+            }
+        };
+        if tokio::time::timeout(LOOK_AGAIN, arriving).await.is_err() {
+            tracing::trace!(job_id, "it does not run here");
         }
     }
 
@@ -84,27 +100,33 @@ impl Service {
         permit: WatchPermit,
     ) -> Result<Option<JobFollower>, LogError> {
         // Before the log is read: what happens meanwhile is in one of both.
-        let live = self.live(job_id).map(|live| live.events.subscribe());
+        let arrivals = self.jobs.arrivals();
+        let live = self.subscribe(job_id);
         let mut follower = JobFollower {
-            log: self.runner.log.clone(),
+            service: self.clone(),
             job_id: job_id.into(),
             order: EventOrder::after(after),
             live,
-            stop: self.stop.clone(),
+            arrivals,
             _permit: permit,
         };
         Ok(follower.read_log().await?.then_some(follower))
+    }
+
+    /// The events of a job that runs here, from now on.
+    fn subscribe(&self, job_id: &str) -> Option<Receiver<Arc<JobEvent>>> {
+        self.jobs.get(job_id).map(|live| live.events.subscribe())
     }
 }
 
 /// A reader of one job's events.
 pub struct JobFollower {
-    log: Log,
+    service: Service,
     job_id: String,
     order: EventOrder,
     /// None: the job does not run here.
     live: Option<Receiver<Arc<JobEvent>>>,
-    stop: CancellationToken,
+    arrivals: watch::Receiver<()>,
     _permit: WatchPermit,
 }
 
@@ -121,10 +143,10 @@ impl JobFollower {
             if let Some(event) = self.order.take() {
                 return Some(event);
             }
-            if self.order.has_ended() || self.stop.is_cancelled() {
+            if self.order.has_ended() || self.service.stop.is_cancelled() {
                 return None;
             }
-            let stop = self.stop.clone();
+            let stop = self.service.stop.clone();
             let must_read = tokio::select! {
                 must_read = self.wait() => must_read,
                 () = stop.cancelled() => return None,
@@ -139,7 +161,9 @@ impl JobFollower {
     /// Waits for news. Returns whether they are in the log.
     async fn wait(&mut self) -> bool {
         let Some(live) = &mut self.live else {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            self.service.arrival(&self.job_id, &mut self.arrivals).await;
+            // Before the log is read, which has what came before.
+            self.live = self.service.subscribe(&self.job_id);
             return true;
         };
         let late = if self.order.has_gap() { LATE } else { Duration::MAX };
@@ -158,7 +182,7 @@ impl JobFollower {
 
     /// Takes what the log has. Returns whether it has the job.
     async fn read_log(&mut self) -> Result<bool, LogError> {
-        let facts = self.log.job_facts(&self.job_id).await?;
+        let facts = self.service.runner.log.job_facts(&self.job_id).await?;
         self.order.add_facts(&self.job_id, &facts);
         Ok(!facts.is_empty())
     }

@@ -7,7 +7,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -162,6 +162,16 @@ impl InstanceLock {
     /// The file can't be written.
     pub fn stops(&self) -> Result<(), InstanceLockError> {
         self.describe(|now| now.stopping = true)
+    }
+
+    /// Names the lock on this machine, until it is started again: two processes that hold locks of one name can't live at
+    /// once. Random where the system does not tell.
+    pub fn fingerprint(&self) -> String {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        match (boot, self.0.file.lock().metadata()) {
+            (Ok(boot), Ok(file)) => format!("{}:{}:{}", boot.trim(), file.dev(), file.ino()),
+            _ => format!("{:032x}", rand::random::<u128>()),
+        }
     }
 
     fn describe(&self, change: impl FnOnce(&mut LockHolder)) -> Result<(), InstanceLockError> {

@@ -182,6 +182,8 @@ pub enum JobRefusal {
     Ended(&'static str),
     #[error("the job is not cancelled, so 'released' can't be recorded")]
     NotCancelled,
+    #[error("the job was taken by another coordinator, so '{0}' can't be recorded")]
+    NotOwner(&'static str),
 }
 
 /// Whether a fact may follow these.

@@ -11,6 +11,7 @@
 
 mod error;
 mod postgres;
+pub mod queue;
 mod request;
 mod row;
 mod sqlite;
@@ -20,14 +21,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
+use tokio::sync::{broadcast, oneshot};
 
 use super::event::{EventBatch, Fact, ReservationRequest};
 use super::journal::{self, JobFact};
 use super::ledger::{self, Refusal, ReservationCommand, ReservationState};
 use super::stream::{StreamId, StreamKind};
+use queue::QueueChange;
 use request::{
-    Append, AppendDecision, AppendOutcome, Decider, IdempotencyKey, OpenStream, ReadRows, StoreRequest,
+    Append, AppendDecision, AppendOutcome, Decider, IdempotencyKey, OpenStream, QueueRule, ReadRows,
+    StoreRequest,
 };
 
 pub use error::{AppendError, LogError, LogFailure};
@@ -45,6 +48,7 @@ pub struct Log {
     store: LogStore,
     location: Arc<str>,
     writable: Arc<AtomicBool>,
+    changes: broadcast::Sender<QueueChange>,
 }
 
 #[derive(Clone)]
@@ -97,8 +101,10 @@ impl Log {
         }
         let writable = Arc::new(AtomicBool::new(true));
         let location = crate::model::masked_url(store);
-        let postgres = postgres::Postgres::connect(store, &location, writable.clone()).await?;
-        Ok(Log { store: LogStore::Postgres(postgres), location: location.into(), writable })
+        let changes = queue::change_channel();
+        let postgres =
+            postgres::Postgres::connect(store, &location, writable.clone(), changes.clone()).await?;
+        Ok(Log { store: LogStore::Postgres(postgres), location: location.into(), writable, changes })
     }
 
     /// Opens the log in a file, which is created when it is missing.
@@ -108,7 +114,8 @@ impl Log {
     pub fn sqlite(path: &Path) -> Result<Log, LogError> {
         let writable = Arc::new(AtomicBool::new(true));
         let store = Sqlite::open(path, writable.clone())?;
-        Ok(Log { store: LogStore::Sqlite(store), location: path.display().to_string().into(), writable })
+        let (location, changes) = (path.display().to_string().into(), queue::change_channel());
+        Ok(Log { store: LogStore::Sqlite(store), location, writable, changes })
     }
 
     /// The default location of a log.
@@ -158,7 +165,8 @@ impl Log {
         let key = key.map(|key| IdempotencyKey { caller: caller.to_string(), key });
         let decide = reservation_decision(self.location.clone(), ReservationCommand::Request(request));
         let stream = StreamId::reservation(reservation_id);
-        let appended = self.append(Append { stream, key, reads: ReadRows::All, decide }).await?;
+        let (reads, queue) = (ReadRows::All, QueueRule::None);
+        let appended = self.append(Append { stream, key, reads, decide, queue }).await?;
         let state = self.folded(&appended.rows)?.ok_or(Refusal::Unknown)?;
         Ok(RequestOutcome { reservation_id: appended.stream.id, state, created: appended.is_new })
     }
@@ -174,7 +182,8 @@ impl Log {
     ) -> Result<ReservationState, AppendError> {
         let stream = StreamId::reservation(reservation_id);
         let decide = reservation_decision(self.location.clone(), command);
-        let appended = self.append(Append { stream, key: None, reads: ReadRows::All, decide }).await?;
+        let (key, reads, queue) = (None, ReadRows::All, QueueRule::None);
+        let appended = self.append(Append { stream, key, reads, decide, queue }).await?;
         Ok(self.folded(&appended.rows)?.ok_or(Refusal::Unknown)?)
     }
 
@@ -231,27 +240,46 @@ impl Log {
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
-    /// Records what happened to a job; on disk when it returns. Returns the fact's number in the job, from 1.
+    /// Records what happened to a job, whoever has taken it; on disk when it returns. Returns the fact's number in the
+    /// job, from 1.
     ///
     /// # Errors
     /// When the job has ended, or the log can't be written.
     pub async fn record_job(&self, job_id: &str, fact: JobFact) -> Result<i64, AppendError> {
-        let appended = self.append_to_job(job_id, None, fact).await?;
+        let rule = match &fact {
+            JobFact::Submitted { .. } => QueueRule::Enter { owner: None, most_waiting: usize::MAX },
+            other => QueueRule::Open { cancels: matches!(other, JobFact::Cancelled { .. }) },
+        };
+        let appended = self.append_to_job(job_id, None, fact, rule).await?;
         Ok(appended.rows.last().map_or(0, |row| row.seq))
     }
 
-    /// Records a job under its id, or finds the one that was recorded with the same key.
+    /// Records what happened to a job that was taken under this token; otherwise as [`Log::record_job`].
     ///
     /// # Errors
-    /// When the id is in use, or the log can't be written.
+    /// When the job has ended or belongs to another coordinator, or the log can't be written.
+    pub async fn record_own_job(&self, job_id: &str, token: &str, fact: JobFact) -> Result<i64, AppendError> {
+        let rule = QueueRule::Owned { token: token.into(), kind: fact.kind() };
+        let appended = self.append_to_job(job_id, None, fact, rule).await?;
+        Ok(appended.rows.last().map_or(0, |row| row.seq))
+    }
+
+    /// Records a job under its id, or finds the one that was recorded with the same key. It is taken at once by the holder
+    /// of a token, or waits when less than so many others do.
+    ///
+    /// # Errors
+    /// When the id is in use, too many jobs wait, or the log can't be written.
     pub async fn submit_job(
         &self,
         job_id: &str,
         key: Option<String>,
         fact: JobFact,
+        owner: Option<String>,
+        most_waiting: usize,
     ) -> Result<JobSubmission, AppendError> {
         let key = key.map(|key| IdempotencyKey { caller: JOB_KEYS.into(), key });
-        let appended = self.append_to_job(job_id, key, fact).await?;
+        let rule = QueueRule::Enter { owner, most_waiting };
+        let appended = self.append_to_job(job_id, key, fact, rule).await?;
         match appended.is_new {
             true => Ok(JobSubmission::New),
             false => Ok(JobSubmission::Known(self.known_job(appended.stream, &appended.rows)?)),
@@ -281,6 +309,7 @@ impl Log {
         job_id: &str,
         key: Option<IdempotencyKey>,
         fact: JobFact,
+        queue: QueueRule,
     ) -> Result<AppendOutcome, AppendError> {
         let location = self.location.clone();
         let decide = move |rows: &[Row], _now: i64| {
@@ -290,7 +319,8 @@ impl Log {
             Ok(AppendDecision { bodies: vec![fact_json(&fact)], open_until })
         };
         let stream = StreamId::job(job_id);
-        self.append(Append { stream, key, reads: ReadRows::Last, decide: Box::new(decide) }).await
+        let (reads, decide) = (ReadRows::Last, Box::new(decide));
+        self.append(Append { stream, key, reads, decide, queue }).await
     }
 
     /// Jobs from the newest to the oldest, at most so many, beginning behind `after`.
@@ -328,8 +358,8 @@ impl Log {
     pub async fn check_write(&self) -> Result<(), AppendError> {
         for open_until in [Some(NO_DEADLINE), None] {
             let decide = move |_: &[Row], _: i64| Ok(AppendDecision { bodies: Vec::new(), open_until });
-            let (stream, reads) = (StreamId::job(WRITE_CHECK), ReadRows::Last);
-            self.append(Append { stream, key: None, reads, decide: Box::new(decide) }).await?;
+            let (stream, reads, queue) = (StreamId::job(WRITE_CHECK), ReadRows::Last, QueueRule::None);
+            self.append(Append { stream, key: None, reads, decide: Box::new(decide), queue }).await?;
         }
         Ok(())
     }
@@ -464,6 +494,9 @@ pub fn now_micros() -> i64 {
     i64::try_from(now).unwrap_or(i64::MAX)
 }
 
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod queue_tests;
 #[cfg(test)]
 #[path = "log_tests.rs"]
 mod tests;

@@ -211,7 +211,7 @@ fn a_key_names_the_first_job_that_was_submitted_with_it() {
         let path = dir.path().join("r.db");
         let log = Log::sqlite(&path).unwrap();
         let submit = async |log: &Log, id: &str, key: Option<&str>| match log
-            .submit_job(id, key.map(String::from), submitted())
+            .submit_job(id, key.map(String::from), submitted(), None, 10)
             .await
             .unwrap()
         {

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 
 use super::files::{self, FileError};
 use crate::error::{Failure, exit};
@@ -141,11 +141,20 @@ impl SqliteFailure {
 
 /// What is in a database file.
 pub struct Schema {
-    /// The statements that make the tables.
+    /// The statements that make the tables of version 1.
     pub sql: &'static str,
-    pub version: i64,
+    /// The statements that lead from each version to the next one; a new file goes through all of them.
+    pub upgrades: &'static [&'static str],
     /// KiB of pages kept in memory; `None` leaves SQLite's own choice.
     pub cache_kib: Option<i64>,
+}
+
+impl Schema {
+    /// The version that this host writes and reads.
+    pub const fn version(&self) -> i64 {
+        // Upgrades are few.
+        1 + self.upgrades.len() as i64
+    }
 }
 
 /// Why a file could not be opened.
@@ -164,7 +173,7 @@ impl<E: Into<SqliteFailure>> From<E> for OpenError {
     }
 }
 
-/// Opens or makes the database at `path`, and its directory.
+/// Opens or makes the database at `path`, and its directory. A file of an earlier version is upgraded.
 ///
 /// # Errors
 /// When the directory or the file can't be made or used, or has a newer schema.
@@ -186,16 +195,25 @@ pub fn open(path: &Path, schema: &Schema) -> Result<Connection, OpenError> {
     conn.set_prepared_statement_cache_capacity(CACHED_STATEMENTS);
 
     let version = || conn.pragma_query_value(None, "user_version", |r| r.get::<_, i64>(0));
-    if version()? == 0 {
-        // Two processes may come at once: the one that gets the lock second finds the tables made.
-        conn.execute_batch("BEGIN IMMEDIATE")?;
-        if version()? == 0 {
-            conn.execute_batch(&format!("{} PRAGMA user_version = {};", schema.sql, schema.version))?;
+    if version()? < schema.version() {
+        // Two processes may come at once: the one that gets the lock second finds the tables made. Dropped without a
+        // commit, after an error, the transaction is rolled back.
+        let tx = rusqlite::Transaction::new_unchecked(&conn, TransactionBehavior::Immediate)?;
+        let found = version()?;
+        if found == 0 {
+            tx.execute_batch(schema.sql)?;
         }
-        conn.execute_batch("COMMIT")?;
+        // Each upgrade is behind the version that it leads from.
+        for (from, upgrade) in (1..).zip(schema.upgrades) {
+            if found <= from {
+                tx.execute_batch(upgrade)?;
+            }
+        }
+        tx.pragma_update(None, "user_version", found.max(schema.version()))?;
+        tx.commit()?;
     }
     let found = version()?;
-    if found == schema.version { Ok(conn) } else { Err(OpenError::Newer { found }) }
+    if found == schema.version() { Ok(conn) } else { Err(OpenError::Newer { found }) }
 }
 
 /// What became of a request that was taken.

@@ -4,7 +4,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 
-const SCHEMA: Schema = Schema { sql: "CREATE TABLE t (n INTEGER);", version: 3, cache_kib: Some(512) };
+const SCHEMA: Schema = Schema {
+    sql: "CREATE TABLE t (n INTEGER);",
+    upgrades: &["CREATE TABLE u (n INTEGER);", "INSERT INTO u SELECT n + 1 FROM t;"],
+    cache_kib: Some(512),
+};
 
 /// Notes what it is told; a commit tells how many requests it had.
 struct Recorder {
@@ -143,11 +147,39 @@ fn a_file_is_made_private_and_found_again() {
 fn a_newer_file_and_one_that_is_none_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.db");
-    drop(open(&path, &Schema { version: 99, ..SCHEMA }).unwrap());
-    assert_eq!(open(&path, &SCHEMA).unwrap_err(), OpenError::Newer { found: 99 });
+    const NEWER: Schema = Schema {
+        upgrades: &[SCHEMA.upgrades[0], SCHEMA.upgrades[1], "CREATE TABLE v (n INTEGER);"],
+        ..SCHEMA
+    };
+    drop(open(&path, &NEWER).unwrap());
+    assert_eq!(open(&path, &SCHEMA).unwrap_err(), OpenError::Newer { found: 4 });
     let path = dir.path().join("text.db");
     std::fs::write(&path, "not a database, but long enough to be looked at as one".repeat(50)).unwrap();
     assert!(matches!(open(&path, &SCHEMA), Err(OpenError::Unusable(_))));
+}
+
+#[test]
+fn a_file_of_an_earlier_version_is_upgraded_step_by_step_and_at_most_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.db");
+    let first = open(&path, &Schema { upgrades: &[], ..SCHEMA }).unwrap();
+    first.execute("INSERT INTO t (n) VALUES (7)", []).unwrap();
+    drop(first);
+    let read =
+        |conn: &Connection| conn.query_row("SELECT sum(n) FROM u", [], |r| r.get::<_, i64>(0)).unwrap();
+    drop(open(&path, &Schema { upgrades: &["CREATE TABLE u (n INTEGER);"], ..SCHEMA }).unwrap());
+    let conn = open(&path, &SCHEMA).unwrap();
+    assert_eq!(read(&conn), 8);
+    conn.execute("UPDATE u SET n = 0", []).unwrap();
+    drop(conn);
+    assert_eq!(read(&open(&path, &SCHEMA).unwrap()), 0);
+    // An upgrade that fails leaves the file as it was.
+    const BROKEN: Schema = Schema {
+        upgrades: &[SCHEMA.upgrades[0], SCHEMA.upgrades[1], "UPDATE u SET n = 5; UPDATE none SET n = 1;"],
+        ..SCHEMA
+    };
+    assert!(matches!(open(&path, &BROKEN), Err(OpenError::Unusable(_))));
+    assert_eq!(read(&open(&path, &SCHEMA).unwrap()), 0);
 }
 
 /// Defect C of the review: every failure was "could not be written: free space".

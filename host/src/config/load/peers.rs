@@ -77,6 +77,8 @@ pub fn coordinator(s: &mut Source) -> Result<CoordinatorSettings, ConfigError> {
         job_deadline: s.seconds("CODA_COORDINATOR_JOB_DEADLINE_SEC", None, 3600.0)?,
         checkpoint_interval: s.seconds("CODA_COORDINATOR_CHECKPOINT_SEC", None, 1.0)?,
         max_connections: s.integer("CODA_COORDINATOR_MAX_CONNECTIONS", None, 1024, 8..=10_000)? as usize,
+        lease: s.seconds("CODA_COORDINATOR_LEASE_SEC", None, 15.0)?,
+        queue_interval: s.seconds("CODA_COORDINATOR_QUEUE_SEC", None, 1.0)?,
         max_running: s.integer("CODA_COORDINATOR_MAX_RUNNING", None, 8, 1..=1000)? as usize,
         max_waiting: s.integer("CODA_COORDINATOR_MAX_WAITING", None, 256, 0..=100_000)? as usize,
         max_shots: s.integer("CODA_COORDINATOR_MAX_SHOTS", None, 1_000_000, 1..=100_000_000)? as u32,

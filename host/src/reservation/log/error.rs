@@ -45,6 +45,10 @@ pub enum LogError {
     Read(LogFailure),
     #[error("the event log has stopped")]
     Stopped,
+    #[error("another coordinator uses the event log {location}")]
+    InUse { location: String },
+    #[error("another coordinator with the identity {peer_id} uses the event log {location}")]
+    Leased { location: String, peer_id: String },
 }
 
 impl Explain for LogError {
@@ -56,6 +60,8 @@ impl Explain for LogError {
             LogError::Write(_) => "log-write",
             LogError::Read(_) => "log-read",
             LogError::Stopped => "log-stopped",
+            LogError::InUse { .. } => "log-in-use",
+            LogError::Leased { .. } => "log-leased",
         }
     }
 
@@ -74,6 +80,12 @@ impl Explain for LogError {
                 "check the database server of the log, and that this host reaches it".into()
             }
             LogError::Stopped => "report this as a bug of coda-host".into(),
+            LogError::InUse { .. } => {
+                "stop it first, give this one another --store, or let both use one postgres:// log".into()
+            }
+            LogError::Leased { .. } => {
+                "stop it first, or give this one its own CODA_STATE_DIR without the other's peer-identity.key".into()
+            }
         })
     }
 
@@ -93,6 +105,8 @@ pub enum AppendError {
     Refused(#[from] Refusal),
     #[error(transparent)]
     Job(#[from] JobRefusal),
+    #[error("{0} jobs wait already")]
+    QueueFull(usize),
     #[error(transparent)]
     Log(#[from] LogError),
 }

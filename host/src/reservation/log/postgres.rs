@@ -1,21 +1,28 @@
-//! The log in PostgreSQL, for coordinators that share one: a few connections, each append a separate transaction.
+//! The log in PostgreSQL, for coordinators that share one: a few connections, each append a separate transaction. Leases
+//! are renewed over a connection for this alone, so that they don't wait behind appends.
 //!
 //! A transaction first takes an advisory lock on its stream (and before that on its idempotency key), so that what it
 //! decides on can't change under it, whoever else writes. A lost connection is replaced for the next request, with
-//! growing pauses while that fails; the request that was under way is answered as failed, and its transaction is rolled
-//! back by the server.
+//! growing pauses while that fails; an append that was under way is answered as failed, and its transaction is rolled
+//! back by the server, unless it was just being committed. A request that gets no answer for long is given up with its
+//! connection; and the server ends the connection of a coordinator that has stopped in the middle of a transaction.
+
+mod listener;
+mod queue;
+mod schema;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, broadcast, mpsc};
 use tokio::time::Instant;
 use tokio_postgres::{Client, NoTls, Transaction};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::error::{AppendError, LogError};
-use super::now_micros;
+use super::queue::{QueueChange, QueueRequest};
 use super::request::{Append, AppendOutcome, IdempotencyKey, JobRow, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
 use crate::backoff::Backoff;
@@ -23,34 +30,13 @@ use crate::reservation::event::EventBatch;
 use crate::reservation::journal::JobFact;
 use crate::reservation::stream::{StreamId, UnknownStream};
 
-const SCHEMA_VERSION: i64 = 1;
-const SCHEMA: &str = "
-    CREATE TABLE IF NOT EXISTS coda_meta (version BIGINT NOT NULL);
-    CREATE SEQUENCE IF NOT EXISTS coda_positions;
-    CREATE TABLE IF NOT EXISTS coda_events (
-        position BIGINT PRIMARY KEY,
-        stream TEXT NOT NULL,
-        seq BIGINT NOT NULL,
-        at BIGINT NOT NULL,
-        version BIGINT NOT NULL,
-        body TEXT NOT NULL,
-        sum TEXT NOT NULL,
-        UNIQUE (stream, seq)
-    );
-    CREATE TABLE IF NOT EXISTS coda_keys (
-        caller TEXT NOT NULL,
-        key TEXT NOT NULL,
-        stream TEXT NOT NULL,
-        PRIMARY KEY (caller, key)
-    );
-    CREATE TABLE IF NOT EXISTS coda_open (stream TEXT PRIMARY KEY, until BIGINT NOT NULL);
-    INSERT INTO coda_meta (version) SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM coda_meta);
-";
-/// Key of the advisory lock that serialises the creation of the schema. Any number that no other application uses.
-const SCHEMA_LOCK: i64 = 0x636f_6461_686f_7374;
 /// Questions under way at once.
 const CONNECTIONS: usize = 4;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long one request may take before its connection is given up.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// How the server is to treat a connection: one that stops inside a transaction holds locks that others need.
+const SESSION: &str = "SET idle_in_transaction_session_timeout = '5s'";
 /// How long connections may take to end.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// Pauses between tries to replace a lost connection; a request that comes in a pause fails at once.
@@ -70,6 +56,11 @@ const COLUMNS: &str = "position, stream, seq, at, version, body, sum";
 #[derive(Clone)]
 pub struct Postgres {
     messages: mpsc::UnboundedSender<Message>,
+    /// Requests about leases.
+    lease_messages: mpsc::UnboundedSender<Message>,
+    stop_listening: CancellationToken,
+    url: Arc<str>,
+    changes: broadcast::Sender<QueueChange>,
     /// The workers and the tasks of their connections.
     tasks: TaskTracker,
 }
@@ -84,36 +75,61 @@ impl Postgres {
         url: &str,
         location: &str,
         writable: Arc<AtomicBool>,
+        changes: broadcast::Sender<QueueChange>,
     ) -> Result<Postgres, LogError> {
         let fail = |text: String| LogError::Open { location: location.into(), failure: text.into() };
         let tasks = TaskTracker::new();
         let mut first = open(url, &tasks).await.map_err(fail)?;
-        prepare(&mut first, location).await?;
-        let (messages, inbox) = mpsc::unbounded_channel();
-        let inbox = Arc::new(Mutex::new(inbox));
+        schema::prepare(&mut first, location).await?;
         let mut first = Some(first);
-        for _ in 0..CONNECTIONS {
-            let worker = Worker {
-                url: url.into(),
-                client: first.take(),
-                backoff: Backoff::new(RECONNECT_FIRST, RECONNECT_MAX),
-                failed: None,
-                writable: writable.clone(),
-                tasks: tasks.clone(),
-            };
-            tasks.spawn(worker.run(inbox.clone()));
-        }
-        Ok(Postgres { messages, tasks })
+        let reconnect = Arc::new(parking_lot::Mutex::new(Reconnect {
+            backoff: Backoff::new(RECONNECT_FIRST, RECONNECT_MAX),
+            failed: None,
+        }));
+        let mut start = |workers: usize| {
+            let (messages, inbox) = mpsc::unbounded_channel();
+            let inbox = Arc::new(Mutex::new(inbox));
+            for _ in 0..workers {
+                let worker = Worker {
+                    url: url.into(),
+                    client: first.take(),
+                    reconnect: reconnect.clone(),
+                    writable: writable.clone(),
+                    tasks: tasks.clone(),
+                };
+                tasks.spawn(worker.run(inbox.clone()));
+            }
+            messages
+        };
+        let (messages, lease_messages) = (start(CONNECTIONS), start(1));
+        let stop_listening = CancellationToken::new();
+        Ok(Postgres { messages, lease_messages, stop_listening, url: url.into(), changes, tasks })
     }
 
     pub(super) fn submit(&self, request: StoreRequest) -> Result<(), LogError> {
-        self.messages.send(Message::Request(request)).map_err(|_| LogError::Stopped)
+        let is_about_lease = matches!(
+            &request,
+            StoreRequest::Queue(
+                QueueRequest::Acquire(..) | QueueRequest::Renew(..) | QueueRequest::Release { .. }
+            )
+        );
+        let messages = if is_about_lease { &self.lease_messages } else { &self.messages };
+        messages.send(Message::Request(request)).map_err(|_| LogError::Stopped)
+    }
+
+    /// Begins to listen to what others tell about the queue.
+    pub(super) fn listen(&self) {
+        let stop = self.stop_listening.clone();
+        self.tasks.spawn(listener::run(self.url.clone(), self.changes.clone(), stop));
     }
 
     /// Has everything answered that was asked so far, and waits for the workers and connections to end.
     pub(super) async fn close(&self) {
-        if self.messages.send(Message::Stop).is_err() {
-            tracing::debug!("the event log had stopped before");
+        self.stop_listening.cancel();
+        for messages in [&self.messages, &self.lease_messages] {
+            if messages.send(Message::Stop).is_err() {
+                tracing::debug!("the event log had stopped before");
+            }
         }
         self.tasks.close();
         if tokio::time::timeout(CLOSE_LIMIT, self.tasks.wait()).await.is_err() {
@@ -133,6 +149,7 @@ async fn open(url: &str, tasks: &TaskTracker) -> Result<Client, String> {
             tracing::warn!(error = server_message(&error), "a connection to the event log was lost");
         }
     });
+    client.batch_execute(SESSION).await.map_err(|e| server_message(&e))?;
     Ok(client)
 }
 
@@ -145,29 +162,19 @@ fn server_message(error: &tokio_postgres::Error) -> String {
     }
 }
 
-async fn prepare(client: &mut Client, location: &str) -> Result<(), LogError> {
-    let fail = |e: tokio_postgres::Error| LogError::Open {
-        location: location.into(),
-        failure: server_message(&e).into(),
-    };
-    let tx = client.transaction().await.map_err(fail)?;
-    tx.execute("SELECT pg_advisory_xact_lock($1)", &[&SCHEMA_LOCK]).await.map_err(fail)?;
-    tx.batch_execute(SCHEMA).await.map_err(fail)?;
-    let found: i64 = tx.query_one("SELECT max(version) FROM coda_meta", &[]).await.map_err(fail)?.get(0);
-    tx.commit().await.map_err(fail)?;
-    match found {
-        SCHEMA_VERSION => Ok(()),
-        found => Err(LogError::Newer { location: location.into(), found }),
-    }
-}
-
 struct Worker {
     url: String,
     client: Option<Client>,
-    backoff: Backoff,
-    failed: Option<FailedConnect>,
+    reconnect: Arc<parking_lot::Mutex<Reconnect>>,
     writable: Arc<AtomicBool>,
     tasks: TaskTracker,
+}
+
+/// How the attempts to replace a lost connection stand. Workers share it: when one has reached the server again, the others
+/// don't wait any more.
+struct Reconnect {
+    backoff: Backoff,
+    failed: Option<FailedConnect>,
 }
 
 /// A connection that could not be made.
@@ -188,27 +195,42 @@ impl Worker {
                     inbox.lock().await.close();
                     return;
                 }
-                Some(Message::Request(request)) => self.answer(request).await,
+                Some(Message::Request(request)) => self.answer_in_time(request).await,
             }
+        }
+    }
+
+    /// Answers a request. One that takes too long is given up with its connection: its transaction is rolled back, or
+    /// was committed.
+    async fn answer_in_time(&mut self, request: StoreRequest) {
+        let limit = REQUEST_LIMIT;
+        if tokio::time::timeout(limit, self.answer(request)).await.is_err() {
+            tracing::warn!(
+                "the event log's server did not answer within {limit:?}; the connection is given up"
+            );
+            self.client = None;
+            self.writable.store(false, Ordering::Release);
         }
     }
 
     async fn client(&mut self) -> Result<&mut Client, String> {
         if self.client.as_ref().is_none_or(Client::is_closed) {
-            if let Some(failed) = &self.failed
+            if let Some(failed) = &self.reconnect.lock().failed
                 && Instant::now() < failed.retry_at
             {
                 return Err(failed.why.clone());
             }
-            match open(&self.url, &self.tasks).await {
+            let opened = open(&self.url, &self.tasks).await;
+            let mut reconnect = self.reconnect.lock();
+            match opened {
                 Ok(client) => {
-                    self.backoff.reset();
-                    self.failed = None;
+                    reconnect.backoff.reset();
+                    reconnect.failed = None;
                     self.client = Some(client);
                 }
                 Err(why) => {
-                    let pause = self.backoff.after_failure(rand::random());
-                    self.failed = Some(FailedConnect { why: why.clone(), retry_at: Instant::now() + pause });
+                    let retry_at = Instant::now() + reconnect.backoff.after_failure(rand::random());
+                    reconnect.failed = Some(FailedConnect { why: why.clone(), retry_at });
                     return Err(why);
                 }
             }
@@ -272,6 +294,7 @@ impl Worker {
                 let rows = self.query(sql, &[&stream.to_string()]).await;
                 drop(answer.send(rows.map(|rows| rows.first().map(|r| r.get(0)))));
             }
+            StoreRequest::Queue(request) => self.answer_queue(request).await,
             // A peer's log is a file.
             StoreRequest::OpenHolds(answer) => drop(answer.send(Ok(Vec::new()))),
             StoreRequest::Flush(answer) => {
@@ -288,48 +311,65 @@ impl Worker {
         values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, LogError> {
         let client = self.client().await.map_err(read_failed)?;
-        client.query(sql, values).await.map_err(|e| read_failed(server_message(&e)))
+        match client.query(sql, values).await {
+            Ok(rows) => Ok(rows),
+            // Connections that were idle when the server was restarted are found out only now.
+            Err(_) if client.is_closed() => {
+                let client = self.client().await.map_err(read_failed)?;
+                client.query(sql, values).await.map_err(|e| read_failed(server_message(&e)))
+            }
+            Err(error) => Err(read_failed(server_message(&error))),
+        }
+    }
+
+    async fn answer_queue(&mut self, request: QueueRequest) {
+        let written = |e: tokio_postgres::Error| LogError::Write(server_message(&e).into());
+        let read = |e: tokio_postgres::Error| read_failed(server_message(&e));
+        let client = match self.client().await {
+            Ok(client) => client,
+            Err(why) => return request.fail(LogError::Write(why.into())),
+        };
+        match request {
+            QueueRequest::Acquire(claimant, answer) => {
+                drop(answer.send(queue::acquire(client, &claimant).await.map_err(written)));
+            }
+            QueueRequest::Renew(claimant, answer) => {
+                drop(answer.send(queue::renew(client, &claimant).await.map_err(written)));
+            }
+            QueueRequest::Release { peer_id, token, answer } => {
+                drop(answer.send(queue::release(client, &peer_id, &token).await.map_err(written)));
+            }
+            QueueRequest::Take { token, which, answer } => {
+                drop(answer.send(queue::take(client, &token, &which).await.map_err(written)));
+            }
+            QueueRequest::FreeAbandoned(answer) => {
+                drop(answer.send(queue::free_abandoned(client).await.map_err(written)));
+            }
+            QueueRequest::GiveBack { token, job_ids, answer } => {
+                drop(answer.send(queue::give_back(client, &token, &job_ids).await.map_err(written)));
+            }
+            QueueRequest::Assigned { token, answer } => {
+                drop(answer.send(queue::assigned(client, &token).await.map_err(read)));
+            }
+            QueueRequest::Waiting(answer) => {
+                drop(answer.send(queue::waiting(client).await.map_err(read)));
+            }
+        }
     }
 
     async fn append(&mut self, append: Append) -> Result<AppendOutcome, AppendError> {
-        let write = |e: tokio_postgres::Error| LogError::Write(server_message(&e).into());
         let client = self.client().await.map_err(|text| LogError::Write(text.into()))?;
-        let tx = client.transaction().await.map_err(write)?;
-        if let Some(IdempotencyKey { caller, key }) = &append.key {
-            lock(&tx, &format!("key|{caller}|{key}")).await.map_err(write)?;
-            let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
-            if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
-                let stream = stream_named(known.get(0)).map_err(read_failed)?;
-                let rows = rows_of(&tx, &stream, ReadRows::All).await.map_err(write)?;
-                return Ok(AppendOutcome { stream, rows, is_new: false });
-            }
-        }
-        let name = append.stream.to_string();
-        lock(&tx, &name).await.map_err(write)?;
-        let mut rows = rows_of(&tx, &append.stream, append.reads).await.map_err(write)?;
-        let now = now_micros();
-        // A refusal drops the transaction, which rolls it back.
-        let decided = (append.decide)(&rows, now)?;
-        let mut seq = rows.last().map_or(0, |r| r.seq);
-        for body in decided.bodies {
-            seq += 1;
-            rows.push(insert(&tx, &append.stream, seq, now, body).await.map_err(write)?);
-        }
-        let open = match decided.open_until {
-            Some(until) => {
-                let sql = "INSERT INTO coda_open (stream, until) VALUES ($1, $2)
-                           ON CONFLICT (stream) DO UPDATE SET until = $2";
-                tx.execute(sql, &[&name, &until]).await
-            }
-            None => tx.execute("DELETE FROM coda_open WHERE stream = $1", &[&name]).await,
+        let error = match client.transaction().await {
+            Ok(tx) => return append_in(tx, append).await,
+            Err(error) => error,
         };
-        open.map_err(write)?;
-        if let Some(IdempotencyKey { caller, key }) = &append.key {
-            let sql = "INSERT INTO coda_keys (caller, key, stream) VALUES ($1, $2, $3)";
-            tx.execute(sql, &[caller, key, &name]).await.map_err(write)?;
+        if !client.is_closed() {
+            return Err(write_failed(&error).into());
         }
-        tx.commit().await.map_err(write)?;
-        Ok(AppendOutcome { stream: append.stream, rows, is_new: true })
+        // A connection that was idle when the server was restarted is found out only when it is used.
+        let client = self.client().await.map_err(|text| LogError::Write(text.into()))?;
+        let tx = client.transaction().await.map_err(|e| write_failed(&e))?;
+        append_in(tx, append).await
     }
 
     async fn append_batch(&mut self, batch: &EventBatch) -> Result<(), String> {
@@ -348,6 +388,46 @@ impl Worker {
         }
         tx.commit().await.map_err(|e| server_message(&e))
     }
+}
+
+/// Appends in a transaction, which is rolled back when it is dropped.
+async fn append_in(tx: Transaction<'_>, append: Append) -> Result<AppendOutcome, AppendError> {
+    let write = |e: tokio_postgres::Error| write_failed(&e);
+    if let Some(IdempotencyKey { caller, key }) = &append.key {
+        lock(&tx, &format!("key|{caller}|{key}")).await.map_err(write)?;
+        let sql = "SELECT stream FROM coda_keys WHERE caller = $1 AND key = $2";
+        if let Some(known) = tx.query_opt(sql, &[caller, key]).await.map_err(write)? {
+            let stream = stream_named(known.get(0)).map_err(read_failed)?;
+            let rows = rows_of(&tx, &stream, ReadRows::All).await.map_err(write)?;
+            return Ok(AppendOutcome { stream, rows, is_new: false });
+        }
+    }
+    let name = append.stream.to_string();
+    // The times of facts are those of the one clock that all writers share.
+    let now = lock(&tx, &name).await.map_err(write)?;
+    let mut rows = rows_of(&tx, &append.stream, append.reads).await.map_err(write)?;
+    // A refusal drops the transaction, which rolls it back.
+    let decided = (append.decide)(&rows, now)?;
+    queue::check(&tx, &name, &append.queue).await.map_err(write)??;
+    let mut seq = rows.last().map_or(0, |r| r.seq);
+    let read = rows.len();
+    for body in decided.bodies {
+        seq += 1;
+        rows.push(insert(&tx, &append.stream, seq, now, body).await.map_err(write)?);
+    }
+    let position = rows.get(read).map_or(0, |row| row.position);
+    let until = decided.open_until;
+    queue::update(&tx, &append.stream, &append.queue, until, position).await.map_err(write)?;
+    if let Some(IdempotencyKey { caller, key }) = &append.key {
+        let sql = "INSERT INTO coda_keys (caller, key, stream) VALUES ($1, $2, $3)";
+        tx.execute(sql, &[caller, key, &name]).await.map_err(write)?;
+    }
+    tx.commit().await.map_err(write)?;
+    Ok(AppendOutcome { stream: append.stream, rows, is_new: true })
+}
+
+fn write_failed(error: &tokio_postgres::Error) -> LogError {
+    LogError::Write(server_message(error).into())
 }
 
 fn read_failed(text: String) -> LogError {
@@ -371,8 +451,11 @@ fn job_row(r: &tokio_postgres::Row) -> Result<JobRow, LogError> {
     })
 }
 
-async fn lock(tx: &Transaction<'_>, name: &str) -> Result<u64, tokio_postgres::Error> {
-    tx.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&name]).await
+/// Waits until no other transaction has the lock of this name; then the time, in microseconds since 1970.
+async fn lock(tx: &Transaction<'_>, name: &str) -> Result<i64, tokio_postgres::Error> {
+    let sql = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0)),
+                   (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    Ok(tx.query_one(sql, &[&name]).await?.get(1))
 }
 
 async fn rows_of(

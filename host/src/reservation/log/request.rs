@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::error::{AppendError, LogError};
+use super::queue::QueueRequest;
 use super::row::Row;
 use crate::reservation::event::EventBatch;
 use crate::reservation::stream::{StreamId, StreamKind};
@@ -23,6 +24,20 @@ pub struct Append {
     pub key: Option<IdempotencyKey>,
     pub reads: ReadRows,
     pub decide: Decider,
+    pub queue: QueueRule,
+}
+
+/// What an append has to do with the queue of jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QueueRule {
+    /// The stream is not that of a job.
+    None,
+    /// A new job: taken with its submission by the holder of this token, or waiting behind at most so many others.
+    Enter { owner: Option<String>, most_waiting: usize },
+    /// Only whoever has taken the job with this token may append this kind of fact.
+    Owned { token: String, kind: &'static str },
+    /// Anyone may append it. Whether it cancels the job.
+    Open { cancels: bool },
 }
 
 /// What a caller names its request by: when it was used before, the stream of that time is the answer and nothing is
@@ -112,5 +127,6 @@ pub enum StoreRequest {
     },
     /// Holds whose slot was not released, of streams that a peer has written.
     OpenHolds(oneshot::Sender<Result<Vec<StreamId>, LogError>>),
+    Queue(QueueRequest),
     Flush(oneshot::Sender<()>),
 }

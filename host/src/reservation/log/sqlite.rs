@@ -1,6 +1,8 @@
 //! The log in a SQLite file: appends that arrive together share a transaction and its fsync. The write lock is taken
 //! before anything is read, so writers of other processes wait.
 
+mod queue;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::error::{AppendError, LogError, LogFailure};
 use super::now_micros;
+use super::queue::{JobSelection, QueueRequest, TakenJob};
 use super::request::{Append, AppendOutcome, IdempotencyKey, JobRow, OpenStream, ReadRows, StoreRequest};
 use super::row::{Row, fact_json};
 use crate::reservation::event::EventBatch;
@@ -42,7 +45,7 @@ const TABLES: &str = "
 ";
 const SCHEMA: Schema = Schema {
     sql: TABLES,
-    version: 1,
+    upgrades: &[queue::UPGRADE],
     // A peer's record of an hour is written without reading.
     cache_kib: Some(8192),
 };
@@ -78,7 +81,9 @@ impl Sqlite {
             writable,
             transactions: 0,
             appends: Vec::new(),
+            takes: Vec::new(),
             batches: Vec::new(),
+            lease: None,
         };
         let actor = SqliteActor::start("event-log", GROUPS, writer)
             .map_err(|e| LogError::Open { location, failure: LogFailure::File(e.into()) })?;
@@ -96,13 +101,23 @@ impl Sqlite {
 
 type Reply = oneshot::Sender<Result<AppendOutcome, AppendError>>;
 
+/// Jobs to take for the holder of a token.
+struct Take {
+    token: String,
+    which: JobSelection,
+}
+
+type TakeReply = oneshot::Sender<Result<Vec<TakenJob>, LogError>>;
+
 struct Writer {
     conn: Connection,
     path: PathBuf,
     writable: Arc<AtomicBool>,
     transactions: u64,
     appends: Vec<(Append, Reply)>,
+    takes: Vec<(Take, TakeReply)>,
     batches: Vec<EventBatch>,
+    lease: Option<queue::FileLease>,
 }
 
 impl SqliteWorker for Writer {
@@ -147,6 +162,14 @@ impl SqliteWorker for Writer {
                 self.commit();
                 drop(answer.send(open_holds(&self.conn).map_err(read_failed)));
             }
+            StoreRequest::Queue(QueueRequest::Take { token, which, answer }) => {
+                self.takes.push((Take { token, which }, answer));
+                return TakeOutcome::Urgent;
+            }
+            StoreRequest::Queue(request) => {
+                self.commit();
+                self.answer(request);
+            }
             StoreRequest::Flush(answer) => {
                 self.commit();
                 if answer.send(()).is_err() {
@@ -158,7 +181,7 @@ impl SqliteWorker for Writer {
     }
 
     fn waiting(&self) -> usize {
-        self.appends.len() + self.batches.len()
+        self.appends.len() + self.takes.len() + self.batches.len()
     }
 
     fn commit(&mut self) {
@@ -168,11 +191,21 @@ impl SqliteWorker for Writer {
         let batches = std::mem::take(&mut self.batches);
         let (appends, replies): (Vec<Append>, Vec<Reply>) =
             std::mem::take(&mut self.appends).into_iter().unzip();
-        match self.transaction(appends, &batches) {
-            Ok(each) => {
-                self.writable.store(true, Ordering::Release);
+        let (takes, take_replies): (Vec<Take>, Vec<TakeReply>) =
+            std::mem::take(&mut self.takes).into_iter().unzip();
+        match self.transaction(appends, &takes, &batches) {
+            Ok((each, taken)) => {
+                // A look at an empty queue writes nothing, and shows nothing.
+                let has_written =
+                    !replies.is_empty() || !batches.is_empty() || !taken.iter().all(Vec::is_empty);
+                if has_written {
+                    self.writable.store(true, Ordering::Release);
+                }
                 for (reply, result) in replies.into_iter().zip(each) {
                     drop(reply.send(result));
+                }
+                for (reply, jobs) in take_replies.into_iter().zip(taken) {
+                    drop(reply.send(Ok(jobs)));
                 }
             }
             Err(error) => {
@@ -181,6 +214,9 @@ impl SqliteWorker for Writer {
                 tracing::error!(%error, path = %self.path.display(), "events could not be recorded");
                 for reply in replies {
                     drop(reply.send(Err(error.clone().into())));
+                }
+                for reply in take_replies {
+                    drop(reply.send(Err(error.clone())));
                 }
                 // Kept, within bounds, for when the disk has room again.
                 if batches.len() < MAX_KEPT_BATCHES {
@@ -201,8 +237,9 @@ impl Writer {
     fn transaction(
         &mut self,
         appends: Vec<Append>,
+        takes: &[Take],
         batches: &[EventBatch],
-    ) -> rusqlite::Result<Vec<Result<AppendOutcome, AppendError>>> {
+    ) -> rusqlite::Result<(Vec<AppendResult>, Vec<Vec<TakenJob>>)> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut position: i64 =
             tx.query_row("SELECT coalesce(max(position), 0) FROM events", [], |r| r.get(0))?;
@@ -219,17 +256,55 @@ impl Writer {
         for append in appends {
             each.push(apply(&tx, &mut position, append)?);
         }
+        let mut taken = Vec::with_capacity(takes.len());
+        for Take { token, which } in takes {
+            taken.push(match queue::holds(self.lease.as_ref(), token) {
+                true => queue::take(&tx, token, which)?,
+                false => Vec::new(),
+            });
+        }
         tx.commit()?;
-        Ok(each)
+        Ok((each, taken))
+    }
+
+    /// Answers a question about the queue, with a transaction of its own where it changes something.
+    fn answer(&mut self, request: QueueRequest) {
+        let (conn, lease) = (&self.conn, self.lease.as_ref());
+        match request {
+            // With the others of its transaction.
+            QueueRequest::Take { .. } => debug_assert!(false, "taken by the caller"),
+            QueueRequest::Acquire(claimant, answer) => {
+                drop(answer.send(queue::acquire(&self.path, &mut self.lease, &claimant)));
+            }
+            QueueRequest::Renew(claimant, answer) => {
+                drop(answer.send(Ok(queue::holds(lease, &claimant.token))));
+            }
+            QueueRequest::Release { token, answer, .. } => {
+                if queue::holds(lease, &token) {
+                    self.lease = None;
+                }
+                drop(answer.send(Ok(())));
+            }
+            QueueRequest::FreeAbandoned(answer) => {
+                drop(answer.send(queue::free_abandoned(conn, lease).map_err(write_failed)));
+            }
+            QueueRequest::GiveBack { token, job_ids, answer } => {
+                drop(answer.send(queue::give_back(conn, &token, &job_ids).map_err(write_failed)));
+            }
+            QueueRequest::Assigned { token, answer } => {
+                drop(answer.send(queue::assigned(conn, &token).map_err(read_failed)));
+            }
+            QueueRequest::Waiting(answer) => {
+                drop(answer.send(queue::waiting(conn).map_err(read_failed)));
+            }
+        }
     }
 }
 
+type AppendResult = Result<AppendOutcome, AppendError>;
+
 /// One append; only the database's own errors end the transaction.
-fn apply(
-    tx: &Transaction<'_>,
-    position: &mut i64,
-    append: Append,
-) -> rusqlite::Result<Result<AppendOutcome, AppendError>> {
+fn apply(tx: &Transaction<'_>, position: &mut i64, append: Append) -> rusqlite::Result<AppendResult> {
     if let Some(key) = &append.key
         && let Some(stream) = stream_of_key(tx, key)?
     {
@@ -245,6 +320,11 @@ fn apply(
         Ok(decided) => decided,
         Err(error) => return Ok(Err(error)),
     };
+    let stream = append.stream.to_string();
+    if let Err(error) = queue::check(tx, &stream, &append.queue)? {
+        return Ok(Err(error));
+    }
+    queue::update(tx, &stream, &append.queue, &decided, *position + 1)?;
     let mut seq = rows.last().map_or(0, |r| r.seq);
     for body in decided.bodies {
         *position += 1;
@@ -253,13 +333,6 @@ fn apply(
         insert(tx, &row)?;
         rows.push(row);
     }
-    let stream = append.stream.to_string();
-    match decided.open_until {
-        Some(until) => tx
-            .prepare_cached("INSERT OR REPLACE INTO open (stream, until) VALUES (?1, ?2)")?
-            .execute(params![stream, until])?,
-        None => tx.prepare_cached("DELETE FROM open WHERE stream = ?1")?.execute([&stream])?,
-    };
     if let Some(IdempotencyKey { caller, key }) = append.key {
         tx.prepare_cached("INSERT INTO keys (caller, key, stream) VALUES (?1, ?2, ?3)")?
             .execute(params![caller, key, stream])?;
@@ -392,6 +465,10 @@ fn prune(conn: &Connection) -> rusqlite::Result<()> {
     conn.prepare_cached("DELETE FROM events WHERE position < ?1 AND substr(stream, 1, 5) = 'hold/'")?
         .execute([newest - HOLD_ROWS])?;
     Ok(())
+}
+
+fn write_failed(e: rusqlite::Error) -> LogError {
+    LogError::Write(e.into())
 }
 
 fn read_failed(e: rusqlite::Error) -> LogError {

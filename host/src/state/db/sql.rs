@@ -9,9 +9,9 @@ use super::rows::{DeadLetter, Phase, ResultRow, Status, StoreContents, StoredRow
 use crate::model::MessageId;
 use crate::state::sqlite_actor::Schema;
 
-pub(super) const SCHEMA_VERSION: i64 = 1;
+pub(super) const SCHEMA_VERSION: i64 = SCHEMA.version();
 
-pub(super) const SCHEMA: Schema = Schema { sql: TABLES, version: SCHEMA_VERSION, cache_kib: None };
+pub(super) const SCHEMA: Schema = Schema { sql: TABLES, upgrades: &[], cache_kib: None };
 
 const TABLES: &str = "
     CREATE TABLE results (
