@@ -24,10 +24,10 @@
  *   few_values         a value less than keys; odd_values: the values' size is not a multiple of 8; overflow: values near 2^64
  *   huge               a size of 2^40 bytes is claimed; grows: the second answer is larger than the first said
  *   only_shots         the outcomes of single shots alone are there
- *   crash=CALL exit=CALL abort=CALL     the process ends in that call, without a call in submit
+ *   crash=CALL exit=CALL abort=CALL     the process ends in that call, without a call in submit; hang=CALL: it does not return
  *   print=TEXT         submit prints TEXT to stderr (underscores stand for blanks)
  *   gaps zones resonators               site numbers with gaps; zones among the sites; sites behind the qubits
- *   no_map no_sites no_formats lists=no many=N (claims N sites of QUBITSNUM)
+ *   no_map odd_map no_sites no_formats lists=no many=N (claims N sites of QUBITSNUM)
  *   formats=N,N        program formats; ops=NAMES: operations, with commas; device_status=N; version=TEXT (LIBRARYVERSION)
  *   order=left         the first character of a key is the first bit; otherwise the last one is
  *   life               lifecycle calls and settings are printed to stderr
@@ -142,10 +142,11 @@ static int enter(const char *call, const Session *session, const Job *job, int d
         say("%s was called from a second thread", call);
         return FATAL;
     }
-    const char *ends[] = {"crash", "exit", "abort"};
-    for (int i = 0; i < 3; i++) {
+    const char *ends[] = {"crash", "exit", "abort", "hang"};
+    for (int i = 0; i < 4; i++) {
         if (!asked(session, job, ends[i], value) || strcmp(*value ? value : "submit", call)) continue;
-        say("the process ends in %s", call);
+        say(i == 3 ? "the process hangs in %s" : "the process ends in %s", call);
+        while (i == 3) usleep(100000);
         if (i == 0) *nowhere = 1;
         if (i == 1) exit(0);
         abort();
@@ -510,7 +511,7 @@ EXPORT int NAME(session_query_device_property)(Session *session, int property, s
     }
     case 7:
         if (asked(session, NULL, "no_map", NULL)) return UNSUPPORTED;
-        len = couplings(session, handles);
+        len = couplings(session, handles) - (asked(session, NULL, "odd_map", NULL) != 0);
         return answer(handles, len * sizeof *handles, size, value, size_ret);
     case 15: {
         int formats[8] = {QASM3, QASM2};

@@ -90,6 +90,8 @@ mod qdmi {
     mod faults;
     /// IQM's library against a server on loopback.
     mod iqm;
+    /// Jobs in the device when the plugin's process is killed.
+    mod left_jobs;
     /// What libraries tell of their devices, and libraries that are refused.
     mod mapping;
     /// The chapter of docs/plugins.md, typed.

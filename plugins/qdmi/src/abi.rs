@@ -29,9 +29,10 @@ pub const WARNING: i32 = 1;
 const SUCCESS: i32 = 0;
 pub const FATAL: i32 = -1;
 pub const OUT_OF_MEMORY: i32 = -2;
+const NOT_IMPLEMENTED: i32 = -3;
 pub const INVALID_ARGUMENT: i32 = -7;
 pub const PERMISSION_DENIED: i32 = -8;
-pub const NOT_SUPPORTED: i32 = -9;
+const NOT_SUPPORTED: i32 = -9;
 pub const TIMEOUT: i32 = -11;
 
 /// The name of a status, as the interface's documentation has it.
@@ -88,6 +89,12 @@ impl Failure {
             _ => None,
         }
     }
+
+    /// Whether the library says that it has no such thing. The interface asks for "not supported"; of a function whose
+    /// body is missing some say "not implemented".
+    pub fn is_absence(&self) -> bool {
+        matches!(self.status(), Some(NOT_SUPPORTED | NOT_IMPLEMENTED))
+    }
 }
 
 impl fmt::Display for Failure {
@@ -124,7 +131,7 @@ pub type Answer<T> = Result<T, Failure>;
 pub fn optional<T>(answer: Answer<T>) -> Answer<Option<T>> {
     match answer {
         Ok(value) => Ok(Some(value)),
-        Err(failure) if failure.status() == Some(NOT_SUPPORTED) => Ok(None),
+        Err(failure) if failure.is_absence() => Ok(None),
         Err(failure) => Err(failure),
     }
 }

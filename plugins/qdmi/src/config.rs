@@ -4,6 +4,7 @@
 //! log. Relative paths are relative to `device.yaml`. Nothing of the library runs here.
 
 use std::collections::BTreeMap;
+use std::env::VarError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -104,13 +105,13 @@ struct SessionConfig {
     password_file: Option<PathBuf>,
     /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom1: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom2: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom3: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom4: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom5: Option<TypedValue>,
 }
 
@@ -120,13 +121,13 @@ struct SessionConfig {
 struct CustomConfig {
     /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom1: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom2: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom3: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom4: Option<TypedValue>,
-    /// As custom1
+    /// Parameter of the library's own: text, {u64: 1}, {f64: 0.5} or {hex: "00ff"}
     custom5: Option<TypedValue>,
 }
 
@@ -298,7 +299,7 @@ impl Settings {
         let path = ctx.config_path();
         let file = if path.is_empty() { "(no device config)" } else { path };
         let dir = Path::new(path).parent().unwrap_or(Path::new("."));
-        let environment = |name: &str| std::env::var(name).ok();
+        let environment = |name: &str| std::env::var(name);
         config
             .check(file, dir, &environment)
             .map_err(|what| Error::new(ErrorCode::Config, format!("{file}: {what}")).at(Stage::Create))
@@ -332,12 +333,7 @@ fn session_item(key: &str) -> Option<Item> {
 }
 
 impl Config {
-    fn check(
-        self,
-        file: &str,
-        dir: &Path,
-        environment: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Settings, String> {
+    fn check(self, file: &str, dir: &Path, environment: &Environment) -> Result<Settings, String> {
         let limits = [
             ("slots", u64::from(self.slots), 1, 64),
             ("poll_max_ms", self.poll_max_ms, 1, 60_000),
@@ -447,11 +443,7 @@ fn locate(named: &Path, device: Option<&str>) -> Result<(PathBuf, Option<manifes
 
 impl SessionConfig {
     /// The values that are set, as the library gets them.
-    fn values(
-        self,
-        dir: &Path,
-        environment: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
+    fn values(self, dir: &Path, environment: &Environment) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
         let from = Secrets { dir, environment };
         let token = from.read("token", self.token, self.token_env, self.token_file)?;
         let password = from.read("password", self.password, self.password_env, self.password_file)?;
@@ -480,10 +472,13 @@ impl SessionConfig {
     }
 }
 
+/// Value of an environment variable.
+type Environment = dyn Fn(&str) -> Result<String, VarError>;
+
 /// Where secrets may be found.
 struct Secrets<'a> {
     dir: &'a Path,
-    environment: &'a dyn Fn(&str) -> Option<String>,
+    environment: &'a Environment,
 }
 
 impl Secrets<'_> {
@@ -499,9 +494,15 @@ impl Secrets<'_> {
             (None, None, None) => Ok(None),
             (Some(text), None, None) => Ok(Some(text)),
             (None, Some(variable), None) => match (self.environment)(&variable) {
-                Some(text) => Ok(Some(text)),
-                None => Err(format!(
+                Ok(text) if text.is_empty() => {
+                    Err(format!("`session.{key}_env` is {variable}, which is empty; set it to the secret"))
+                }
+                Ok(text) => Ok(Some(text)),
+                Err(VarError::NotPresent) => Err(format!(
                     "`session.{key}_env` is {variable}, and this environment variable is not set; set it for the host"
+                )),
+                Err(VarError::NotUnicode(_)) => Err(format!(
+                    "`session.{key}_env` is {variable}, whose value is not UTF-8 text; correct it"
                 )),
             },
             (None, None, Some(file)) => {
@@ -515,8 +516,17 @@ impl Secrets<'_> {
                 }
                 let mut text = String::new();
                 let opened = std::fs::File::open(&path).map_err(unreadable)?;
-                opened.take(MAX_SECRET).read_to_string(&mut text).map_err(unreadable)?;
-                Ok(Some(text.trim_end_matches(['\n', '\r']).to_string()))
+                let bytes = opened.take(MAX_SECRET + 1).read_to_string(&mut text).map_err(unreadable)?;
+                let wrong = |why: String| {
+                    Err(format!("`session.{key}_file` is {}, which {why}; correct it", path.display()))
+                };
+                if bytes as u64 > MAX_SECRET {
+                    return wrong(format!("has more than {MAX_SECRET} bytes"));
+                }
+                match text.trim_end_matches(['\n', '\r']) {
+                    "" => wrong("is empty".into()),
+                    secret => Ok(Some(secret.to_string())),
+                }
             }
             _ => Err(both()),
         }
@@ -528,6 +538,9 @@ impl TypedValue {
         match self {
             TypedValue::Text(text) => terminated(key, text),
             TypedValue::Typed(Typed::U64(value)) => Ok(value.to_ne_bytes().to_vec()),
+            TypedValue::Typed(Typed::F64(value)) if !value.is_finite() => {
+                Err(format!("`{key}.f64` is not a finite number; correct it"))
+            }
             TypedValue::Typed(Typed::F64(value)) => Ok(value.to_ne_bytes().to_vec()),
             TypedValue::Typed(Typed::Hex(digits)) => match hex::decode(&digits) {
                 Ok(bytes) if !bytes.is_empty() => Ok(bytes),

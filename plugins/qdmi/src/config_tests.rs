@@ -8,6 +8,8 @@ fn site() -> tempfile::TempDir {
     std::fs::write(dir.path().join("liba.so"), "no ELF file").unwrap();
     std::fs::write(dir.path().join("a.json"), "{}").unwrap();
     std::fs::write(dir.path().join("secret"), "s3cret\n").unwrap();
+    std::fs::write(dir.path().join("empty"), "\n").unwrap();
+    std::fs::write(dir.path().join("large"), "s3cret".repeat(11_000)).unwrap();
     let manifest = r#"{"schema-version": 1, "qdmi": {"devices": [
         {"id": "a.one", "library": "liba.so.1", "prefix": "A", "session": {"base-url": "https://a", "custom1": "x"}},
         {"id": "a.two", "library": "liba.so", "prefix": "IQM", "session": {"device-config": {"file": "a.json"}}},
@@ -18,7 +20,12 @@ fn site() -> tempfile::TempDir {
 
 fn settings(dir: &Path, yaml: &str) -> Result<Settings, String> {
     let config: Config = serde_yaml::from_str(yaml).map_err(|e| e.to_string())?;
-    let environment = |name: &str| (name == "LAB_TOKEN").then(|| "from-env".to_string());
+    let environment = |name: &str| match name {
+        "LAB_TOKEN" => Ok("from-env".to_string()),
+        "EMPTY" => Ok(String::new()),
+        "NO_TEXT" => Err(VarError::NotUnicode("x".into())),
+        _ => Err(VarError::NotPresent),
+    };
     config.check("device.yaml", dir, &environment)
 }
 
@@ -111,6 +118,21 @@ fn what_can_not_be_used_is_named() {
         ("library: liba.so\nprefix: A\nsession: {custom1: {hex: 0x}}", "`custom1.hex` is not hexadecimal"),
         ("library: liba.so\nprefix: A\nsession: {custom1: {hex: ''}}", "`custom1.hex` is empty"),
         ("library: liba.so\nprefix: A\njob: {custom1: {i32: 1}}", "expected text"),
+        ("library: liba.so\nprefix: A\njob: {custom1: {f64: .nan}}", "`custom1.f64` is not a finite number"),
+        (
+            "library: liba.so\nprefix: A\nsession: {custom2: {f64: -.inf}}",
+            "`custom2.f64` is not a finite number",
+        ),
+        ("library: liba.so\nprefix: A\njob: {custom1: {u64: 18446744073709551616}}", "as u128"),
+        ("library: liba.so\nprefix: A\njob: {custom1: {u64: -1}}", "expected text"),
+        ("library: liba.so\nprefix: A\njob: {custom1: {u64: 1.5}}", "expected text"),
+        ("library: liba.so\nprefix: A\nsession: {token_env: NO_TEXT}", "is not UTF-8 text"),
+        (
+            "library: liba.so\nprefix: A\nsession: {token_env: EMPTY}",
+            "`session.token_env` is EMPTY, which is empty",
+        ),
+        ("library: liba.so\nprefix: A\nsession: {token_file: large}", "has more than 65536 bytes"),
+        ("library: liba.so\nprefix: A\nsession: {token_file: empty}", "empty, which is empty"),
         ("library: liba.so\nprefix: A\nsession: {base_url: \"a\\0b\"}", "`base_url` contains a NUL"),
         ("library: liba.so\nprefix: A\nsession: {token_env: NO_SUCH}", "`session.token_env` is NO_SUCH"),
         ("library: liba.so\nprefix: A\nsession: {token_file: no-such}", "no-such: No such file"),

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use coda_plugin_abi::{Error, ErrorCode, HostServices, LogLevel, Stage};
 
 use crate::abi::{
-    self, Abi, Failure, INVALID_ARGUMENT, Library, NOT_SUPPORTED, OpenError, PERMISSION_DENIED, Session,
-    device_property,
+    self, Abi, Failure, INVALID_ARGUMENT, Library, OpenError, PERMISSION_DENIED, Session, device_property,
 };
 use crate::config::Settings;
+use crate::manifest;
 
 /// Opens the library and connects.
 ///
@@ -20,6 +20,7 @@ pub fn connect(settings: &Settings, host: HostServices<'_>) -> Result<Session, E
     let path = settings.library.display();
     let wrong =
         |code, what: String| Error::new(code, format!("{}: {what}", settings.config_file)).at(Stage::Create);
+    manifest::check_loadable(&settings.library).map_err(|what| wrong(ErrorCode::Config, what))?;
     let library = Library::open(&settings.library, &settings.prefix).map_err(|error| match error {
         OpenError::Failed(failure) => wrong(ErrorCode::Hardware, format!("the library {path}: {failure}")),
         other => wrong(ErrorCode::Config, format!("the library {path} {other}")),
@@ -28,13 +29,13 @@ pub fn connect(settings: &Settings, host: HostServices<'_>) -> Result<Session, E
     for parameter in &settings.session {
         match session.set_parameter(parameter.item, &parameter.value) {
             Ok(()) => {}
-            Err(failure) if failure.status() == Some(NOT_SUPPORTED) && parameter.from_manifest => {
+            Err(failure) if failure.is_absence() && parameter.from_manifest => {
                 let key = parameter.key;
                 let note =
                     format!("the manifest sets {key}, which the library does not have; it is left out");
                 host.log(LogLevel::Info, note);
             }
-            Err(failure) if failure.status() == Some(NOT_SUPPORTED) => {
+            Err(failure) if failure.is_absence() => {
                 let what = format!("{failure}: it has no such parameter; remove it");
                 return Err(wrong(ErrorCode::Config, what));
             }
@@ -101,8 +102,9 @@ fn check_version(library: &Rc<Library>, session: &Session, host: HostServices<'_
 /// The code of a call that failed.
 pub fn code(failure: &Failure) -> ErrorCode {
     match (failure.call, failure.status()) {
+        _ if failure.is_absence() => ErrorCode::Unsupported,
         (_, Some(abi::OUT_OF_MEMORY)) => ErrorCode::Resources,
-        (_, Some(NOT_SUPPORTED)) | (abi::SET_PROGRAM, Some(INVALID_ARGUMENT)) => ErrorCode::Unsupported,
+        (abi::SET_PROGRAM, Some(INVALID_ARGUMENT)) => ErrorCode::Unsupported,
         (_, Some(abi::TIMEOUT)) => ErrorCode::Timeout,
         _ => ErrorCode::Hardware,
     }

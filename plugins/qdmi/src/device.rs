@@ -78,7 +78,8 @@ pub fn read(session: &Session) -> Result<Facts, DeviceError> {
     for operation in session.operations()? {
         let name = session.operation_name(operation)?;
         if matches!(name.as_str(), "cx" | "cnot") {
-            cnot_pairs = optional(session.operation_sites(operation))?.map(|flat| pairs(&flat, &positions));
+            let sites = optional(session.operation_sites(operation))?;
+            cnot_pairs = sites.map(|flat| pairs(&flat, &positions, "an operation's SITES")).transpose()?;
         }
         operations.push(name);
     }
@@ -89,7 +90,7 @@ pub fn read(session: &Session) -> Result<Facts, DeviceError> {
         num_qubits,
         qubits: sites.into_iter().map(|(_, qubit)| qubit).collect(),
         operations,
-        pairs: map.map(|flat| pairs(&flat, &positions)),
+        pairs: map.map(|flat| pairs(&flat, &positions, "COUPLINGMAP")).transpose()?,
         // An empty list says that it acts anywhere.
         cnot_pairs: cnot_pairs.filter(|pairs| !pairs.is_empty()),
         formats: optional(session.ints(property::PROGRAM_FORMATS))?,
@@ -134,10 +135,24 @@ fn drop_resonators(session: &Session, sites: &mut Vec<(Site<'_>, Qubit)>) -> Res
 }
 
 /// Pairs of qubits; those with a site that is none of them are dropped.
-fn pairs(flat: &[Site<'_>], positions: &HashMap<Site<'_>, u16>) -> Vec<(u16, u16)> {
-    let (pairs, _) = flat.as_chunks::<2>();
+///
+/// # Errors
+/// When a site is left over.
+fn pairs(
+    flat: &[Site<'_>],
+    positions: &HashMap<Site<'_>, u16>,
+    property: &str,
+) -> Result<Vec<(u16, u16)>, DeviceError> {
+    let (pairs, rest) = flat.as_chunks::<2>();
+    if !rest.is_empty() {
+        let sites = flat.len();
+        return Err(DeviceError::Unusable(format!(
+            "the device library answered {sites} sites to the query of {property}, which has pairs"
+        )));
+    }
     let position = |site: &Site<'_>| positions.get(site).copied();
-    pairs.iter().filter_map(|[a, b]| Some((position(a)?, position(b)?))).filter(|(a, b)| a != b).collect()
+    let of_qubits = pairs.iter().filter_map(|[a, b]| Some((position(a)?, position(b)?)));
+    Ok(of_qubits.filter(|(a, b)| a != b).collect())
 }
 
 /// Decides what the device is to the host.

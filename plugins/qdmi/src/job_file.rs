@@ -2,10 +2,11 @@
 //!
 //! Contract: best effort; what fails is told and costs no job. There is a file for each device config, in a directory of
 //! this user alone, and it is locked while it is used, so that a second process with the same config (`plugin check`
-//! beside a host) doesn't take the jobs of the first for abandoned ones.
+//! beside a host) doesn't take the jobs of the first for abandoned ones. At an orderly end an empty file is removed, and the
+//! directory with the last one.
 
 use std::fs::{DirBuilder, File, TryLockError};
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,11 @@ pub enum NoJobFile {
 /// The file of one device config, locked.
 pub struct JobFile {
     file: File,
+    path: PathBuf,
 }
+
+/// How often the file is opened anew when another process removes it in that moment.
+const OPEN_ATTEMPTS: u32 = 20;
 
 impl JobFile {
     /// Opens or makes the file, and returns the ids that an earlier process left in it.
@@ -43,30 +48,17 @@ impl JobFile {
         config_file: &str,
         user: u32,
     ) -> Result<(JobFile, Vec<String>), NoJobFile> {
-        let unusable = |path: &Path, why: &str| NoJobFile::Unusable(format!("{}: {why}", path.display()));
-        if let Err(e) = DirBuilder::new().mode(0o700).create(dir)
-            && e.kind() != std::io::ErrorKind::AlreadyExists
-        {
-            return Err(unusable(dir, &e.to_string()));
+        for _ in 0..OPEN_ATTEMPTS {
+            make_directory(dir, user)?;
+            let path = JobFile::path(dir, prefix, config_file);
+            if let Some(mut file) = open_locked(&path)? {
+                let mut text = String::new();
+                (&mut file).take(MAX_FILE).read_to_string(&mut text).map_err(|e| unusable(&path, &e))?;
+                let ids = text.lines().filter(|line| !line.is_empty()).map(String::from).collect();
+                return Ok((JobFile { file, path }, ids));
+            }
         }
-        // In /tmp another user may have made it.
-        let meta = dir.symlink_metadata().map_err(|e| unusable(dir, &e.to_string()))?;
-        if !meta.is_dir() || meta.uid() != user || meta.mode() & 0o022 != 0 {
-            return Err(unusable(dir, "is not a directory that this user alone may write"));
-        }
-        let path = JobFile::path(dir, prefix, config_file);
-        let mut options = File::options();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let mut file = file.map_err(|e| unusable(&path, &e.to_string()))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(NoJobFile::InUse),
-            Err(TryLockError::Error(e)) => return Err(unusable(&path, &e.to_string())),
-        }
-        let mut text = String::new();
-        (&mut file).take(MAX_FILE).read_to_string(&mut text).map_err(|e| unusable(&path, &e.to_string()))?;
-        let ids = text.lines().filter(|line| !line.is_empty()).map(String::from).collect();
-        Ok((JobFile { file }, ids))
+        Err(NoJobFile::InUse)
     }
 
     fn path(dir: &Path, prefix: &str, config_file: &str) -> PathBuf {
@@ -88,6 +80,63 @@ impl JobFile {
             .and_then(|()| self.file.set_len(0))
             .and_then(|()| self.file.write_all(text.as_bytes()));
         written.map_err(|e| format!("the ids of jobs in the device can't be written: {e}"))
+    }
+
+    /// Removes the file if no job is in the device.
+    ///
+    /// # Errors
+    /// Why it is still there.
+    pub fn close(self) -> Result<(), String> {
+        let failed = |e: std::io::Error| format!("{} can't be removed: {e}", self.path.display());
+        if self.file.metadata().map_err(failed)?.len() > 0 {
+            return Ok(());
+        }
+        // Still locked: who opened it meanwhile sees afterwards that it is gone.
+        std::fs::remove_file(&self.path).map_err(failed)?;
+        // It stays as long as other device configs have files in it.
+        self.path.parent().map(std::fs::remove_dir);
+        Ok(())
+    }
+}
+
+fn unusable(path: &Path, why: &dyn std::fmt::Display) -> NoJobFile {
+    NoJobFile::Unusable(format!("{}: {why}", path.display()))
+}
+
+fn make_directory(dir: &Path, user: u32) -> Result<(), NoJobFile> {
+    if let Err(e) = DirBuilder::new().mode(0o700).create(dir)
+        && e.kind() != ErrorKind::AlreadyExists
+    {
+        return Err(unusable(dir, &e));
+    }
+    // In /tmp another user may have made it.
+    let meta = dir.symlink_metadata().map_err(|e| unusable(dir, &e))?;
+    if !meta.is_dir() || meta.uid() != user || meta.mode() & 0o022 != 0 {
+        return Err(unusable(dir, &"is not a directory that this user alone may write"));
+    }
+    Ok(())
+}
+
+/// The file, made if need be and locked; `None` when another process removed it meanwhile.
+fn open_locked(path: &Path) -> Result<Option<File>, NoJobFile> {
+    let mut options = File::options();
+    let file = match options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path) {
+        Ok(file) => file,
+        // With its directory.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(unusable(path, &e)),
+    };
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(NoJobFile::InUse),
+        Err(TryLockError::Error(e)) => return Err(unusable(path, &e)),
+    }
+    let locked = file.metadata().map_err(|e| unusable(path, &e))?;
+    match path.symlink_metadata() {
+        Ok(there) if (there.dev(), there.ino()) == (locked.dev(), locked.ino()) => Ok(Some(file)),
+        Ok(_) => Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(unusable(path, &e)),
     }
 }
 
@@ -118,6 +167,46 @@ mod tests {
         assert!(other.is_ok(), "each device config has a file");
         let mode = JobFile::path(&dir, "A", "/etc/device.yaml").metadata().unwrap().mode();
         assert_eq!((mode & 0o777, dir.metadata().unwrap().mode() & 0o777), (0o600, 0o700));
+    }
+
+    #[test]
+    fn an_empty_file_is_removed_at_the_end_and_one_with_jobs_is_not() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path().join("jobs");
+        let (mut file, _) = open(&dir).unwrap();
+        file.write(["a-1"].into_iter()).unwrap();
+        file.close().unwrap();
+        let (mut file, ids) = open(&dir).unwrap();
+        assert_eq!(ids, ["a-1"]);
+        file.write(std::iter::empty()).unwrap();
+        // Of another device config.
+        let user = rustix::process::geteuid().as_raw();
+        let (other, _) = JobFile::open_in(&dir, "A", "/other/device.yaml", user).unwrap();
+        file.close().unwrap();
+        assert!(!JobFile::path(&dir, "A", "/etc/device.yaml").exists());
+        other.close().unwrap();
+        assert!(!dir.exists(), "the last one takes the directory along");
+        assert!(open(&dir).is_ok());
+    }
+
+    #[test]
+    fn processes_that_begin_and_end_at_the_same_time_never_hold_one_file_together() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path().join("jobs");
+        let holders = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let Ok((file, _)) = open(&dir) else { continue };
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                        holders.fetch_sub(1, Ordering::SeqCst);
+                        file.close().unwrap();
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! The manifests (`*.qdmi.json`) that lie beside device libraries, and the prefix that a library's symbols have.
 //!
 //! Contract: reads files and runs none of their code. A manifest of another version, or one that names a parameter with
-//! something other than text, is an error that names the file; keys that are not known here are the vendor's own.
+//! something other than text, is an error that names the file; keys that are not known here are the vendor's own. An id
+//! names one enabled device of all manifests of a directory, or none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use object::{Object as _, ObjectSymbol as _, ReadCache};
+use object::{Architecture, Object as _, ObjectSymbol as _, ReadCache};
 use serde::Deserialize;
 
 /// Most bytes of a manifest.
@@ -33,8 +34,14 @@ struct Entry {
     id: String,
     library: PathBuf,
     prefix: Option<String>,
+    #[serde(default = "yes")]
+    enabled: bool,
     #[serde(default)]
     session: BTreeMap<String, serde_json::Value>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A device as a manifest describes it, with absolute paths.
@@ -67,17 +74,50 @@ const PARAMETERS: &[(&str, &str)] = &[
 /// Finds a device by its id in the manifests of a directory.
 ///
 /// # Errors
-/// When no manifest has it, or one of them can't be read; the text lists the ids that there are.
+/// When no manifest has it enabled, more than one entry has it, or the manifest that has it can't be used; the text lists
+/// the ids that there are.
 pub fn find(dir: &Path, id: &str) -> Result<ManifestDevice, String> {
     let mut known = BTreeSet::new();
+    let (mut unusable, mut disabled) = (None, None);
+    let mut found: Vec<(PathBuf, Entry)> = Vec::new();
     for file in files(dir, |name| name.ends_with(SUFFIX))? {
-        let manifest = read(&file)?;
-        for entry in manifest.qdmi.devices {
-            if entry.id == id {
-                return device(&file, entry);
+        let manifest = match read(&file) {
+            Ok(manifest) => manifest,
+            // Another vendor's broken file is no reason against a device that is described elsewhere.
+            Err(why) => {
+                unusable.get_or_insert(why);
+                continue;
             }
-            known.insert(entry.id);
+        };
+        for entry in manifest.qdmi.devices {
+            match (entry.id == id, entry.enabled) {
+                (true, true) => found.push((file.clone(), entry)),
+                (true, false) => disabled = Some(file.clone()),
+                (false, true) => drop(known.insert(entry.id)),
+                (false, false) => {}
+            }
         }
+    }
+    if found.len() > 1 {
+        let files: BTreeSet<String> = found.iter().map(|(file, _)| file.display().to_string()).collect();
+        let files: Vec<String> = files.into_iter().collect();
+        return Err(format!(
+            "`device` is '{id}', and more than one enabled entry has this id, in {}; disable all but one",
+            files.join(", ")
+        ));
+    }
+    if let Some((file, entry)) = found.pop() {
+        return device(&file, entry);
+    }
+    if let Some(file) = disabled {
+        return Err(format!(
+            "`device` is '{id}' of the manifest {}, and is disabled there; set its `enabled` to true, or leave `device` \
+             out and set `prefix` and `session`",
+            file.display()
+        ));
+    }
+    if let Some(why) = unusable {
+        return Err(why);
     }
     let known: Vec<String> = known.into_iter().collect();
     let there = if known.is_empty() {
@@ -92,7 +132,10 @@ fn read(path: &Path) -> Result<Manifest, String> {
     let unusable = |why: String| format!("the manifest {} can't be used: {why}", path.display());
     let mut text = String::new();
     let file = File::open(path).map_err(|e| unusable(e.to_string()))?;
-    file.take(MAX_MANIFEST).read_to_string(&mut text).map_err(|e| unusable(e.to_string()))?;
+    let bytes = file.take(MAX_MANIFEST + 1).read_to_string(&mut text).map_err(|e| unusable(e.to_string()))?;
+    if bytes as u64 > MAX_MANIFEST {
+        return Err(unusable(format!("it has more than {MAX_MANIFEST} bytes")));
+    }
     let manifest: Manifest = serde_json::from_str(&text).map_err(|e| unusable(e.to_string()))?;
     match manifest.schema_version {
         1 => Ok(manifest),
@@ -205,6 +248,33 @@ pub fn prefix_of(library: &Path) -> Result<String, String> {
     }
 }
 
+/// Checks what the loader doesn't: it crashes on a file that is cut off, and calls one of another machine missing.
+///
+/// # Errors
+/// When the file is no whole library for this machine.
+pub fn check_loadable(library: &Path) -> Result<(), String> {
+    let unreadable = |why: String| {
+        format!("the library {} can't be read: {why}; is the file complete?", library.display())
+    };
+    let file = File::open(library).map_err(|e| unreadable(e.to_string()))?;
+    let cache = ReadCache::new(file);
+    let elf = object::File::parse(&cache).map_err(|e| unreadable(e.to_string()))?;
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => Architecture::X86_64,
+        "aarch64" => Architecture::Aarch64,
+        // Others are left to the loader.
+        _ => return Ok(()),
+    };
+    if elf.architecture() == machine {
+        return Ok(());
+    }
+    Err(format!(
+        "the library {} is for {:?}, and this machine is {machine:?}; install the vendor's package for this machine",
+        library.display(),
+        elf.architecture()
+    ))
+}
+
 /// Every prefix in the dynamic symbols of a file; nothing of it is loaded.
 fn prefixes(library: &Path) -> Result<Vec<String>, String> {
     let file = File::open(library).map_err(|e| e.to_string())?;
@@ -279,9 +349,59 @@ mod tests {
     }
 
     #[test]
+    fn an_id_names_one_enabled_device() {
+        let dir = tempfile::tempdir().unwrap();
+        write(
+            dir.path(),
+            "a.qdmi.json",
+            r#"{"id": "off", "library": "liba.so", "enabled": false},
+               {"id": "one", "library": "liba.so", "prefix": "A", "enabled": false},
+               {"id": "one", "library": "liba.so", "prefix": "B"},
+               {"id": "two", "library": "liba.so"}, {"id": "two", "library": "libb.so"},
+               {"id": "far", "library": "liba.so"}"#,
+        );
+        write(dir.path(), "b.qdmi.json", r#"{"id": "far", "library": "libc.so", "enabled": true}"#);
+        assert_eq!(find(dir.path(), "one").unwrap().prefix.as_deref(), Some("B"));
+        for (id, says) in [
+            ("off", &["a.qdmi.json", "'off'", "is disabled there"][..]),
+            ("two", &["'two'", "a.qdmi.json", "more than one"]),
+            ("far", &["'far'", "a.qdmi.json", "b.qdmi.json", "more than one"]),
+            ("none", &["have: far, one, two"]),
+        ] {
+            let error = find(dir.path(), id).unwrap_err();
+            assert!(says.iter().all(|says| error.contains(says)), "{id}: {error}");
+        }
+        // A manifest that can't be used matters only where no other has the device.
+        std::fs::write(dir.path().join("c.qdmi.json"), "{").unwrap();
+        assert!(find(dir.path(), "one").is_ok());
+        assert!(find(dir.path(), "none").unwrap_err().contains("c.qdmi.json"));
+    }
+
+    #[test]
     fn versions_of_a_library_are_one_library() {
         assert!(same_library(Path::new("/x/liba.so"), Path::new("/y/liba.so.1.2")));
         assert!(!same_library(Path::new("liba.so"), Path::new("libb.so")));
+    }
+
+    #[test]
+    fn a_file_that_the_loader_would_crash_on_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let foreign = if cfg!(target_arch = "x86_64") { 183u16 } else { 62 };
+        let mut other = whole.clone();
+        other[18..20].copy_from_slice(&foreign.to_le_bytes());
+        for (bytes, says) in [
+            (&whole[..whole.len() / 2], "is the file complete?"),
+            (&whole[..10], "is the file complete?"),
+            (&[], "is the file complete?"),
+            (other.as_slice(), "and this machine is"),
+        ] {
+            let path = dir.path().join("x.so");
+            std::fs::write(&path, bytes).unwrap();
+            let error = check_loadable(&path).unwrap_err();
+            assert!(error.contains(says) && error.contains("x.so"), "{error}");
+        }
+        assert_eq!(check_loadable(&std::env::current_exe().unwrap()), Ok(()));
     }
 
     #[test]

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use coda_plugin_abi::{Error, ErrorCode, Stage};
 
-use crate::abi::{
-    Answer, FATAL, Failure, INVALID_ARGUMENT, Job, NOT_SUPPORTED, RemoteCancel, Session, TIMEOUT, optional,
-};
+use crate::abi::{Answer, FATAL, Failure, INVALID_ARGUMENT, Job, RemoteCancel, Session, TIMEOUT, optional};
 use crate::config::Settings;
 use crate::connect;
 
@@ -165,9 +163,9 @@ impl Active {
             return Err(End::Cancelled);
         }
         let is_list = order.programs.len() > 1;
-        let refused = |failure: Failure| match failure.status() {
-            Some(NOT_SUPPORTED) if is_list => End::ListRefused(error(&failure)),
-            _ => End::Failed(error(&failure)),
+        let refused = |failure: Failure| match is_list && failure.is_absence() {
+            true => End::ListRefused(error(&failure)),
+            false => End::Failed(error(&failure)),
         };
         let job = session.create_job().map_err(|failure| End::Failed(error(&failure)))?;
         job.set_programs(order.format, &order.programs).map_err(refused)?;

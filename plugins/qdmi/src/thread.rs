@@ -227,6 +227,11 @@ fn serve(
     };
     server.refresh();
     server.serve();
+    if let Some(jobs) = server.jobs.take()
+        && let Err(why) = jobs.close()
+    {
+        host.log(LogLevel::Warn, why);
+    }
 }
 
 fn open(settings: &Settings, host: HostServices<'_>) -> Result<(Session, Opened), Error> {
@@ -289,6 +294,13 @@ fn recover(session: &Session, settings: &Settings, host: HostServices<'_>) -> Op
     Some(file)
 }
 
+/// What the library's thread does next.
+enum Next {
+    Start(Order),
+    /// A job, or the idle device, is to be looked at.
+    Look,
+}
+
 /// The state of the library's thread.
 struct Server<'s> {
     session: &'s Session,
@@ -304,8 +316,8 @@ struct Server<'s> {
 
 impl Server<'_> {
     fn serve(&mut self) {
-        while let Some(orders) = self.wait() {
-            for order in orders {
+        while let Some(next) = self.wait() {
+            if let Next::Start(order) = next {
                 self.start(order);
             }
             self.poll();
@@ -315,12 +327,13 @@ impl Server<'_> {
         }
     }
 
-    /// Waits until something is to be done; the new orders, or `None` at the end.
-    fn wait(&self) -> Option<VecDeque<Order>> {
+    /// Waits until something is to be done; `None` at the end.
+    fn wait(&self) -> Option<Next> {
         loop {
             let mut state = self.shared.lock();
-            if !state.inbox.is_empty() {
-                return Some(std::mem::take(&mut state.inbox));
+            // One alone: the others can still be taken back while this one is in `submit`.
+            if let Some(order) = state.inbox.pop_front() {
+                return Some(Next::Start(order));
             }
             if state.stop && self.active.is_empty() {
                 return None;
@@ -329,7 +342,7 @@ impl Server<'_> {
             let due = self.active.iter().map(Active::next_check).min().unwrap_or(refresh);
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Some(VecDeque::new());
+                return Some(Next::Look);
             }
             // Cancels set their flag before they take the lock, so none is missed between the look and the wait.
             self.shared.wait(state, left);

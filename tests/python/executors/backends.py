@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from qiskit.circuit import Measure, Parameter
 from qiskit.circuit.library import CZGate, RXGate, RYGate, RZGate
+from qiskit.exceptions import QiskitError
 from qiskit.providers import BackendV2, Options
 from qiskit.providers.exceptions import JobTimeoutError, QiskitBackendNotFoundError
 from qiskit.transpiler import Target
@@ -113,6 +114,62 @@ class Uncancellable(Line):
 
 def queue_timeout():
     return Line(error=JobTimeoutError("timed out after 600 s in state QUEUED"))
+
+
+class Answers(Line):
+    """Answers in a form that few backends have, which `form` names."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def run(self, circuits, shots, **options):
+        key = "100"
+        counts = {
+            "empty": {}, "zeros": {key: 0}, "floats": {key: float(shots)}, "half": {key: 0.5}, "hex": {"0x4": shots},
+            "list": [{key: shots}], "none": None,
+        }.get(self.form)
+
+        def no_counts(index):
+            raise QiskitError(f'No counts for experiment "{index}"')
+
+        result = SimpleNamespace(success=True, get_counts=lambda index: counts)
+        if self.form in ("memory", "nothing"):
+            result.get_counts = no_counts
+        if self.form == "memory":
+            result.get_memory = lambda index: [key] * (shots - 1) + ["000"]
+        if self.form == "no_result":
+            result = None
+        job = Job(None)
+        job.result = lambda: result
+        return job
+
+
+class Sizeless:
+    """Does not tell its size."""
+
+    version, options = 2, Options()
+
+    def __init__(self):
+        angle = Parameter("t")
+        self.target = Target()
+        for gate in (RXGate(angle), RYGate(angle), RZGate(angle), CZGate(), Measure()):
+            self.target.add_instruction(gate)
+
+    def run(self, circuits, shots, **options):
+        return Job([{"1" + "0" * (circuits.num_clbits - 1): shots}])
+
+
+class Targetless:
+    """What some call a backend."""
+
+    version, target, num_qubits = 2, None, 3
+
+
+class Runless(Line):
+    """Only primitives run circuits on it."""
+
+    run = None
 
 
 class AuthenticationError(Exception):

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ def results(mode, ir, shots):
         "fraction": lambda: result({key: 2.5}, 1.0, shots),
         "text_count": lambda: result({key: "7"}, 1.0, shots),
         "huge": lambda: result({key: 2**70}, 1.0, shots),
+        "digits": lambda: result({key: 10**5000}, 1.0, shots),
+        "huge_time": lambda: result({key: shots}, 10**400, shots),
         "endless": lambda: result(Endless(a=1), 1.0, shots),
         "exiting": Exiting,
         "int_keys": lambda: result({0: shots}, 1.0, shots),
@@ -162,6 +165,10 @@ class Lab:
     async def do_long_line(self, _):
         log.warning("%s", "\udcff" * 60_000)
         log.warning("the line behind it")
+
+    async def do_no_files(self, _):
+        """As an executor that leaks descriptors, at its limit: none can be opened any more."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 
     async def do_self_cancel(self, _):
         raise asyncio.CancelledError

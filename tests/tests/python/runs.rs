@@ -60,7 +60,9 @@ async fn results_are_taken_by_their_attributes_whatever_their_numbers_are() {
     let bad = [
         ("fraction", "count 2.5 of type float, expected a whole number"),
         ("text_count", "count '7' of type str"),
-        ("huge", "too large"),
+        ("huge", "the count 1180591620717411303424, which is too large"),
+        ("digits", "the count of 16610 bits, which is too large"),
+        ("huge_time", "execution_time_ms of 1329 bits, expected a number"),
         ("endless", "counts of more than 256 MiB"),
         ("exiting", "the executor ended its process: sys.exit(4)"),
         ("int_keys", "the key 0 of type int, expected text of 0 and 1"),
@@ -82,6 +84,18 @@ async fn results_are_taken_by_their_attributes_whatever_their_numbers_are() {
         assert!(error.contains(says), "{mode}: {error}");
     }
     host.wait_nothing_pending().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_executor_that_can_open_no_file_any_more_keeps_its_results() {
+    for venv in venvs() {
+        let host = Plan::python(&venv, "lab:create_executor", "").start().await;
+        // The first run, so that nothing of the bridge has been needed before.
+        for body in bodies(&host, &["no_files", "ok"], 40).await {
+            assert_eq!(body["counts"], json!({ "00": 40 }), "{body}");
+        }
+        assert!(!host.log().contains("ERROR"), "{}", host.log());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,25 +1,23 @@
 //! A device library that misbehaves in every way that is known of them (`plugins/faulty-qdmi`): each fault has its text,
 //! and costs neither the host nor the job after it.
 
-use coda_host::sys;
 use coda_host_tests::artifacts::library;
-use coda_host_tests::process::children;
-use coda_host_tests::{Exit, Plan, TestHost, example};
+use coda_host_tests::{Exit, Plan, TestHost, eventually, example};
 use serde_json::json;
 
 /// Of which interface the library is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Abi {
+pub enum Abi {
     V1_3,
     V1_4,
 }
 
-const BOTH: [Abi; 2] = [Abi::V1_3, Abi::V1_4];
+pub const BOTH: [Abi; 2] = [Abi::V1_3, Abi::V1_4];
 
 /// Shots of the jobs that a fault is for; the first of them.
 const FIRST: u32 = 101;
 
-fn device(abi: Abi, faults: &str, keys: &str) -> String {
+pub fn device(abi: Abi, faults: &str, keys: &str) -> String {
     let name = match abi {
         Abi::V1_3 => "coda_faulty_qdmi13",
         Abi::V1_4 => "coda_faulty_qdmi14",
@@ -31,7 +29,7 @@ fn device(abi: Abi, faults: &str, keys: &str) -> String {
     )
 }
 
-fn plan(abi: Abi, faults: &str, keys: &str) -> Plan {
+pub fn plan(abi: Abi, faults: &str, keys: &str) -> Plan {
     Plan::device(device(abi, faults, keys)).env("CODA_EXECUTOR_RESTART_BACKOFF_SEC", "0.02")
 }
 
@@ -190,13 +188,13 @@ async fn a_library_that_ends_the_process_costs_the_job_in_it() {
 }
 
 /// Starts a job of 13 shots that does not end, and waits until the log tells that it is in the library.
-async fn stuck_job(host: &TestHost, id: &str, until: &str) {
+pub async fn stuck_job(host: &TestHost, id: &str, until: &str) {
     host.submit(id, &example(), 13).await;
     host.wait_log(until).await;
 }
 
-const SUBMITTED: &str = "the job in the device is";
-const IN_SUBMIT: &str = "faulty: submit blocks";
+pub const SUBMITTED: &str = "the job in the device is";
+pub const IN_SUBMIT: &str = "faulty: submit blocks";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancel_reaches_a_job_that_runs_and_one_whose_submit_blocks() {
@@ -240,6 +238,34 @@ async fn a_cancel_that_has_no_effect_costs_the_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_takes_back_a_job_that_waits_for_the_submit_of_another() {
+    for abi in BOTH {
+        let faults = "block=500@11 never@11 block=600000@13";
+        let mut host = plan(abi, faults, "slots: 3\n").env("CODA_CANCEL_GRACE_SEC", "2").start().await;
+        host.submit("first", &example(), 11).await;
+        host.wait_log(IN_SUBMIT).await;
+        // Both wait for the submit of the first; then the second one blocks.
+        host.submit("J1", &example(), 13).await;
+        host.wait_state("J1", "executing").await;
+        host.submit("J2", &example(), 12).await;
+        host.wait_state("J2", "executing").await;
+        eventually("the second submit blocks", async || host.log().matches(IN_SUBMIT).count() == 2).await;
+        host.request_cancel("J2").await;
+        // Its slot is free for the next job, while the other one is still in the library.
+        host.submit("J3", &example(), 12).await;
+        host.wait_state("J3", "executing").await;
+        for id in ["J1", "first"] {
+            host.request_cancel(id).await;
+            host.wait_state(id, "cancelled").await;
+        }
+        host.good_job_goes_through("after").await;
+        let log = host.log();
+        assert!(!log.contains("its process is killed"), "{abi:?}: {log}");
+        assert_eq!(host.stop().await, Exit::Code(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_library_is_called_from_one_thread_however_many_jobs_there_are() {
     for abi in BOTH {
         let keys = "slots: 4\nrefresh_ms: 100\npoll_max_ms: 2\n";
@@ -265,9 +291,12 @@ async fn the_library_is_called_from_one_thread_however_many_jobs_there_are() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_of_a_list_that_fails_is_its_job_alone() {
-    for (faults, failing) in
-        [("part_fails=1@20", Some("J1")), ("lists=no", None), ("status:submit=-9@20", Some("all"))]
-    {
+    for (faults, failing) in [
+        ("part_fails=1@20", Some("J1")),
+        ("lists=no", None),
+        ("status:program_status=-3", None),
+        ("status:submit=-9@20", Some("all")),
+    ] {
         // Those behind it form one list meanwhile.
         let host = plan(Abi::V1_4, &format!("run_ms=400@13 {faults}"), "").start().await;
         stuck_job(&host, "first", SUBMITTED).await;
@@ -313,6 +342,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("status:operation_query:0=-1", "to the query of an operation's NAME"),
     ("version=2.0.0", "states interface 2.0.0"),
     ("no_sites", "gives no sites that are not zones"),
+    ("odd_map", "answered 7 sites to the query of COUPLINGMAP, which has pairs"),
     ("ops=gpi,ms,measure", "make up no native gate set (they are: gpi, ms, measure)"),
     ("ops=r,cz,move,measure no_map", "only over a resonator"),
     ("crash=init", "died of SIGSEGV"),
@@ -345,7 +375,17 @@ async fn a_library_that_can_not_be_used_is_refused_with_the_reason() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_with_gaps_zones_and_resonators_is_what_its_qubits_are() {
     for abi in BOTH {
-        for faults in ["gaps", "zones", "resonators", "gaps zones resonators", "many=60", "no_map zones"] {
+        for faults in [
+            "gaps",
+            "zones",
+            "resonators",
+            "gaps zones resonators",
+            "many=60",
+            "no_map zones",
+            // What a library has not implemented, it has not.
+            "status:session_query:1=-3 status:session_query:2=-3 status:session_query:17=-3 status:job_query=-3",
+            "status:site_query:3=-3 status:operation_query:9=-3",
+        ] {
             let host = plan(abi, faults, "").start().await;
             let device = host.dir().join("device.yaml").display().to_string();
             let said = host.cli(&["plugin", "device", "--device", &device, "--json"]).await;
@@ -384,28 +424,6 @@ async fn a_device_that_takes_no_jobs_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_outlives_its_process_is_found_and_cancelled() {
-    for abi in BOTH {
-        let mut host = plan(abi, "never@13 life", "").start().await;
-        let pid = host.process().pid();
-        stuck_job(&host, "J1", SUBMITTED).await;
-        let plugin = children(pid)[0];
-        sys::signal(plugin.unsigned_abs(), libc::SIGKILL).unwrap();
-        let error = host.failure("J1").await;
-        assert!(error.contains("died of SIGKILL"), "{abi:?}: {error}");
-        host.good_job_goes_through("after").await;
-        let says = match abi {
-            // The library can't look a job up.
-            Abi::V1_3 => "this library can't look it up to cancel it",
-            Abi::V1_4 => "faulty: job cancel",
-        };
-        host.wait_log(says).await;
-        assert_eq!(host.process().pid(), pid);
-        assert_eq!(host.stop().await, Exit::Code(0));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parameters_arrive_as_they_are_written() {
     let text = device(Abi::V1_4, "", "").replace(
         "session: {",
@@ -437,4 +455,30 @@ async fn parameters_arrive_as_they_are_written() {
         assert_eq!(host.wait_exit().await, Exit::Code(3), "{key}: {}", host.log());
         assert!(host.log().contains(says), "{key}: {}", host.log());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_no_whole_library_is_refused_with_the_reason() {
+    let good = library("coda_faulty_qdmi14");
+    let bytes = std::fs::read(&good).expect("the library");
+    let mut host = plan(Abi::V1_4, "", "").prepare().await;
+    let file = host.dir().join("lib with blanks:and.so");
+    let text = "executor_factory: coda_qdmi\nlibrary: 'lib with blanks:and.so'\nprefix: CODA_FAULTY\nbit_order: first_right\n";
+    host.write_device(text);
+    // The text of the loader, for a companion that is missing, is the only thing that says which one.
+    let needs = bytes.windows(9).position(|name| name == b"libm.so.6").expect("it needs libm");
+    let mut lacking = bytes.clone();
+    lacking[needs..needs + 4].copy_from_slice(b"lib?");
+    for (content, says) in [
+        (&bytes[..bytes.len() / 2], "is the file complete?"),
+        (lacking.as_slice(), "lib?.so.6: cannot open shared object file"),
+    ] {
+        std::fs::write(&file, content).expect("a library");
+        host.launch();
+        assert_eq!(host.wait_exit().await, Exit::Code(3), "{}", host.log());
+        assert!(host.log().contains(says), "{says}: {}", host.log());
+    }
+    std::fs::copy(&good, &file).expect("a library");
+    host.start().await;
+    host.good_job_goes_through("J1").await;
 }

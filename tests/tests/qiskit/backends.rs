@@ -215,6 +215,9 @@ async fn errors_of_providers_and_mistakes_in_the_config_say_what_to_do() {
         ("backend: backends:Line\noptimization_level: 4\n", "set it to 0, 1, 2 or 3"),
         ("backend: backends:Line\nrun_options: {shots: 5}\n", "run_options sets shots"),
         ("primitive: qiskit.primitives:StatevectorSampler\n", "set num_qubits"),
+        ("backend: backends:Sizeless\n", "does not tell its number of qubits; set num_qubits"),
+        ("backend: backends:Targetless\n", "which is not a Qiskit backend"),
+        ("backend: backends:Runless\n", "has no run; set primitive"),
         (&format!("provider: backends:Provider\nbackend_name: line-9\n{args}"), "it has line-3, line-5"),
         (&format!("{provider}provider_args: {{url: u, token: s3cret-token}}\n"), "set token_env to the name"),
         (
@@ -245,6 +248,43 @@ async fn errors_of_providers_and_mistakes_in_the_config_say_what_to_do() {
     let error = host.failure("J1").await;
     assert!(error.contains("line did not answer in time, or its queue is too long: "), "{error}");
     host.wait_log("keys of device.yaml that coda_qiskit does not know have no effect: backendargs").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counts_of_every_form_are_taken_or_refused_in_words() {
+    let Some(venv) = venv() else { return };
+    let host = plan(&venv, "").prepare().await;
+    let file = host.dir().join("circuit.json");
+    std::fs::write(&file, Circuit::new(3).json().to_string()).unwrap();
+    let file = file.display().to_string();
+    for (keys, expected) in [
+        ("Answers\nbackend_args: {form: memory}", Ok(json!({ "000": 1, "001": 9 }))),
+        ("Answers\nbackend_args: {form: floats}", Ok(json!({ "001": 10 }))),
+        ("Sizeless\nnum_qubits: 3", Ok(json!({ "001": 10 }))),
+        ("Answers\nbackend_args: {form: nothing}", Err("No counts for experiment")),
+        ("Answers\nbackend_args: {form: empty}", Err("line returned no counts")),
+        ("Answers\nbackend_args: {form: zeros}", Err("line returned no counts")),
+        (
+            "Answers\nbackend_args: {form: half}",
+            Err("the count 0.5 for the key '100', expected a whole number"),
+        ),
+        ("Answers\nbackend_args: {form: hex}", Err("the key '0x4', expected 3 bits")),
+        ("Answers\nbackend_args: {form: list}", Err("returned list as counts")),
+        ("Answers\nbackend_args: {form: none}", Err("returned NoneType as counts")),
+        ("Answers\nbackend_args: {form: no_result}", Err("returned NoneType as its result")),
+    ] {
+        host.write_device(&format!(
+            "executor_factory: coda_qiskit:create_executor\nbackend: backends:{keys}\n"
+        ));
+        let said = host.cli(&["run", &file, "--shots", "10", "--json"]).await;
+        match expected {
+            Ok(counts) => {
+                let body: Value = serde_json::from_str(&said.out).unwrap_or_default();
+                assert_eq!(body["counts"], counts, "{keys}: {}", said.text());
+            }
+            Err(says) => assert!(said.code == 1 && said.text().contains(says), "{keys}: {}", said.text()),
+        }
+    }
 }
 
 #[test]

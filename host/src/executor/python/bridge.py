@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import faulthandler
+import fcntl
 import gc
 import importlib
 import importlib.machinery
@@ -30,6 +31,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -524,7 +526,7 @@ def describe_device(executor: Any, node: Node) -> dict[str, Any]:
     except TypeError:
         qubits = None
     if qubits is not None and abs(qubits) > MAX_NUMBER:
-        raise BadDevice(f"the executor's device has num_qubits {reprlib.repr(qubits)}, which is too large")
+        raise BadDevice(f"the executor's device has num_qubits {shown_number(qubits)}, which is too large")
     return {
         "edges": edges,
         "directed": is_directed,
@@ -565,11 +567,18 @@ def whole(value: Any, name: str) -> int:
     return int(number)
 
 
+def shown_number(value: object) -> str:
+    """A number for an error; Python refuses to write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"of {value.bit_length()} bits"
+    return repr(value)
+
+
 def signed(value: int, name: str) -> bytes:
     try:
         return struct.pack("<q", value)
     except struct.error:
-        raise BadResult(f"the executor returned {name} {value}, which is too large") from None
+        raise BadResult(f"the executor returned {name} {shown_number(value)}, which is too large") from None
 
 
 def good_answer(result: Any, reverse: bool, log: Log | None = None) -> bytes:
@@ -601,8 +610,8 @@ def good_answer(result: Any, reverse: bool, log: Log | None = None) -> bytes:
         entries.append(entry)
     try:
         time_ms = None if ms is None else float(ms)
-    except (TypeError, ValueError):
-        raise BadResult(f"the executor returned execution_time_ms {ms!r}, expected a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise BadResult(f"the executor returned execution_time_ms {shown_number(ms)}, expected a number") from None
     completed = None if shots is None else whole(shots, "shots_completed")
     if log is not None and completed is not None and total < completed:
         log.tell_lost_shots(total, completed)
@@ -1056,9 +1065,6 @@ def is_end(error: BaseException) -> bool:
 
 def unread(descriptor: int) -> int:
     """Bytes of a pipe that its reader has not taken."""
-    import fcntl
-    import termios
-
     try:
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
     except OSError:

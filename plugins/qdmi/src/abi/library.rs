@@ -12,12 +12,17 @@ use super::{Abi, Answer, Failure, Fault, SUCCESS, WARNING};
 /// Why a file can't be used as a device library.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("can't be opened: {0}")]
+    #[error("can't be opened: {}", reason(.0))]
     Unloadable(libloading::Error),
     #[error("lacks what a QDMI library has: {}", first(.0))]
     Incomplete(Vec<String>),
     #[error("{0}")]
     Failed(Failure),
+}
+
+/// What the loader says: the error's own text is only the name of the function.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The first names of a list: with a wrong prefix all of them are missing.

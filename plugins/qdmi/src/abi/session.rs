@@ -65,7 +65,7 @@ impl Session {
     }
 
     /// # Errors
-    /// The library's answer, [`NOT_SUPPORTED`] for a parameter that it doesn't have.
+    /// The library's answer, an absence for a parameter that it doesn't have.
     pub fn set_parameter(&self, parameter: Item, value: &[u8]) -> Answer<()> {
         let Item(number, call) = parameter;
         // SAFETY: the session is live, and the value is valid for its length during the call.

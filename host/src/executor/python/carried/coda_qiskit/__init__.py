@@ -64,7 +64,9 @@ def create_executor(settings: Settings) -> QiskitExecutor:
         raise explain(error, what) from error
     if backend is None and config.num_qubits is None:
         raise ConfigError("a primitive without a backend does not tell its size; set num_qubits")
-    available = backend.num_qubits if backend is not None else None
+    if config.num_qubits is None and not hasattr(backend, "num_qubits"):
+        raise ConfigError(f"{what} does not tell its number of qubits; set num_qubits")
+    available = getattr(backend, "num_qubits", None)
     num_qubits = min(size for size in (available, config.num_qubits, MAX_QUBITS) if size is not None)
     gates = Gates(backend.target, num_qubits) if backend is not None else None
     name = name_of(backend if backend is not None else primitive)

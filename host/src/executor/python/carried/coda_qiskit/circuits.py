@@ -134,12 +134,24 @@ def keys_of(ir: NativeGateIR, raw: Mapping[str, Any]) -> dict[str, int]:
 
     Qiskit has the first bit of a register at the right end of a key, and a blank between registers.
     """
+    if not isinstance(raw, Mapping):
+        raise ExecutorError(f"the backend returned {type(raw).__name__} as counts, expected a mapping")
     place = {qubit: n for n, qubit in enumerate(distinct(ir.measurements))}
     counts: dict[str, int] = {}
     for raw_key, count in raw.items():
         bits = str(raw_key).replace(" ", "")[::-1]
-        if len(bits) != len(place):
+        if len(bits) != len(place) or not set(bits) <= {"0", "1"}:
             raise ExecutorError(f"the backend returned the key {raw_key!r}, expected {len(place)} bits")
         key = "".join(bits[place[qubit]] for qubit in ir.measurements)
-        counts[key] = counts.get(key, 0) + operator.index(count)
+        counts[key] = counts.get(key, 0) + whole(count, raw_key)
     return counts
+
+
+def whole(count: Any, key: object) -> int:
+    """A count, which is a float in the results of some providers."""
+    try:
+        return operator.index(count)
+    except TypeError:
+        if isinstance(count, float) and count.is_integer():
+            return int(count)
+        raise ExecutorError(f"the backend returned the count {count!r} for the key {key!r}, expected a whole number") from None

@@ -6,8 +6,11 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from qiskit.exceptions import QiskitError
 
 from coda_executor import Device, ExecutionResult, ExecutorError, NativeGateIR, Unsupported
 from coda_qiskit.circuits import REGISTER, Compiler, keys_of
@@ -34,8 +37,25 @@ class BackendRunner:
         if not getattr(experiment, "success", getattr(result, "success", True)):
             reason = getattr(experiment, "status", None) or getattr(result, "status", None)
             raise ExecutorError(f"the backend failed: {reason}")
-        counts: Mapping[str, Any] = result.get_counts(index)
+        if not hasattr(result, "get_counts"):
+            raise ExecutorError(f"the backend returned {type(result).__name__} as its result, which has no get_counts")
+        try:
+            counts: Mapping[str, Any] = result.get_counts(index)
+        except QiskitError:
+            # Some backends tell the outcome of each shot, and nothing else.
+            shots = outcomes(result, index)
+            if not shots:
+                raise
+            return Counter(shots)
         return counts
+
+
+def outcomes(result: Any, index: int) -> list[str]:
+    """The outcome of each shot; none where the backend doesn't tell."""
+    try:
+        return list(result.get_memory(index))
+    except (QiskitError, AttributeError):
+        return []
 
 
 class SamplerRunner:
@@ -139,6 +159,8 @@ class QiskitExecutor:
             for place, index in enumerate(compiled):
                 try:
                     counts = keys_of(circuits[index], self.runner.counts(answer, place))
+                    if not any(counts.values()):
+                        raise ExecutorError(f"{self.device.name} returned no counts")
                     results[index] = ExecutionResult(counts, elapsed / len(compiled), sum(counts.values()))
                 except Exception as error:
                     results[index] = explain(error, self.device.name)

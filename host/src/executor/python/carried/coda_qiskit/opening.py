@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from qiskit.transpiler import Target
+
 from coda_executor import ConfigError
 from coda_qiskit.config import Config
 
@@ -94,8 +96,11 @@ def open_backend(config: Config) -> Any:
     if getattr(backend, "version", 2) == 1:
         # Backends of the old kind exist up to Qiskit 1.
         backend = load("backend", "qiskit.providers:BackendV2Converter")(backend)
-    if not hasattr(backend, "target"):
-        raise ConfigError(f"{config.provider or config.backend} is {type(backend).__name__}, which is not a Qiskit backend")
+    named = f"{config.provider or config.backend} is {type(backend).__name__}"
+    if not isinstance(getattr(backend, "target", None), Target):
+        raise ConfigError(f"{named}, which is not a Qiskit backend")
+    if not config.primitive and not callable(getattr(backend, "run", None)):
+        raise ConfigError(f"{named}, which has no run; set primitive to a SamplerV2 of the provider")
     return backend
 
 
