@@ -102,7 +102,7 @@ pub async fn run(
     let (mut recorded, mut recorded_stages) = (Instant::now(), stages);
     loop {
         while running.len() < MAX_CONCURRENT_BLOCKS
-            && let Some((place, state)) = schedule.next()
+            && let Some((place, state)) = schedule.begin_next()
         {
             let (runner, record, plan) = (runner.clone(), record.clone(), plan.clone());
             let (job_id, ran_on) = (job_id.to_string(), progress.ran_on.clone());

@@ -66,7 +66,7 @@ impl Schedule {
     }
 
     /// The next block that may run, of the earliest stage, with the state it starts from.
-    pub fn next(&mut self) -> Option<(BlockPlace, Component)> {
+    pub fn begin_next(&mut self) -> Option<(BlockPlace, Component)> {
         let place = self.ready.pop_first()?;
         self.running.insert(place);
         let taken = self.inputs.get(&place).into_iter().flatten();
@@ -148,14 +148,14 @@ mod tests {
             "qubit[6] q; h q[0]; h q[3]; cx q[0], q[1]; cx q[3], q[4]; cx q[1], q[2]; cx q[4], q[5];",
         );
         let mut schedule = Schedule::new(&plan, 0, fresh(&plan));
-        let (first, state) = schedule.next().unwrap();
-        let (other, _) = schedule.next().unwrap();
+        let (first, state) = schedule.begin_next().unwrap();
+        let (other, _) = schedule.begin_next().unwrap();
         assert_eq!((first, other), ((0, 0), (0, 1)));
-        assert!(schedule.next().is_none());
+        assert!(schedule.begin_next().is_none());
         for stage in 0..3 {
             schedule.complete((stage, 0), made(&plan, (stage, 0), state.clone()));
             assert_eq!(schedule.complete_stages(), 0, "the other chain has not moved");
-            let next = schedule.next().map(|(place, _)| place);
+            let next = schedule.begin_next().map(|(place, _)| place);
             assert_eq!(next, (stage < 2).then_some((stage + 1, 0)));
         }
         assert_eq!(schedule.states_behind().len(), 6, "a restart would begin where it began");
@@ -185,7 +185,7 @@ mod tests {
             let mut schedule = Schedule::new(&plan, 0, fresh(&plan));
             let (mut running, mut done) = (Vec::new(), BTreeSet::new());
             while !schedule.is_complete() {
-                while let Some((place, state)) = schedule.next() {
+                while let Some((place, state)) = schedule.begin_next() {
                     let block = &plan.stages[place.0][place.1];
                     assert_eq!(state.qubits, block.qubits, "round {round}: {source}");
                     for before in &block.predecessors {
