@@ -32,7 +32,7 @@ pub async fn measure(scale: f64) {
     jobs(None).await;
     jobs(Some(ONE_WAY)).await;
     println!("\nGrowth with the number of peers:");
-    for peers in [10, 100, 1000] {
+    for peers in [1000, 100, 10] {
         planning(peers);
     }
     for peers in [10, 50, 100, 300] {

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use coda_host_tests::net::{Net, Node, fidelity, state_of};
+use coda_host_tests::postgres::Postgres;
 use futures::StreamExt as _;
 use serde_json::Value;
+use tokio::sync::oneshot;
 
 /// Jobs that are under way at once.
 const AT_ONCE: usize = 40;
@@ -28,10 +30,13 @@ fn source(job: usize) -> (String, Vec<[f64; 2]>) {
     (text, state)
 }
 
-/// Runs a job; what is wrong with its end, if anything.
-async fn run(coordinator: &Node, number: usize) -> Option<String> {
-    let (source, expected) = source(number);
-    let id = coordinator.submit(&source, 10).await;
+async fn submit(coordinator: &Node, number: usize) -> (usize, String) {
+    (number, coordinator.submit(&source(number).0, 10).await)
+}
+
+/// Waits for a job's end; what is wrong with it, if anything.
+async fn wrong(coordinator: &Node, (number, id): (usize, String)) -> Option<String> {
+    let (_, expected) = source(number);
     // A queue of many jobs may take longer than a single wait.
     let mut job = Value::Null;
     for _ in 0..20 {
@@ -47,6 +52,24 @@ async fn run(coordinator: &Node, number: usize) -> Option<String> {
     ((found - 1.0).abs() > 1e-9).then(|| format!("{id} has a wrong state: fidelity {found}"))
 }
 
+/// Kills one peer every second and starts it again, until it is told to stop; the peers, and how many kills there were.
+async fn storm(mut peers: Vec<Node>, mut stopped: oneshot::Receiver<()>) -> (Vec<Node>, usize) {
+    let mut kills = 0;
+    let mut every = tokio::time::interval(Duration::from_secs(1));
+    every.tick().await;
+    loop {
+        tokio::select! {
+            _ = every.tick() => {}
+            _ = &mut stopped => return (peers, kills),
+        }
+        let count = peers.len();
+        let victim = &mut peers[(kills * 7) % count];
+        victim.kill();
+        victim.restart().await;
+        kills += 1;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn peers_that_are_killed_and_come_back_cost_no_job() {
     let (peers, jobs) = (number("CODA_TEST_PEERS", 8), number("CODA_TEST_PEER_JOBS", 200));
@@ -59,27 +82,12 @@ async fn peers_that_are_killed_and_come_back_cost_no_job() {
     for _ in 0..peers {
         net.add(TWO_SLOTS, &[("CODA_PEER_ALLOW", "any"), ("CODA_LOG", "info")]).await;
     }
-    let mut members = std::mem::take(&mut net.peers);
-    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
-    let storm = async {
-        let mut kills = 0;
-        let mut every = tokio::time::interval(Duration::from_secs(1));
-        every.tick().await;
-        loop {
-            tokio::select! {
-                _ = every.tick() => {}
-                _ = &mut stopped => return (members, kills),
-            }
-            let count = members.len();
-            let victim = &mut members[(kills * 7) % count];
-            victim.kill();
-            victim.restart().await;
-            kills += 1;
-        }
-    };
+    let (stop, stopped) = oneshot::channel();
+    let storm = storm(std::mem::take(&mut net.peers), stopped);
     let coordinator = &net.coordinator;
     let running = async {
-        let all = futures::stream::iter(0..jobs).map(|n| run(coordinator, n)).buffer_unordered(AT_ONCE);
+        let run = async |n| wrong(coordinator, submit(coordinator, n).await).await;
+        let all = futures::stream::iter(0..jobs).map(run).buffer_unordered(AT_ONCE);
         let wrong: Vec<String> = all.filter_map(async |ended| ended).collect().await;
         stop.send(()).expect("the storm goes on");
         wrong
@@ -92,4 +100,58 @@ async fn peers_that_are_killed_and_come_back_cost_no_job() {
     net.all_free().await;
     let said = net.coordinator.cli(&["reservation", "verify"]).await;
     assert_eq!(said.code, 0, "{}", said.text());
+}
+
+/// Two coordinators on one PostgreSQL log, of which one is killed in the middle of its jobs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_is_killed_besides_costs_no_job_either() {
+    let (peers, jobs) = (number("CODA_TEST_PEERS", 6), number("CODA_TEST_PEER_JOBS", 120));
+    let Some(server) = Postgres::start().await else { return };
+    let url = server.url();
+    let env = [
+        ("CODA_COORDINATOR_STORE", url.as_str()),
+        ("CODA_COORDINATOR_LEASE_SEC", "2"),
+        ("CODA_COORDINATOR_TTL_SEC", "5"),
+        ("CODA_COORDINATOR_MAX_RUNNING", "16"),
+        ("CODA_COORDINATOR_MAX_WAITING", "2000"),
+        ("CODA_COORDINATOR_SLOT_WAIT_SEC", "60"),
+        ("CODA_LOG", "info"),
+    ];
+    let mut net = Net::start(&env).await;
+    let other = net.another_coordinator("other", &env).await;
+    let both = format!("{},{}", net.coordinator.address, other.address);
+    for _ in 0..peers {
+        let env = [("CODA_PEER_BOOTSTRAP", both.as_str()), ("CODA_PEER_ALLOW", "any"), ("CODA_LOG", "info")];
+        net.add(TWO_SLOTS, &env).await;
+    }
+    let (stop, stopped) = oneshot::channel();
+    let storm = storm(std::mem::take(&mut net.peers), stopped);
+    let of_the_first = jobs / 3;
+    let accepted = futures::stream::iter(0..of_the_first).map(|n| submit(&net.coordinator, n));
+    let accepted: Vec<(usize, String)> = accepted.buffer_unordered(AT_ONCE).collect().await;
+    net.coordinator.kill();
+    let running = async {
+        let run = async |n| wrong(&other, submit(&other, n).await).await;
+        let later = futures::stream::iter(of_the_first..jobs).map(run).buffer_unordered(AT_ONCE);
+        let left = futures::stream::iter(accepted).map(|job| wrong(&other, job)).buffer_unordered(AT_ONCE);
+        let all = futures::stream::select(later, left);
+        let wrong: Vec<String> = all.filter_map(async |ended| ended).collect().await;
+        stop.send(()).expect("the storm goes on");
+        wrong
+    };
+    let ((members, kills), wrong) = tokio::join!(storm, running);
+    println!(
+        "{jobs} jobs, {of_the_first} of a killed coordinator, {peers} peers, {kills} kills: {} failed or wrong",
+        wrong.len()
+    );
+    assert!(wrong.is_empty(), "{} of {jobs}, {kills} kills: {wrong:#?}", wrong.len());
+    net.peers = members;
+    net.all_free().await;
+    let said = other.cli(&["reservation", "verify"]).await;
+    assert_eq!(said.code, 0, "{}", said.text());
+    assert_eq!(
+        server.sql("SELECT count(*) FROM coda_open").expect("SQL").trim(),
+        "0",
+        "every job has its end"
+    );
 }
