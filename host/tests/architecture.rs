@@ -288,7 +288,7 @@ fn pure_files_stay_pure() {
     for name in PURE {
         let text = files.get(*name).unwrap_or_else(|| panic!("{name} is gone: correct the list"));
         for word in IMPURE_WORDS {
-            // `Operand::` is no use of `rand::`.
+            // `Operand::` does not use `rand::`.
             let is_whole = |at: usize| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
             let is_used = text.match_indices(word).any(|(at, _)| is_whole(at));
             assert!(!is_used, "{name} is pure, but uses {word}");

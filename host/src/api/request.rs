@@ -82,7 +82,7 @@ impl Parameters {
     /// The value of a whole number.
     ///
     /// # Errors
-    /// When it is given twice, or is no whole number of the range (422).
+    /// When it is given twice, or is not a whole number of the range (422).
     pub fn whole(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, ApiProblem> {
         let Some(text) = self.one(name)? else { return Ok(None) };
         match text.parse().ok().filter(|number| range.contains(number)) {

@@ -56,7 +56,7 @@ impl AnswerError {
     pub fn failure(&self) -> Option<PeerFailure> {
         match self {
             AnswerError::Call(CallError::Timeout(_)) => Some(PeerFailure::Silent),
-            AnswerError::Call(CallError::EmptyAnswer | CallError::Stream(_)) => Some(PeerFailure::Told),
+            AnswerError::Call(CallError::EmptyAnswer | CallError::Stream(_)) => Some(PeerFailure::Reported),
             AnswerError::Call(
                 CallError::Unreachable(_)
                 | CallError::Closed

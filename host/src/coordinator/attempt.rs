@@ -60,7 +60,7 @@ pub enum CandidateFailure {
     /// It failed.
     Failed(String),
     /// It said that the execution failed.
-    Told(String),
+    Reported(String),
     /// The event log failed. Nothing more may be done, since nothing can be recorded.
     Stop(LogError),
 }
@@ -254,10 +254,10 @@ impl PeerReservation {
             }
             // The peer says that it has ended, and its reservation with it: there is nothing to cancel.
             Ok(DispatchOutcome::Failed(error)) => {
-                self.runner.directory.failed(&self.peer, PeerFailure::Told);
+                self.runner.directory.failed(&self.peer, PeerFailure::Reported);
                 self.claim = None;
                 self.runner.log.execute(&self.id, self.end(&error)).await?;
-                Err(CandidateFailure::Told(error))
+                Err(CandidateFailure::Reported(error))
             }
             // The execution may still be running.
             Err(why) => self.give_up(PeerStep::Dispatch, why).await,

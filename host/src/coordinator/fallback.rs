@@ -13,6 +13,9 @@
 //! A block that is too large for one dispatch to its peer goes on in pieces: what a peer has completed is not run again when
 //! the next piece fails.
 //!
+//! A candidate of another kind shows first, with probes, that it does right what the block needs. Where a job asks for two
+//! peers, each piece is run until two of them agree about its state.
+//!
 //! A candidate is chosen by the state of the network and of all jobs of this coordinator at that moment, not by the plan
 //! that was recorded when the job began.
 
@@ -300,7 +303,7 @@ impl BlockRunner {
                 return Ok(Some((peer_id, piece)));
             }
             Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => search.last = Some(why),
-            Err(CandidateFailure::Failed(why) | CandidateFailure::Told(why)) => {
+            Err(CandidateFailure::Failed(why) | CandidateFailure::Reported(why)) => {
                 let block = &run.block.block_id;
                 tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
                 search.failed.insert(peer_id.clone());
@@ -338,7 +341,7 @@ impl BlockRunner {
         };
         while let Some(kind) = self.directory.unproven(&peer, &agent, &search.kinds) {
             let right = match Probe::new(&kind) {
-                Err(error) => Err(CandidateFailure::Told(error.to_string())),
+                Err(error) => Err(CandidateFailure::Reported(error.to_string())),
                 Ok(probe) => {
                     let workflow = format!("probe-{}", uuid4());
                     let probing = BlockRun {
@@ -358,7 +361,7 @@ impl BlockRunner {
             let why = match right {
                 Ok(true) => None,
                 Ok(false) => Some(format!("the peer does {kind} wrong, as a probe has shown")),
-                Err(CandidateFailure::Told(why)) => {
+                Err(CandidateFailure::Reported(why)) => {
                     Some(format!("the peer failed at a probe of {kind}: {why}"))
                 }
                 Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => {

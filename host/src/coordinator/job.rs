@@ -38,7 +38,7 @@ pub enum JobError {
     Append(#[from] AppendError),
     #[error(
         "the final state is not the circuit's: its fidelity with a local simulation is {fidelity:.9}; one of the job's \
-         peers is wrong: {peers}"
+         peers is wrong ({peers}); run it with a redundancy of 2 to find out which"
     )]
     Wrong { fidelity: f64, peers: String },
     #[error("the circuit can't be simulated here: {0}")]

@@ -43,7 +43,7 @@ impl Service {
     /// A page of the jobs.
     ///
     /// # Errors
-    /// When there is no such job to begin behind, or the log can't be read.
+    /// When the job to begin behind is unknown, or the log can't be read.
     pub async fn list(&self, query: &JobListQuery) -> Result<JobPage, ListError> {
         let log = &self.runner.log;
         let mut position = match &query.after {

@@ -66,7 +66,7 @@ impl Service {
     }
 
     /// Ends the reservations of a cancelled job in the log, and tells their peers in the background; their number. When
-    /// that is done it is recorded: until then whoever takes the job does it again.
+    /// that is done it is recorded: until then the coordinator that takes the job does it again.
     pub(super) async fn release(
         &self,
         ownership: JobOwnership,

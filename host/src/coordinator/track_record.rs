@@ -5,7 +5,7 @@
 //!
 //! | breaker | the peer | becomes |
 //! |---|---|---|
-//! | closed | takes blocks like every other | open when it is silent, far too slow or answers what can't be used; also after three failures in a row that it told |
+//! | closed | takes blocks like every other | open when it is silent, far too slow or answers what can't be used; also after three failures in a row that it reported |
 //! | open | takes none while others are there | half-open after a pause, or when it connects again |
 //! | half-open | takes one block at a time | closed when it completes it; else open again, twice as long |
 //!
@@ -25,8 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// How long a first answer is waited for, and any answer at least: a prepare is answered from memory.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
-/// Failures in a row that open the breaker when the peer told them itself.
-const TOLD_FAILURES: u32 = 3;
+/// Failures in a row that open the breaker when the peer reported them itself.
+const REPORTED_FAILURES: u32 = 3;
 /// Weight of the newest outcome in the reliability.
 const NEWEST: f64 = 0.2;
 /// Another peer is asked as well when a dispatch takes so many times as long as others of its size did, and at least so
@@ -45,7 +45,7 @@ pub enum PeerFailure {
     /// Its answer broke the contract.
     Invalid,
     /// It said that it failed, or closed the stream.
-    Told,
+    Reported,
 }
 
 /// The state of a breaker, for people.
@@ -76,7 +76,7 @@ struct TrackRecord {
     breaker: Breaker,
     /// Share of good outcomes, the newer the more weight.
     reliability: f64,
-    told_in_a_row: u32,
+    reported_in_a_row: u32,
     answers: Option<AnswerTime>,
     /// Time-outs since the last answer.
     timeouts: u32,
@@ -88,7 +88,7 @@ impl Default for TrackRecord {
         TrackRecord {
             breaker: Breaker::HalfOpen { pause: FIRST_PAUSE, trial: false },
             reliability: 1.0,
-            told_in_a_row: 0,
+            reported_in_a_row: 0,
             answers: None,
             timeouts: 0,
             pace: Pace::default(),
@@ -161,7 +161,7 @@ impl TrackRecords {
     pub fn completed(&mut self, peer: &str, work: f64, after: Duration) {
         let record = self.record(peer);
         record.breaker = Breaker::Closed;
-        record.told_in_a_row = 0;
+        record.reported_in_a_row = 0;
         record.reliability += NEWEST * (1.0 - record.reliability);
         record.pace.observe(work, after.as_secs_f64());
     }
@@ -172,10 +172,10 @@ impl TrackRecords {
         if failure == PeerFailure::Silent {
             record.timeouts = record.timeouts.saturating_add(1);
         }
-        if failure == PeerFailure::Told {
-            record.told_in_a_row = record.told_in_a_row.saturating_add(1);
+        if failure == PeerFailure::Reported {
+            record.reported_in_a_row = record.reported_in_a_row.saturating_add(1);
             let is_tried = matches!(record.breaker, Breaker::HalfOpen { trial: true, .. });
-            if record.told_in_a_row < TOLD_FAILURES && !is_tried {
+            if record.reported_in_a_row < REPORTED_FAILURES && !is_tried {
                 return;
             }
         }

@@ -19,7 +19,7 @@ fn each_failure_has_its_consequence() {
         (PeerFailure::Silent, 1),
         (PeerFailure::Overtaken, 1),
         (PeerFailure::Invalid, 1),
-        (PeerFailure::Told, TOLD_FAILURES),
+        (PeerFailure::Reported, REPORTED_FAILURES),
     ] {
         let mut records = proven();
         for n in 1..=opens_after {
@@ -33,7 +33,7 @@ fn each_failure_has_its_consequence() {
     }
     let mut records = proven();
     for _ in 0..10 {
-        records.failed(s(0), P, PeerFailure::Told);
+        records.failed(s(0), P, PeerFailure::Reported);
         records.completed(P, 4.0, s(0));
     }
     assert_eq!(records.admission(s(0), P), PeerAdmission::Yes, "not in a row");
@@ -63,7 +63,7 @@ fn the_pause_doubles_while_trials_fail_and_starts_over_after_a_good_one() {
     let mut now = s(30);
     for pause in [30, 60, 120, 240, 480, 600, 600] {
         records.trial_begins(P);
-        records.failed(now, P, PeerFailure::Told);
+        records.failed(now, P, PeerFailure::Reported);
         records.trial_ends(P);
         assert_eq!(records.admission(now + s(pause - 1), P), PeerAdmission::LastResort, "{pause}");
         now += s(pause);
@@ -112,7 +112,7 @@ fn what_is_slow_or_fails_moves_down() {
     assert_eq!(records.penalty(P), 0.0);
     records.answered(P, s(3));
     assert_eq!(records.penalty(P), 0.1);
-    records.failed(s(0), P, PeerFailure::Told);
+    records.failed(s(0), P, PeerFailure::Reported);
     assert!((records.penalty(P) - 0.2).abs() < 1e-9);
     (0..100).for_each(|_| records.completed(P, 4.0, s(1)));
     assert!((records.penalty(P) - 0.1).abs() < 1e-9);

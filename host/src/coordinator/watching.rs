@@ -1,6 +1,6 @@
 //! Waiting for a job: until it ends, or event by event.
 //!
-//! Events come from memory while the job runs here. Whoever comes late, lags behind, or follows a job of another
+//! Events come from memory while the job runs here. Those who come late, lag behind, or follow a job of another
 //! coordinator on the same log, reads the log instead; so nothing grows with a reader that does not read. A stop of the
 //! service ends every wait.
 
@@ -41,7 +41,7 @@ impl Service {
         permit.map(WatchPermit).map_err(|_| TooManyWatchers(self.limits.watchers))
     }
 
-    /// Waits until a job has ended, at most so long. Returns at once when there is no such job.
+    /// Waits until a job has ended, at most so long. Returns at once when the job is unknown.
     ///
     /// # Errors
     /// When the log can't be read.

@@ -37,7 +37,7 @@ pub const AGENT: &str = concat!("coda-host/", env!("CARGO_PKG_VERSION"));
 /// Prefix of the agent version of this project's programs, which read documents of any size.
 const AGENT_PREFIX: &str = "coda-";
 const COMMAND_QUEUE: usize = 1024;
-/// Most names of programs that are kept.
+/// Names of programs that are kept before those of peers that have gone are forgotten.
 const MAX_AGENTS: usize = 4096;
 
 /// How the network is to be.
@@ -207,10 +207,12 @@ struct Agents {
 }
 
 impl Agents {
-    fn insert(&self, peer: PeerId, agent: String) {
+    /// When there are too many, only those of connected peers are kept: a stranger with ever new identities costs no peer
+    /// that is there its name.
+    fn insert(&self, peer: PeerId, agent: String, is_connected: impl Fn(&PeerId) -> bool) {
         let mut names = self.names.lock();
         if names.len() >= MAX_AGENTS && !names.contains_key(&peer) {
-            names.clear();
+            names.retain(|known, _| is_connected(known));
         }
         names.insert(peer, agent);
         drop(names);

@@ -240,7 +240,7 @@ impl Log {
         wait.await.map_err(|_| LogError::Stopped)?
     }
 
-    /// Records what happened to a job, whoever has taken it; on disk when it returns. Returns the fact's number in the
+    /// Records what happened to a job, by the coordinator that has taken it; on disk when it returns. Returns the fact's number in the
     /// job, from 1.
     ///
     /// # Errors

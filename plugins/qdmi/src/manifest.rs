@@ -251,7 +251,7 @@ pub fn prefix_of(library: &Path) -> Result<String, String> {
 /// Checks what the loader doesn't: it crashes on a file that is cut off, and calls one of another machine missing.
 ///
 /// # Errors
-/// When the file is no whole library for this machine.
+/// When the file is not a whole library for this machine.
 pub fn check_loadable(library: &Path) -> Result<(), String> {
     let unreadable = |why: String| {
         format!("the library {} can't be read: {why}; is the file complete?", library.display())

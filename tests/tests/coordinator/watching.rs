@@ -53,7 +53,7 @@ async fn read_until(stream: &mut TcpStream, text: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_waits_for_the_end_of_a_job_and_no_longer() {
     let mut net = Net::start(&[PATIENT, ("CODA_REQUEST_TIMEOUT_SEC", "1")]).await;
-    // Nothing happens while nobody can run it, for longer than a request may take otherwise.
+    // Nothing happens while no peer can run it, for longer than a request may take otherwise.
     let silent = join(&net.coordinator.address, Behave::Silent(PeerStep::Dispatch), &[]).await;
     net.known(&silent.peer_id).await;
     let id = net.coordinator.submit(ONE, 10).await;

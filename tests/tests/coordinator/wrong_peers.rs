@@ -38,7 +38,7 @@ fn is_right(job: &Value) -> bool {
 async fn a_verified_job_fails_rather_than_be_wrong() {
     let (mut net, wrong) = network(0).await;
     let job = run(&net, json!({})).await;
-    assert!(job["status"] == "completed" && !is_right(&job), "nobody looks: {job}");
+    assert!(job["status"] == "completed" && !is_right(&job), "it is not compared: {job}");
     let job = run(&net, json!({ "verify": true })).await;
     let error = job["error"].as_str().expect("it fails");
     assert!(

@@ -299,7 +299,7 @@ impl<R: Role> EventLoop<R> {
             })) => {
                 let agent = crate::model::cut(&info.agent_version, 80).to_string();
                 tracing::debug!(peer = %peer_id, agent, "a peer says what it is");
-                self.agents.insert(peer_id, agent);
+                self.agents.insert(peer_id, agent, |known| self.swarm.is_connected(known));
             }
             SwarmEvent::NewListenAddr { address, .. } => self.listens(&address),
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {

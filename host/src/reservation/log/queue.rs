@@ -1,7 +1,7 @@
 //! The queue of jobs in the event log, and the leases of the coordinators that share it.
 //!
 //! Every job without an end is in the queue at the position of its first fact. It has an owner while a coordinator works
-//! on it: the token of that coordinator's lease (see `lease`). Whoever holds a lease may take the first jobs without an
+//! on it: the token of that coordinator's lease (see `lease`). A coordinator that holds a lease may take the first jobs without an
 //! owner; what belongs to a lease that is over gets free again. Facts of a job are appended by its owner alone,
 //! but for its submission and its cancel.
 //!

@@ -34,7 +34,7 @@ pub enum QueueRule {
     None,
     /// A new job: taken with its submission by the holder of this token, or waiting behind at most so many others.
     Enter { owner: Option<String>, most_waiting: usize },
-    /// Only whoever has taken the job with this token may append this kind of fact.
+    /// Only the coordinator that has taken the job with this token may append this kind of fact.
     Owned { token: String, kind: &'static str },
     /// Anyone may append it. Whether it cancels the job.
     Open { cancels: bool },

@@ -267,7 +267,7 @@ impl Writer {
         Ok((each, taken))
     }
 
-    /// Answers a question about the queue, with a transaction of its own where it changes something.
+    /// Answers a question about the queue, in a separate transaction where it changes something.
     fn answer(&mut self, request: QueueRequest) {
         let (conn, lease) = (&self.conn, self.lease.as_ref());
         match request {

@@ -64,6 +64,6 @@ async fn listen(url: &str, changes: &broadcast::Sender<QueueChange>, backoff: &m
 }
 
 fn tell(changes: &broadcast::Sender<QueueChange>, change: QueueChange) {
-    // An error means that nobody listens.
+    // An error means that there is no listener.
     changes.send(change).ok();
 }
