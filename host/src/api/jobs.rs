@@ -26,7 +26,7 @@ use crate::coordinator::job_view::{CoordinatorJob, JobProgress, JobStatus};
 use crate::coordinator::service::{CancelOutcome, JobOrder, OrderedJob, SubmitError};
 use crate::coordinator::watching::{JobFollower, TooManyWatchers};
 use crate::peers::wire::MAX_REASON;
-use crate::reservation::job_options::JobOptions;
+use crate::reservation::job_options::{JobOptions, each_once};
 
 /// Longest wait of one request, in seconds.
 pub const MAX_WAIT: u64 = 60;
@@ -56,7 +56,7 @@ pub async fn submit(
         shots: u32::try_from(shots.0).unwrap_or(u32::MAX),
         options: JobOptions {
             inputs,
-            results,
+            results: each_once(results),
             observables,
             bit_order,
             verify,

@@ -65,8 +65,27 @@ pub fn default_results() -> Vec<ResultKind> {
     vec![ResultKind::Counts, ResultKind::Probabilities, ResultKind::State]
 }
 
+/// The kinds that are asked for, each once: a list of any length asks for no more, and is recorded as short.
+pub fn each_once(mut kinds: Vec<ResultKind>) -> Vec<ResultKind> {
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}
+
 impl JobOptions {
     pub fn wants(&self, kind: ResultKind) -> bool {
         self.results.contains(&kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_kinds_is_recorded_as_a_short_one() {
+        let kinds = [ResultKind::State, ResultKind::Counts].repeat(50_000);
+        assert_eq!(each_once(kinds), [ResultKind::Counts, ResultKind::State]);
+        assert_eq!(each_once(default_results()), default_results());
     }
 }
