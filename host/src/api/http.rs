@@ -6,6 +6,8 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::model::cut;
+
 /// After how many seconds a request that found no room may be sent again.
 pub const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
 
@@ -50,13 +52,17 @@ pub struct ApiProblem {
     closes: bool,
 }
 
+/// Longest detail of a problem, in characters.
+const MAX_DETAIL: usize = 2000;
+
 impl ApiProblem {
     pub fn new(status: StatusCode, detail: impl Into<String>) -> ApiProblem {
         let body = ProblemBody {
             kind: "about:blank",
             title: status.canonical_reason().unwrap_or("Error"),
             status: status.as_u16(),
-            detail: detail.into(),
+            // It may repeat what the request said.
+            detail: cut(&detail.into(), MAX_DETAIL).into(),
             errors: Vec::new(),
             place: None,
         };
