@@ -1,4 +1,4 @@
-//! The local HTTP service: `/health`, `/ready`, `/metrics`.
+//! The local HTTP service: `/health`, `/ready`, `/metrics`, and the page.
 //!
 //! It only reads what others publish, so it answers whatever hangs. Connections have limits on headers and
 //! time; axum only routes.
@@ -8,6 +8,7 @@ pub mod access;
 pub mod body;
 pub mod coordinator;
 pub mod documents;
+pub mod host_page;
 pub mod http;
 pub mod jobs;
 pub mod observe;
@@ -15,9 +16,9 @@ pub mod openapi;
 pub mod readiness;
 pub mod ready_body;
 pub mod request;
+pub mod sandbox;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -29,6 +30,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::documents::Health;
+use self::host_page::PageSettings;
 use self::http::reply;
 use self::readiness::{
     CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckControlCall, StuckJob, VpnHealth, WorkerDeaths,
@@ -37,6 +39,7 @@ use self::ready_body::{
     CloudBody, ExecutorBody, HeartbeatBody, PeerBody, PluginBody, ProgressBody, PythonBody, ReadyBody,
     ReloadsBody,
 };
+use crate::activity::Activity;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
@@ -85,6 +88,7 @@ pub enum ApiSources {
     PeerOnly {
         peers: Option<PeerSources>,
         metrics: Arc<Metrics>,
+        activity: Arc<Activity>,
         executor: ExecutorStatus,
         reloads: watch::Receiver<ReloadReport>,
     },
@@ -98,7 +102,7 @@ pub struct PeerSources {
 
 impl PeerSources {
     fn body(&self) -> PeerBody {
-        let (network, peer) = (self.network.borrow().clone(), *self.peer.borrow());
+        let (network, peer) = (self.network.borrow().clone(), self.peer.borrow().clone());
         PeerBody {
             peer_id: network.peer_id,
             addresses: network.addresses,
@@ -123,6 +127,7 @@ pub struct HostSources {
     pub heartbeat: watch::Receiver<HeartbeatOutcome>,
     pub vpn: watch::Receiver<VpnStatus>,
     pub metrics: Arc<Metrics>,
+    pub activity: Arc<Activity>,
     pub executor: ExecutorStatus,
     pub reloads: watch::Receiver<ReloadReport>,
     pub qpu_id: String,
@@ -142,17 +147,14 @@ pub async fn bind(settings: &ApiSettings) -> Result<TcpListener, BindError> {
 }
 
 /// Serves until stopped. Before the host is up `/health` is fine and `/ready` isn't.
-pub async fn serve(
-    listener: TcpListener,
-    up: SourcesReceiver,
-    request_timeout: Duration,
-    stop: CancellationToken,
-) {
+pub async fn serve(listener: TcpListener, up: SourcesReceiver, page: PageSettings, stop: CancellationToken) {
+    let request_timeout = page.api.request_timeout;
     let router = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(up);
+        .with_state(up.clone())
+        .merge(host_page::routes(page, up, stop.clone()));
     accept::serve(listener, router, request_timeout, stop).await;
 }
 

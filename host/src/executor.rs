@@ -24,6 +24,7 @@
 //!
 //! start     how an executor is created, and why it can't be
 //! status    what others see of the executor, read-only
+//! usage     how long each slot has worked
 //! refresh   asks for the device again, and publishes what has changed
 //! reload    replaces the executor
 //! lender    what the peer network may use of it
@@ -62,6 +63,7 @@ mod slot;
 mod start;
 mod status;
 mod trust;
+mod usage;
 mod watchdog;
 mod wire;
 pub mod worker;

@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod activity;
 pub mod api;
 pub mod app;
 pub mod backoff;
@@ -22,6 +23,7 @@ pub mod failpoint;
 pub mod jobs;
 pub mod model;
 pub mod output;
+pub mod page;
 pub mod peers;
 pub mod qasm;
 pub mod request_guard;

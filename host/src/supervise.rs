@@ -36,6 +36,8 @@ pub enum TaskKind {
     Reloads,
     /// Tells the service manager that the host is alive.
     Notifier,
+    /// Keeps samples of slots, gauges and connections for the page.
+    ActivitySampler,
     /// Keeps the log file small.
     LogRotation,
     /// Ends the lending to peers once the host is stopped.
@@ -72,6 +74,7 @@ impl TaskKind {
             TaskKind::StreamReader => "stream-reader",
             TaskKind::Reloads => "reloads",
             TaskKind::Notifier => "notifier",
+            TaskKind::ActivitySampler => "activity-sampler",
             TaskKind::LogRotation => "log-rotation",
             TaskKind::PeerLending => "peer-lending",
             TaskKind::ReservationExpiry => "reservation-expiry",
@@ -89,6 +92,7 @@ impl TaskKind {
             | TaskKind::RedisWriter
             | TaskKind::Heartbeat
             | TaskKind::Notifier
+            | TaskKind::ActivitySampler
             | TaskKind::LogRotation => OnEnd::Fatal,
             // At a terminal no one can ask for a reload.
             TaskKind::Reloads => OnEnd::Expected,

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +16,9 @@ use super::lifecycle::{self, Readiness};
 use super::peer::{self, PeerStage};
 use super::reload::Reloads;
 use super::startup::{CloudSide, ExecutorStarted, Halt, LocalService, Registered};
+use crate::activity::Activity;
+use crate::activity::jobs::JobTrace;
+use crate::activity::minutes::JobEnd;
 use crate::api::{ApiSources, HostSources, PeerSources};
 use crate::cloud::heartbeat::{HeartbeatOutcome, HeartbeatSender, HeartbeatState};
 use crate::config::settings::Settings;
@@ -30,7 +35,7 @@ use crate::jobs::stream::Reader;
 use crate::jobs::table::{Leftover, RecoveredResult, StoredResult};
 use crate::results::dispatcher::{FinishedDelivery, Outbox, WebhookDispatcher};
 use crate::results::webhook::WebhookSender;
-use crate::state::db::{Phase, Store, StoredRow};
+use crate::state::db::{HistoryEntry, Phase, Status, Store, StoredRow};
 use crate::supervise::{Supervisor, TaskHandle, TaskKind};
 use crate::telemetry::Metrics;
 
@@ -127,6 +132,7 @@ impl Registered {
         let tasks = &mut service.tasks;
         let status = executor.status();
         let metrics = Arc::new(Metrics::default());
+        let activity = Arc::new(Activity::default());
         let late_stop = CancellationToken::new();
 
         let (report, reloads) = watch::channel(ReloadReport::default());
@@ -153,6 +159,7 @@ impl Registered {
                     reports,
                     dispositions: host.lifecycle.dispositions.clone(),
                     metrics: metrics.clone(),
+                    activity: activity.clone(),
                     stop: stop.clone(),
                     late_stop: late_stop.clone(),
                     abrupt_end: host.lifecycle.abrupt_end.clone(),
@@ -166,6 +173,7 @@ impl Registered {
                     heartbeat: started.beats,
                     vpn: started.vpn,
                     metrics,
+                    activity,
                     executor: status,
                     reloads,
                     qpu_id: started.qpu_id.clone(),
@@ -175,7 +183,7 @@ impl Registered {
                 running = (Work::Jobs(Box::new(started.driver)), Some(started.tasks));
             }
             _ => {
-                reading = ApiSources::PeerOnly { peers, metrics, executor: status, reloads };
+                reading = ApiSources::PeerOnly { peers, metrics, activity, executor: status, reloads };
                 readiness = Readiness::PeerOnly;
                 running = (Work::Lending { executor: Box::new(executor), reports }, None);
                 tracing::info!("coda-host is up, without a cloud");
@@ -328,6 +336,7 @@ struct JobParts {
     reports: mpsc::UnboundedReceiver<SlotReport>,
     dispositions: Arc<crate::sys::Dispositions>,
     metrics: Arc<Metrics>,
+    activity: Arc<Activity>,
     stop: CancellationToken,
     late_stop: CancellationToken,
     abrupt_end: AbruptEnd,
@@ -367,11 +376,22 @@ impl JobTasks {
 
 impl JobParts {
     fn start(self, tasks: &mut Supervisor, cloud: CloudSide, jobs: JobConnections) -> StartedJobs {
-        let JobParts { settings, executor, reports, dispositions, metrics, stop, late_stop, abrupt_end } =
-            self;
+        let JobParts {
+            settings,
+            executor,
+            reports,
+            dispositions,
+            metrics,
+            activity,
+            stop,
+            late_stop,
+            abrupt_end,
+        } = self;
+        activity.remember(cloud.contents.recent.into_iter().map(earlier).collect());
         let JobConnections { redis, writer, sender, heartbeat, beat_state } = jobs;
         let (vpn, beats) = (cloud.guard.status(), heartbeat.outcome());
-        let (outbox, dispatcher, finished) = outbox(&cloud.store, &settings, &sender, &metrics, &beats);
+        let (outbox, dispatcher, finished) =
+            outbox(&cloud.store, &settings, &sender, (&metrics, &activity), &beats);
 
         let active = executor.active_plugin();
         let per_slot = if active.hooks.batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
@@ -409,6 +429,7 @@ impl JobParts {
                 sender.allowed(url).map(|o| o.to_string().into()).map_err(|e| Failure::from(e).line())
             }),
             metrics,
+            activity,
             dispositions,
             prefetch,
             deaths: cloud.deaths,
@@ -450,14 +471,34 @@ fn outbox(
     store: &Store,
     settings: &Settings,
     sender: &WebhookSender,
-    metrics: &Arc<Metrics>,
+    (metrics, activity): (&Arc<Metrics>, &Arc<Activity>),
     beats: &watch::Receiver<HeartbeatOutcome>,
 ) -> (Outbox, WebhookDispatcher, mpsc::UnboundedReceiver<FinishedDelivery>) {
     let (finished, finished_seen) = mpsc::unbounded_channel();
-    let (webhook, metrics) = (settings.webhook.clone(), metrics.clone());
-    let (outbox, dispatcher) =
-        WebhookDispatcher::new(sender.clone(), store.clone(), webhook, metrics, beats.clone(), finished);
+    let (outbox, dispatcher) = WebhookDispatcher::new(
+        sender.clone(),
+        store.clone(),
+        settings.webhook.clone(),
+        metrics.clone(),
+        activity.clone(),
+        beats.clone(),
+        finished,
+    );
     (outbox, dispatcher, finished_seen)
+}
+
+/// A job of an earlier process, as far as history tells.
+fn earlier(entry: HistoryEntry) -> JobTrace {
+    let end = match entry.status {
+        Status::Completed => JobEnd::Completed,
+        Status::Failed => JobEnd::Failed,
+    };
+    JobTrace {
+        ended: OffsetDateTime::parse(&entry.finished_at, &Rfc3339).ok(),
+        end: Some(end),
+        error: entry.error,
+        ..JobTrace::new(entry.job_id)
+    }
 }
 
 /// A row that is still to be delivered; `None` for one that the receiver refused.

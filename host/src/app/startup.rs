@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::lifecycle::Lifecycle;
 use super::{AppError, Prepared, locate_plugin, registration, runs_as, start_executor};
+use crate::api::host_page::{self, PageSettings};
 use crate::api::{self, ApiSources};
 use crate::cloud::http::{HttpClient, HttpError};
 use crate::cloud::provision::{self, Registration};
@@ -308,8 +309,14 @@ impl LocalService {
         let (up, up_seen) = watch::channel(None);
         let stop = CancellationToken::new();
         let mut tasks = Supervisor::new(host.lifecycle.stop.clone()).watching(PanicWatch::of_process());
-        let limit = settings.api.request_timeout;
-        tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, limit, stop.clone()));
+        let page = PageSettings {
+            api: settings.api.clone(),
+            api_token: settings.coordinator.api_token.clone(),
+            state_dir: settings.dirs.state.clone(),
+        };
+        let sampling = host_page::sample(up_seen.clone(), page.api.page_sample);
+        tasks.spawn(TaskKind::ActivitySampler, sampling);
+        tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, page, stop.clone()));
         Ok(LocalService { tasks, up, stop })
     }
 }

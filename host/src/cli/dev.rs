@@ -45,7 +45,7 @@ const LOG_LINES: usize = 20;
 /// Number of records that the cloud keeps, because a sandbox may stay up for weeks.
 const KEEP: usize = 10_000;
 /// Variables that configure a connection to another cloud, so the sandbox's host must not inherit them.
-const REPLACED: [&str; 15] = [
+const REPLACED: [&str; 16] = [
     "CODA_CONNECT_PATH",
     "CODA_HEARTBEAT_PATH",
     "CODA_HOST",
@@ -58,6 +58,7 @@ const REPLACED: [&str; 15] = [
     "CODA_QPU_DISPLAY_NAME",
     "CODA_QPU_ID",
     "CODA_REDIS_URL",
+    "CODA_SANDBOX_URL",
     "CODA_STATE_DIR",
     "CODA_WEBAPP_URL",
     "CODA_WEBHOOK_PATH",
@@ -229,6 +230,7 @@ async fn start(args: &Args, env: &ProcessEnv) -> Result<Started, Failure> {
         ("CODA_WEBAPP_URL", cloud.url().to_string()),
         ("CODA_NODE_TOKEN", token),
         ("CODA_VPN_REQUIRED", "false".into()),
+        ("CODA_SANDBOX_URL", cloud.url().to_string()),
         ("CODA_HOST", "127.0.0.1".into()),
         ("CODA_PORT", port.to_string()),
     ]);

@@ -72,7 +72,14 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             stuck_exit: false,
             sha256: None,
         },
-        api: ApiSettings { host: "127.0.0.1".into(), port: 0, request_timeout: second },
+        api: ApiSettings {
+            host: "127.0.0.1".into(),
+            port: 0,
+            request_timeout: second,
+            sandbox_url: None,
+            page_interval: second,
+            page_sample: second,
+        },
         vpn: testing::vpn(),
         dirs: Dirs { credentials: dir, state: "/nowhere".into() },
         daemon: crate::config::settings::DaemonSettings {

@@ -112,6 +112,9 @@ pub fn settings(
         host: s.text("CODA_HOST", None, "0.0.0.0"),
         port: s.integer("CODA_PORT", None, 8080, 0..=65535)? as u16,
         request_timeout: s.seconds("CODA_REQUEST_TIMEOUT_SEC", None, 5.0)?,
+        sandbox_url: s.optional("CODA_SANDBOX_URL", None),
+        page_interval: s.seconds("CODA_PAGE_INTERVAL_SEC", None, 1.0)?,
+        page_sample: s.seconds("CODA_PAGE_SAMPLE_SEC", None, 10.0)?,
     };
     let vpn = vpn(&mut s, env, config, &dirs)?;
     let advertised_provider = s.text("CODA_ADVERTISED_PROVIDER", None, "coda");

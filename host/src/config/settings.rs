@@ -173,6 +173,12 @@ pub struct ApiSettings {
     pub host: String,
     pub port: u16,
     pub request_timeout: Duration,
+    /// The development cloud of the sandbox that this host is a part of.
+    pub sandbox_url: Option<String>,
+    /// How often the page is rendered while somebody looks.
+    pub page_interval: Duration,
+    /// How often slots and gauges are sampled for the page.
+    pub page_sample: Duration,
 }
 
 #[derive(Debug, Clone)]

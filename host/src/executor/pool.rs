@@ -34,6 +34,7 @@ use super::shared::{RunObserver, Shared};
 use super::slot::Slot;
 use super::start::{LoadedPlugin, StartError, StartRequest, end_process_after, first_slot, spawn};
 use super::status::ExecutorStatus;
+use super::usage::SlotUsage;
 use super::watchdog::Refreshes;
 use super::worker::Kill;
 use super::{signals, watchdog};
@@ -76,6 +77,7 @@ impl Executor {
             swap_lock: Arc::default(),
             stuck_run: Mutex::default(),
             limits: request.limits,
+            usage: SlotUsage::default(),
         });
         let (ready, created) = oneshot::channel();
         let last_resort = match request.isolation {

@@ -10,6 +10,7 @@ use super::control::ControlCalls;
 use super::in_flight::InFlightCalls;
 use super::job::{Answer, RunJob, SlotReport};
 use super::queue::Queue;
+use super::usage::SlotUsage;
 use crate::sys::Dispositions;
 
 /// Sees a slot's calls on the slot's own thread, before anything else happens with them.
@@ -63,4 +64,5 @@ pub(super) struct Shared {
     pub swap_lock: Arc<Mutex<()>>,
     pub stuck_run: Mutex<Option<StuckRun>>,
     pub limits: RunLimits,
+    pub usage: SlotUsage,
 }

@@ -4,7 +4,7 @@
 //! counts.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coda_plugin_abi::{Amplitude, Error, ErrorCode, Stage};
 
@@ -141,9 +141,8 @@ impl Slot {
         let observer = self.shared.observer.get();
         observer.inspect(|o| o.run_started(self.index, &[job]));
         call.enter_alone();
-        let start = Instant::now();
-        let came = self.plugin.run(self.index, &call_job(job));
-        let run_time = start.elapsed();
+        let run = || self.plugin.run(self.index, &call_job(job));
+        let (came, run_time) = self.shared.usage.count(self.index, run);
         self.restore_signals("run");
         let ended = match came {
             Ok(answer) => {
@@ -198,9 +197,8 @@ impl Slot {
         observer.inspect(|o| o.run_started(self.index, &running));
         let calls: Vec<CallJob<'_>> = running.iter().map(|job| call_job(job)).collect();
         InFlightCall::enter_together(&entered.iter().map(|(_, call)| call).collect::<Vec<_>>());
-        let start = Instant::now();
-        let came = self.plugin.batch_run(self.index, &calls);
-        let run_time = start.elapsed();
+        let run = || self.plugin.batch_run(self.index, &calls);
+        let (came, run_time) = self.shared.usage.count(self.index, run);
         self.restore_signals("batch_run");
         let ended = match came {
             Ok(batch) => {
@@ -268,18 +266,15 @@ impl Slot {
             let Some(call) = self.shared.in_flight.get(job.ticket).filter(|call| call.enter()) else {
                 return (Err(cancelled()), Duration::ZERO);
             };
-            let start = Instant::now();
-            let came = self.plugin.evolve_state(
-                self.index,
-                &CallEvolve {
-                    job_id: &job.job_id,
-                    num_qubits: job.num_qubits,
-                    amplitudes: &job.amplitudes,
-                    operations: &job.operations,
-                    context: &job.context,
-                },
-            );
-            let run_time = start.elapsed();
+            let evolution = CallEvolve {
+                job_id: &job.job_id,
+                num_qubits: job.num_qubits,
+                amplitudes: &job.amplitudes,
+                operations: &job.operations,
+                context: &job.context,
+            };
+            let run = || self.plugin.evolve_state(self.index, &evolution);
+            let (came, run_time) = self.shared.usage.count(self.index, run);
             self.restore_signals("evolve_state");
             let answer = match came {
                 Ok(answer) => answer,

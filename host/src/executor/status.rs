@@ -3,6 +3,7 @@
 //! A status outlives a reload: what it tells is always that of the executor in use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 
@@ -46,6 +47,11 @@ impl ExecutorStatus {
     /// How the slots are used now.
     pub fn load(&self) -> SlotLoad {
         self.shared.queue.load()
+    }
+
+    /// How long each slot has had a call in the plugin, of whatever kind.
+    pub fn worked(&self) -> Vec<Duration> {
+        self.shared.usage.worked(self.load().slots)
     }
 
     /// A run in this process that does not end.

@@ -6,6 +6,7 @@
 
 mod group;
 mod notices;
+mod observe;
 mod perform;
 
 use std::collections::{HashMap, VecDeque};
@@ -26,6 +27,7 @@ use super::stream::Claim;
 use super::table::{
     Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
 };
+use crate::activity::Activity;
 use crate::config::settings::JobSettings;
 use crate::executor::{Executor, Generation, JobContext, SlotReport};
 use crate::model::{JobId, MessageId, iso_time};
@@ -99,6 +101,7 @@ pub struct DriverParts {
     pub outbox: Outbox,
     pub callback: CallbackRule,
     pub metrics: Arc<Metrics>,
+    pub activity: Arc<Activity>,
     pub dispositions: Arc<Dispositions>,
     /// Permits of the read-ahead.
     pub prefetch: Arc<Semaphore>,
@@ -254,6 +257,7 @@ impl Driver {
     }
 
     fn apply(&mut self, event: Event) {
+        self.observe(&event);
         let now = Now { elapsed: self.started.elapsed(), at: OffsetDateTime::now_utc() };
         for effect in self.table.on(now, event) {
             self.perform(effect);
@@ -282,6 +286,7 @@ impl Driver {
             }
             SlotReport::Answered { slot, ticket, answer, run_time } => {
                 self.parts.metrics.run_seconds.observe(run_time.as_secs_f64());
+                self.parts.activity.answered(ticket, run_time);
                 self.apply(Event::Answered { slot, ticket, answer });
             }
         }

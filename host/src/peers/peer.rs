@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use super::amplitude::Complex;
 use super::executing::{self, ExecutionError, FragmentJob};
 use super::operation::Unitary;
-use super::protocol::{self, Dispatch, ExecutionEnd, PeerLoad, PeerTime, ReservationTable, Slots};
+use super::protocol::{self, Dispatch, ExecutionEnd, LentSlot, PeerLoad, PeerTime, ReservationTable, Slots};
 use super::registry::{GossipError, Topic};
 use super::swarm::{Announcement, Caller, Channel, Document, ReadyAnswer, Role};
 use super::wire::{
@@ -66,9 +66,12 @@ pub trait FragmentExecutor: Slots<Lease: Send + 'static> + Send + Sync + 'static
 }
 
 /// The state of the peer, for `/ready` and metrics.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerView {
     pub load: PeerLoad,
+    pub lent: Vec<LentSlot>,
+    /// The moment that the ends of reservations count from.
+    pub started: Option<Instant>,
     pub accepted: u64,
     pub declined: u64,
     pub completed: u64,
@@ -165,8 +168,12 @@ impl<E: FragmentExecutor> Peer<E> {
         } else if !self.unwritten.is_empty() {
             self.write_at.get_or_insert_with(|| Instant::now() + NOTES_WAIT);
         }
-        let load = self.table.load();
-        self.view.send_if_modified(|v| std::mem::replace(&mut v.load, load) != load);
+        let (load, lent) = (self.table.load(), self.table.lent());
+        self.view.send_if_modified(|v| {
+            let changed = v.load != load || v.lent != lent;
+            (v.load, v.lent, v.started) = (load, lent, Some(self.started));
+            changed
+        });
     }
 
     /// Hands the record to the log's thread: in one go, since each time wakes it.

@@ -13,9 +13,13 @@
 //!
 //! Time is elapsed time: a clock that is set doesn't lengthen a reservation.
 
+mod lent;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use lent::LentSlot;
 
 use super::executing::ExecutionError;
 use super::kept_answers::{Execution, KeptAnswers};

@@ -23,6 +23,7 @@ use super::delivery::{
 };
 use super::delivery_queue::{DeliveryLimits, DeliveryQueue};
 use super::webhook::{AttemptOutcome, WebhookSender};
+use crate::activity::Activity;
 use crate::backoff::BackoffRange;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::WebhookSettings;
@@ -114,6 +115,7 @@ pub struct WebhookDispatcher {
     sender: WebhookSender,
     store: Store,
     metrics: Arc<Metrics>,
+    activity: Arc<Activity>,
     finished: mpsc::UnboundedSender<FinishedDelivery>,
     /// Every [`Outbox`] is gone: no more attempts are started.
     is_closing: bool,
@@ -125,6 +127,7 @@ impl WebhookDispatcher {
         store: Store,
         settings: WebhookSettings,
         metrics: Arc<Metrics>,
+        activity: Arc<Activity>,
         heartbeats: watch::Receiver<HeartbeatOutcome>,
         finished: mpsc::UnboundedSender<FinishedDelivery>,
     ) -> (Outbox, WebhookDispatcher) {
@@ -149,6 +152,7 @@ impl WebhookDispatcher {
             sender,
             store,
             metrics,
+            activity,
             finished,
             is_closing: false,
         };
@@ -218,7 +222,8 @@ impl WebhookDispatcher {
     /// Starts a task that posts a result once.
     fn attempt(&mut self, attempt: DeliveryAttempt) {
         let DeliveryAttempt { id, message_id, callback_url, body } = attempt;
-        let (sender, store, metrics) = (self.sender.clone(), self.store.clone(), self.metrics.clone());
+        let (sender, store) = (self.sender.clone(), self.store.clone());
+        let (metrics, activity) = (self.metrics.clone(), self.activity.clone());
         self.spawn(Work::Attempt(id), async move {
             let body = match body {
                 Some(body) => body,
@@ -236,7 +241,9 @@ impl WebhookDispatcher {
             };
             let start = Instant::now();
             let outcome = sender.attempt(&callback_url, body).await;
-            metrics.webhook_seconds.observe(start.elapsed().as_secs_f64());
+            let took = start.elapsed();
+            metrics.webhook_seconds.observe(took.as_secs_f64());
+            activity.attempted(took);
             WorkEnd::Attempt(id, attempt_end(outcome))
         });
     }
@@ -314,6 +321,7 @@ impl WebhookDispatcher {
     /// Logs a failed attempt and notes it in the row.
     fn note_failure(&self, failure: FailedAttempt) {
         let FailedAttempt { message_id, job_id, attempts, why, next } = failure;
+        self.activity.attempts_failed(&job_id, attempts, &why);
         let job_id = &*job_id;
         match next {
             NextAttempt::After(pause) => {

@@ -36,6 +36,7 @@ impl Running {
             store.clone(),
             settings(),
             metrics.clone(),
+            Arc::default(),
             beats_seen,
             finished_sender,
         );
@@ -201,6 +202,7 @@ async fn a_task_that_panics_does_not_lose_its_delivery() {
         store.clone(),
         settings(),
         metrics,
+        Arc::default(),
         beats_seen,
         finished_sender,
     );

@@ -7,6 +7,7 @@ use crate::telemetry::JobOutcome;
 
 impl Driver {
     pub(super) fn notify(&self, notice: Notice) {
+        self.observe_notice(&notice);
         let metrics = &self.parts.metrics;
         match notice {
             Notice::Parked { job_id } => tracing::info!(

@@ -146,14 +146,16 @@ impl Driver {
     fn run_job(&self, submission: Submission) -> RunJob {
         let Submission { ticket, message_id, job } = submission;
         let job_id = job.envelope.job_id;
-        RunJob {
+        let job = RunJob {
             ticket,
             message_id: Some(message_id),
             context: Arc::new(self.parts.executor.context(job_id.clone())),
             job_id,
             program: job.work.program,
             shots: job.work.shots,
-        }
+        };
+        self.observe_queued(&job);
+        job
     }
 }
 

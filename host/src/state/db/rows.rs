@@ -105,4 +105,6 @@ pub struct StoreContents {
     /// Undelivered results of other QPUs in the same directory.
     pub foreign: u64,
     pub dead_letters: u64,
+    /// The last messages of history, the newest first.
+    pub recent: Vec<HistoryEntry>,
 }

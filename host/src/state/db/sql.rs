@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::rows::{DeadLetter, Phase, ResultRow, Status, StoreContents, StoredRow};
+use super::rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
 use crate::model::MessageId;
 use crate::state::sqlite_actor::Schema;
 
 pub(super) const SCHEMA_VERSION: i64 = SCHEMA.version();
 
 pub(super) const SCHEMA: Schema = Schema { sql: TABLES, upgrades: &[], cache_kib: None };
+
+/// Messages of history that are read at the start, for the page.
+const RECENT: i64 = 100;
 
 const TABLES: &str = "
     CREATE TABLE results (
@@ -107,9 +110,23 @@ pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<Stor
         }
     }
     let count = |sql: &str| conn.query_row(sql, [qpu_id], |r| r.get::<_, i64>(0)).map(|n| n.unsigned_abs());
+    let mut recent = conn.prepare(
+        "SELECT job_id, status, error, finished_at FROM history WHERE qpu_id = ?1 ORDER BY at DESC LIMIT ?2",
+    )?;
+    let entry = |r: &rusqlite::Row<'_>| {
+        Ok(HistoryEntry {
+            job_id: r.get::<_, String>(0)?.into(),
+            status: status(r, 1)?,
+            error: r.get(2)?,
+            finished_at: r.get(3)?,
+        })
+    };
+    // It is only shown, so a damaged row is passed over.
+    let recent = recent.query_map(params![qpu_id, RECENT], entry)?.filter_map(Result::ok).collect();
     Ok(StoreContents {
         rows: found,
         deaths,
+        recent,
         foreign: count("SELECT count(*) FROM results WHERE qpu_id <> ?1")?,
         dead_letters: count("SELECT count(*) FROM dead_letters WHERE qpu_id = ?1")?,
     })
