@@ -7,6 +7,7 @@ pub mod accept;
 pub mod access;
 pub mod body;
 pub mod coordinator;
+pub mod coordinator_page;
 pub mod documents;
 pub mod host_page;
 pub mod http;

@@ -21,7 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vpn", &["cloud", "config", "error", "model", "state", "sys"]),
     ("executor", &["backoff", "error", "model", "output", "sys"]),
     ("activity", &["executor", "model"]),
-    ("page", &["activity", "executor", "model", "state"]),
+    ("page", &["activity", "coordinator", "executor", "model", "reservation", "state"]),
     ("check", &["error", "executor", "model", "sys"]),
     ("request_guard", &["cloud"]),
     ("coordinator", &["error", "model", "peers", "qasm", "reservation"]),

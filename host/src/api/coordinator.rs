@@ -20,7 +20,7 @@ use super::body::{field_problem, read_body};
 use super::documents::{CancelBody, Health, PeerEntry, Peers, ReservationBody, ReservationView};
 use super::http::{ApiProblem, reply};
 use super::request::{Parameters, PathId};
-use super::{jobs, observe, openapi};
+use super::{coordinator_page, jobs, observe, openapi};
 use crate::coordinator::fallback::uuid4;
 use crate::coordinator::service::Service;
 use crate::peers::wire::MAX_REASON;
@@ -40,7 +40,8 @@ pub struct Api {
 }
 
 /// The router with every route of the API.
-pub fn router(api: Api) -> Router {
+pub fn router(api: Api, page_interval: Duration) -> Router {
+    let pages = coordinator_page::routes(api.clone(), page_interval);
     Router::new()
         .route(openapi::HEALTH, get(async || reply(StatusCode::OK, &Health { status: "ok" })))
         .route(openapi::READY, get(observe::ready))
@@ -66,6 +67,7 @@ pub fn router(api: Api) -> Router {
         })
         .layer(from_fn_with_state(api.access.clone(), guard))
         .with_state(api)
+        .merge(pages)
 }
 
 /// The description of the API, with the limits that are set here.

@@ -12,7 +12,7 @@ use axum::routing::get;
 use maud::html;
 use parking_lot::Mutex;
 use time::OffsetDateTime;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +25,7 @@ use crate::executor::{ActivePlugin, ExecutorStatus};
 use crate::model::Secret;
 use crate::page::draw::DeviceGraph;
 use crate::page::host::{ExecutorModel, HostModel, JobPageModel, LentModel, PeersModel, job_document};
-use crate::page::live::LivePage;
+use crate::page::live::{LivePage, MAX_STREAMS};
 use crate::page::shell::{self, PageDocument};
 use crate::state::db::{Database, KeptEntry};
 use crate::vpn::guard::VpnState;
@@ -55,8 +55,9 @@ pub fn routes(
         kept: Mutex::default(),
     });
     let sandbox = page.sandbox.as_ref().map(|sandbox| sandbox.routes(page.settings.api_token.clone()));
+    let (interval, streams) = (page.settings.api.page_interval, Arc::new(Semaphore::new(MAX_STREAMS)));
     let rendering = page.clone();
-    let live = LivePage::new(page.settings.api.page_interval, stop, move || {
+    let live = LivePage::new(interval, streams, stop, move || {
         let page = rendering.clone();
         async move { page.model().await.sections() }
     });

@@ -18,6 +18,17 @@ const STORE_LIMIT: Duration = Duration::from_secs(2);
 
 /// 200 when a job would be run, otherwise 503 with every reason.
 pub async fn ready(State(api): State<Api>) -> Response {
+    let body = readiness(&api).await;
+    if body.ready {
+        return reply(StatusCode::OK, &body);
+    }
+    let mut response = reply(StatusCode::SERVICE_UNAVAILABLE, &body);
+    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
+}
+
+/// Whether a job would be run, and why not.
+pub async fn readiness(api: &Api) -> Ready {
     let (runner, mut reasons) = (&api.service.runner, Vec::new());
     if let Some(panic) = PanicWatch::of_process().first() {
         reasons
@@ -66,20 +77,14 @@ pub async fn ready(State(api): State<Api>) -> Response {
         reasons.push(reason.into());
     }
     let network = view.borrow().clone();
-    let body = Ready {
+    Ready {
         ready: reasons.is_empty(),
         reasons,
         store: StoreState { readable, writable, lease: lost.is_none() },
         network: NetworkState { running, peer_id: network.peer_id, connected: network.connected },
         peers,
         version: env!("CARGO_PKG_VERSION"),
-    };
-    if body.ready {
-        return reply(StatusCode::OK, &body);
     }
-    let mut response = reply(StatusCode::SERVICE_UNAVAILABLE, &body);
-    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
-    response
 }
 
 pub async fn metrics(State(api): State<Api>) -> Response {

@@ -95,12 +95,13 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let access =
         Access { token: c.api_token.clone(), loopback: address.ip().is_loopback(), open_reads: c.open_reads };
     warn_of_weak_access(&access);
-    let router = router(Api {
+    let api = Api {
         service: service.clone(),
         access: Arc::new(access),
         keep_alive: c.keep_alive,
         stop: stop.clone(),
-    });
+    };
+    let router = router(api, settings.api.page_interval);
     let mut tasks = Supervisor::new(stop.clone()).watching(PanicWatch::of_process());
     let api_stop = CancellationToken::new();
     tasks.spawn(

@@ -361,6 +361,7 @@ impl Dev {
         let url = if ours { String::new() } else { format!(" --dev-url {}", n.url) };
         let text = format!(
             "{title}\n\n\
+             \x20 page    {host}/\n\
              \x20 device  {name}: {qubits} qubits, {targets}, {slots} at a time\n\
              \x20 plugin  {plugin}, {kind}\n\
              \x20 cloud   {cloud}\n\

@@ -316,13 +316,14 @@ pub fn histogram(counts: &[(String, u64)]) -> Markup {
     const SHOWN: usize = 8;
     let total: u64 = counts.iter().map(|(_, n)| n).sum();
     let share = |n: u64| n as f64 / total.max(1) as f64;
+    let most = counts.iter().map(|(_, n)| *n).max().unwrap_or(0).max(1);
     html! {
         table.histogram {
             tbody {
                 @for (outcome, n) in counts.iter().take(SHOWN) {
                     tr data-key=(outcome) {
                         th scope="row" { code { (outcome) } }
-                        td { (super::draw::level(share(*n), "filled")) }
+                        td { (super::draw::level(*n as f64 / most as f64, "filled")) }
                         td.number { (count(*n)) }
                         td.number.quiet { (format!("{:.1} %", 100.0 * share(*n))) }
                     }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::shell::Section;
 
 /// Streams at once.
-const MAX_STREAMS: usize = 32;
+pub const MAX_STREAMS: usize = 32;
 /// An unchanged page sends a sign of life so often.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
@@ -40,8 +40,13 @@ struct Inner {
 }
 
 impl LivePage {
-    /// A page that is rendered at most once in each interval.
-    pub fn new<F, R>(interval: Duration, stop: CancellationToken, render: F) -> LivePage
+    /// A page that is rendered at most once in each interval. Each stream takes a permit.
+    pub fn new<F, R>(
+        interval: Duration,
+        streams: Arc<Semaphore>,
+        stop: CancellationToken,
+        render: F,
+    ) -> LivePage
     where
         F: Fn() -> R + Send + Sync + 'static,
         R: Future<Output = Vec<Section>> + Send + 'static,
@@ -50,7 +55,7 @@ impl LivePage {
             render: Box::new(move || Box::pin(render())),
             interval,
             last: Mutex::default(),
-            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            streams,
             stop,
         }))
     }

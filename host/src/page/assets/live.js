@@ -101,6 +101,8 @@ function take(block) {
     if (line.startsWith("event:")) kind = line.slice(6).trim();
     else if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
   }
+  const card = document.getElementById("sign-in-card");
+  if (card) card.hidden = true;
   if (kind === "section") show(data.join("\n"));
   else if (kind === "gone") document.getElementById(data.join(""))?.remove();
   fresh();
@@ -158,11 +160,11 @@ async function poll() {
 // ---- What the user does -------------------------------------------------------------------------------------------
 
 function askForToken() {
-  const form = document.getElementById("sign-in");
-  if (!form) return stale("the token is asked for");
-  form.hidden = false;
-  connection.textContent = "The token is needed";
-  form.querySelector("input").focus();
+  const card = document.getElementById("sign-in-card");
+  if (!card) return location.reload();
+  card.hidden = false;
+  connection.textContent = sessionStorage.getItem(TOKEN) ? "This is not the token" : "The token is needed";
+  card.querySelector("input").focus();
 }
 
 document.addEventListener("submit", async (event) => {
@@ -170,7 +172,6 @@ document.addEventListener("submit", async (event) => {
   if (form.id === "sign-in") {
     event.preventDefault();
     sessionStorage.setItem(TOKEN, form.querySelector("input").value);
-    form.hidden = true;
     return live();
   }
   const action = form.dataset.send;
