@@ -157,7 +157,7 @@ async fn run_group(peers: &Arc<Vec<SimulatedPeer>>, coordinators: usize) {
             peer_wait: Duration::from_secs(30),
             hedge: true,
         };
-        runners.push(BlockRunner { network, log, directory, limits, tasks: TaskTracker::new() });
+        runners.push(BlockRunner { network, log, directory, limits, tasks: TaskTracker::new(), accepted: 0 });
     }
     let start = Instant::now();
     let (from, end) = (start + WARM_UP, start + WARM_UP + MEASURED);
@@ -239,6 +239,7 @@ async fn run_jobs(
         let start = Instant::now();
         let request = ResultRequest::new(&circuit, 10, JobOptions::default()).expect("good options");
         let id = format!("job-bench-{n:04}");
+        let runner = BlockRunner { accepted: runner.directory.accepted_at(Duration::ZERO), ..runner.clone() };
         let run = job::run(&runner, &circuit, request, &id, JobStart::default(), RUN, &Unrecorded);
         let outcome = tokio::select! {
             outcome = run => outcome,

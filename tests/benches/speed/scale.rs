@@ -154,7 +154,7 @@ fn planning(peers: usize) {
     let small = small.as_ref().expect("a circuit");
     let block = plan("plan-1", small, &candidates).expect("a plan").stages[0][0].clone();
     let none = BTreeSet::new();
-    let choosing = times(|| match directory.claim(&block, &BTreeSet::new(), &none, &none) {
+    let choosing = times(|| match directory.claim(None, &block, &BTreeSet::new(), &none, &none) {
         SlotChoice::Peer(claim) => drop(claim),
         _ => panic!("a peer is free"),
     });
