@@ -7,6 +7,7 @@
 //! registry  (in peers) who is there                /
 //! job_view  a job as its facts tell it             pure
 //! slot_book which slots of which peer this coordinator holds   pure
+//! waiting_line which block that waits for a slot goes first   pure
 //! probe     whether a peer of another kind does what a statement says   pure
 //! simulation the final state of a circuit, to check that of the peers   pure
 //! track_record what has happened with each peer: circuit breakers, time limits   pure
@@ -60,4 +61,5 @@ pub mod simulation;
 pub mod slot_book;
 mod taking;
 pub mod track_record;
+mod waiting_line;
 pub mod watching;

@@ -141,6 +141,7 @@ const PURE: &[&str] = &[
     "coordinator/plan.rs",
     "coordinator/resume.rs",
     "coordinator/slot_book.rs",
+    "coordinator/waiting_line.rs",
     "error.rs",
     "executor/evolve.rs",
     "executor/python/circuit.rs",

@@ -25,6 +25,7 @@ pub mod random;
 pub mod raw;
 pub mod refusing_redis;
 pub mod run_record;
+pub mod simulated_peers;
 mod state;
 pub mod swaps;
 pub mod systemd;

@@ -109,32 +109,11 @@ pub fn settings(bootstrap: &str) -> NetworkSettings {
 }
 
 impl CrookedRole {
-    /// A good answer to a step.
-    fn good(&self, step: PeerStep, document: &Value) -> Value {
-        let now = wire::time(0);
-        let id = &document["reservation_id"];
-        match step {
-            PeerStep::Prepare => json!({
-                "reservation_id": id, "accepting_peer_id": self.me, "transition": "accepted", "reason": null,
-                "replied_at": now,
-            }),
-            PeerStep::Commit => json!({ "reservation_id": id, "transition": "committed", "replied_at": now }),
-            PeerStep::Cancel => json!({ "reservation_id": id, "transition": "cancelled", "replied_at": now }),
-            PeerStep::Dispatch => {
-                let request = ReceivedDispatch::read(document.to_string()).expect("a good dispatch");
-                let job = executing::read(&request, 20).expect("a good payload");
-                let state = job.amplitudes.clone();
-                let bytes = executing::answer(job, &state, &self.me, 1.0, Some(1.0), PeerTime::default());
-                serde_json::from_slice(&bytes).expect("JSON")
-            }
-        }
-    }
-
     fn bytes(&self, step: PeerStep, document: &Value) -> Option<Vec<u8>> {
         match &self.behave {
             Behave::Rubbish(at, text) if *at == step => (!text.is_empty()).then(|| text.clone().into_bytes()),
             Behave::Decline if step == PeerStep::Prepare => {
-                let mut answer = self.good(step, document);
+                let mut answer = good_answer(&self.me, step, document);
                 answer["transition"] = json!("rejected");
                 answer["reason"] = json!("not today");
                 Some(answer.to_string().into_bytes())
@@ -149,14 +128,14 @@ impl CrookedRole {
                 )))
             }
             Behave::Patched(at, pointer, value) if *at == step => {
-                let mut answer = self.good(step, document);
+                let mut answer = good_answer(&self.me, step, document);
                 match answer.pointer_mut(pointer) {
                     Some(place) => *place = value.clone(),
                     None => answer[pointer.trim_start_matches('/')] = value.clone(),
                 }
                 Some(answer.to_string().into_bytes())
             }
-            _ => Some(self.good(step, document).to_string().into_bytes()),
+            _ => Some(good_answer(&self.me, step, document).to_string().into_bytes()),
         }
     }
 
@@ -209,30 +188,56 @@ impl Role for CrookedRole {
     }
 
     fn announcement(&self, addresses: &[String]) -> Option<Announcement> {
-        let emitted_at = wire::time(0);
-        let summary = |service: &&str| ServiceSummary {
-            service_id: service.to_string(),
-            version: "1.0.0".into(),
-            quantum_capability: service.to_string(),
-            benchmark_mode: "sim".into(),
-        };
-        let advertisement = Advertisement {
-            peer_id: self.me.clone(),
-            trust_tier: "external".into(),
-            network_addresses: addresses.to_vec(),
-            supported_protocols: Vec::new(),
-            service_summaries: coda_host::model::SERVICES.iter().map(summary).collect(),
-            peer_log_position: 0,
-            emitted_at: emitted_at.clone(),
-        };
-        let heartbeat = PeerHeartbeat {
-            peer_id: self.me.clone(),
-            health_status: HealthStatus::Healthy,
-            active_reservations: 0,
-            active_executions: 0,
-            peer_log_position: 0,
-            emitted_at,
-        };
-        Some(Announcement { advertisement: wire::write(&advertisement), heartbeat: wire::write(&heartbeat) })
+        Some(announcement(&self.me, addresses, 0))
     }
+}
+
+/// A good answer to a step; the state of a dispatch comes back as it was.
+pub fn good_answer(me: &str, step: PeerStep, document: &Value) -> Value {
+    let now = wire::time(0);
+    let id = &document["reservation_id"];
+    match step {
+        PeerStep::Prepare => json!({
+            "reservation_id": id, "accepting_peer_id": me, "transition": "accepted", "reason": null,
+            "replied_at": now,
+        }),
+        PeerStep::Commit => json!({ "reservation_id": id, "transition": "committed", "replied_at": now }),
+        PeerStep::Cancel => json!({ "reservation_id": id, "transition": "cancelled", "replied_at": now }),
+        PeerStep::Dispatch => {
+            let request = ReceivedDispatch::read(document.to_string()).expect("a good dispatch");
+            let job = executing::read(&request, 20).expect("a good payload");
+            let state = job.amplitudes.clone();
+            let bytes = executing::answer(job, &state, me, 1.0, Some(1.0), PeerTime::default());
+            serde_json::from_slice(&bytes).expect("JSON")
+        }
+    }
+}
+
+/// What a healthy peer of every service says of itself.
+pub fn announcement(me: &str, addresses: &[String], active_reservations: i64) -> Announcement {
+    let emitted_at = wire::time(0);
+    let summary = |service: &&str| ServiceSummary {
+        service_id: service.to_string(),
+        version: "1.0.0".into(),
+        quantum_capability: service.to_string(),
+        benchmark_mode: "sim".into(),
+    };
+    let advertisement = Advertisement {
+        peer_id: me.into(),
+        trust_tier: "external".into(),
+        network_addresses: addresses.to_vec(),
+        supported_protocols: Vec::new(),
+        service_summaries: coda_host::model::SERVICES.iter().map(summary).collect(),
+        peer_log_position: 0,
+        emitted_at: emitted_at.clone(),
+    };
+    let heartbeat = PeerHeartbeat {
+        peer_id: me.into(),
+        health_status: HealthStatus::Healthy,
+        active_reservations,
+        active_executions: 0,
+        peer_log_position: 0,
+        emitted_at,
+    };
+    Announcement { advertisement: wire::write(&advertisement), heartbeat: wire::write(&heartbeat) }
 }

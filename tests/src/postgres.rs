@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::process::is_root;
+use crate::process::{descendants, is_root};
 use crate::wait::eventually_some;
 
 pub struct Postgres {
@@ -72,6 +72,26 @@ impl Postgres {
         self.wait().await;
     }
 
+    /// Stops every process of the server where it is: connections are made and nothing is answered.
+    pub fn pause(&self) {
+        self.signal_all(libc::SIGSTOP);
+    }
+
+    /// Goes on after a pause.
+    pub fn resume(&self) {
+        self.signal_all(libc::SIGCONT);
+    }
+
+    fn signal_all(&self, signal: i32) {
+        let server = self.child.id();
+        // Before its children: it can't start another one meanwhile.
+        coda_host::sys::signal(server, signal).expect("the server can be signalled");
+        for child in descendants(server.cast_signed()) {
+            // It may have ended.
+            coda_host::sys::signal(child.cast_unsigned(), signal).ok();
+        }
+    }
+
     /// Runs statements with psql; what they say.
     ///
     /// # Errors
@@ -124,6 +144,7 @@ impl Drop for Postgres {
         // The child is not reaped yet, so the id is still its own; it may have ended by itself. SIGQUIT ends its
         // children too.
         coda_host::sys::signal(self.child.id(), libc::SIGQUIT).ok();
+        self.signal_all(libc::SIGCONT);
         self.child.wait().ok();
     }
 }

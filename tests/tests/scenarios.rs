@@ -104,6 +104,8 @@ mod peers {
     mod admission;
     /// Connections that come and go, malformed gossip.
     mod network;
+    /// The public node script, where its path is given.
+    mod node_script;
     /// Interoperability with py-libp2p.
     mod python_interop;
 }

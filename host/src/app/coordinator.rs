@@ -158,7 +158,7 @@ async fn start_service(
         peer_wait: c.peer_wait,
         hedge: c.hedge,
     };
-    let runner = BlockRunner { network, log, directory, limits, tasks: TaskTracker::new() };
+    let runner = BlockRunner { network, log, directory, limits, tasks: TaskTracker::new(), accepted: 0 };
     let limits = ServiceLimits {
         running: c.max_running,
         waiting: c.max_waiting,

@@ -15,6 +15,7 @@ use super::plan::{Block, Candidate, rank};
 use super::probe::{Proofs, StatementKind};
 use super::slot_book::SlotBook;
 use super::track_record::{BreakerState, PeerAdmission, PeerFailure, TrackRecords};
+use super::waiting_line::{LineTicket, WaitingLine};
 use crate::peers::registry::{GossipError, PeerRecord, Registry, Topic};
 use crate::peers::wire::HealthStatus;
 
@@ -34,6 +35,29 @@ struct Peers {
     book: SlotBook,
     records: TrackRecords,
     proofs: Proofs,
+    line: WaitingLine<Arc<BlockNeeds>>,
+}
+
+/// What a block that waits could use.
+struct BlockNeeds {
+    block: Block,
+    kinds: BTreeSet<StatementKind>,
+    apart: BTreeSet<String>,
+}
+
+/// A block's place among those that look for a slot. Dropped, it is given up.
+pub struct PlaceInLine {
+    directory: Directory,
+    ticket: LineTicket,
+}
+
+impl Drop for PlaceInLine {
+    fn drop(&mut self) {
+        let others_look = self.directory.peers().line.leave(self.ticket);
+        if others_look {
+            self.directory.changed();
+        }
+    }
 }
 
 /// A peer, with how long ago it was heard.
@@ -64,6 +88,8 @@ pub struct SlotClaim {
     open: bool,
     /// The peer's breaker was not closed.
     trial: bool,
+    /// The block's place in the line, to which it returns when the peer has no slot.
+    place: Option<(LineTicket, Arc<BlockNeeds>)>,
 }
 
 impl SlotClaim {
@@ -76,6 +102,10 @@ impl SlotClaim {
     pub fn declined(mut self) {
         self.open = false;
         let (now, mut peers) = (self.directory.now(), self.directory.peers());
+        // Before anyone else looks: it is not passed while it records the refusal.
+        if let Some((ticket, needs)) = self.place.take() {
+            peers.line.wait(ticket, needs);
+        }
         peers.book.declined(now, &self.peer);
         if self.trial {
             peers.records.trial_ends(&self.peer);
@@ -104,7 +134,7 @@ impl Directory {
         let stale_ms = u64::try_from(stale.as_millis()).unwrap_or(u64::MAX);
         let registry = Registry::new(stale_ms);
         let (book, records, proofs) = (SlotBook::default(), TrackRecords::default(), Proofs::default());
-        let peers = Peers { registry, book, records, proofs };
+        let peers = Peers { registry, book, records, proofs, line: WaitingLine::default() };
         Directory {
             peers: Arc::new(Mutex::new(peers)),
             changes: watch::Sender::new(()),
@@ -127,6 +157,18 @@ impl Directory {
 
     fn changed(&self) {
         self.changes.send_replace(());
+    }
+
+    /// The time at which a job was accepted whose age is known, for [`Directory::place_in_line`].
+    pub fn accepted_at(&self, age: Duration) -> i64 {
+        let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        millis(self.now()).saturating_sub(millis(age))
+    }
+
+    /// A place in the line for a block of a job that was accepted then.
+    pub fn place_in_line(&self, accepted: i64) -> PlaceInLine {
+        let ticket = self.peers().line.ticket(accepted);
+        PlaceInLine { directory: self.clone(), ticket }
     }
 
     /// Tells when a peer may have become usable. To be taken before the look that finds nothing.
@@ -218,9 +260,11 @@ impl Directory {
     }
 
     /// Chooses the best peer for a block that is not in `apart` and does none of these kinds of statements wrong, and counts a
-    /// slot of it as held. `ran_on` has the peers that the block's state comes from.
+    /// slot of it as held. `ran_on` has the peers that the block's state comes from. A slot that a block with an earlier place
+    /// waits for is left to it; a block without a place comes after all.
     pub fn claim(
         &self,
+        place: Option<&PlaceInLine>,
         block: &Block,
         kinds: &BTreeSet<StatementKind>,
         apart: &BTreeSet<String>,
@@ -228,7 +272,8 @@ impl Directory {
     ) -> SlotChoice {
         let before = ran_on.iter().map(String::as_str).collect();
         let (now, now_ms) = (self.now(), self.now_ms());
-        let mut peers = self.peers();
+        let mut guard = self.peers();
+        let peers = &mut *guard;
         let able = |id: &str, p: &PeerRecord| {
             block.is_offered_by(&p.services)
                 && !apart.contains(id)
@@ -238,7 +283,20 @@ impl Directory {
         let admission = |id: &str| peers.records.admission(now, id);
         let admitted = |id: &str| matches!(admission(id), PeerAdmission::Yes | PeerAdmission::Trial);
         let mut free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id) && admitted(id));
-        if free.is_empty() {
+        let ticket = place.map(|place| place.ticket);
+        let needs = || BlockNeeds { block: block.clone(), kinds: kinds.clone(), apart: apart.clone() };
+        let waiting = ticket.map(|ticket| (ticket, Arc::new(needs())));
+        let found = free.len();
+        let is_left = |peer: &Candidate| {
+            peers.line.is_left_to_another(ticket, |needs| {
+                needs.block.is_offered_by(&peer.services)
+                    && !needs.apart.contains(&peer.peer_id)
+                    && !peers.proofs.does_wrong(now, &peer.peer_id, &needs.kinds)
+            })
+        };
+        free.retain(|peer| !is_left(peer));
+        let is_held_back = free.len() < found && free.is_empty();
+        if free.is_empty() && !is_held_back {
             let mut all = peers.usable(now_ms).filter(|(id, p)| able(id, p));
             // Of those that are left alone one is better than none.
             if all.all(|(id, _)| admission(id) == PeerAdmission::LastResort) {
@@ -248,16 +306,32 @@ impl Directory {
         // The book has the load of blocks that are on their way already.
         let Some(best) = rank(block, &free, &before, &BTreeMap::new()).into_iter().next() else {
             let again = |id: &String| peers.book.ask_again(id).unwrap_or(now + LOOK_AGAIN);
-            let all = peers.usable(now_ms).filter(|(id, p)| able(id, p));
-            let again = all.map(|(id, _)| again(id)).min();
-            return again.map_or(SlotChoice::None, |at| SlotChoice::Full(at.saturating_sub(now)));
+            let again = match is_held_back {
+                // The earlier block tells when it has its slot.
+                true => Some(now + LOOK_AGAIN),
+                false => peers.usable(now_ms).filter(|(id, p)| able(id, p)).map(|(id, _)| again(id)).min(),
+            };
+            let Some(again) = again else { return SlotChoice::None };
+            if let Some((ticket, needs)) = waiting {
+                peers.line.wait(ticket, needs);
+            }
+            return SlotChoice::Full(again.saturating_sub(now));
         };
         let trial = admission(&best.peer_id) != PeerAdmission::Yes;
         if trial {
             peers.records.trial_begins(&best.peer_id);
         }
         peers.book.hold(now, &best.peer_id);
-        SlotChoice::Peer(SlotClaim { directory: self.clone(), peer: best.peer_id, open: true, trial })
+        if ticket.is_some_and(|ticket| peers.line.leave(ticket)) {
+            self.changed();
+        }
+        SlotChoice::Peer(SlotClaim {
+            directory: self.clone(),
+            peer: best.peer_id,
+            open: true,
+            trial,
+            place: waiting,
+        })
     }
 
     /// Counts a further slot of a peer as held, if one may be free.
@@ -275,7 +349,7 @@ impl Directory {
             peers.records.trial_begins(peer);
         }
         peers.book.hold(now, peer);
-        Some(SlotClaim { directory: self.clone(), peer: peer.into(), open: true, trial })
+        Some(SlotClaim { directory: self.clone(), peer: peer.into(), open: true, trial, place: None })
     }
 
     /// The first of these kinds of statements that a peer with this agent has not shown that it does right.

@@ -4,7 +4,7 @@
 //!
 //! | it is | the block |
 //! |---|---|
-//! | full | waits until a slot may be free, and is planned again then, until a deadline |
+//! | full | waits until a slot may be free, behind those of earlier jobs, and is planned again then, until a deadline |
 //! | gone before it had the work | is planned again at once without it; the peer may return |
 //! | gone in a dispatch, silent, late, refusing, or its answer is invalid | goes on without it; after four of these it fails |
 //! | far slower than with a block of its size | is given to another one as well, where a slot is free; the first answer counts |
@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use super::attempt::{BlockResult, CandidateFailure, PeerReservation, at_once, work};
 use super::combine::Component;
-use super::directory::{Directory, SlotChoice, SlotClaim};
+use super::directory::{Directory, PlaceInLine, SlotChoice, SlotClaim};
 use super::plan::{Block, MAX_CANDIDATES, PlannedFragment};
 use super::probe::{Probe, StatementKind, agree};
 use super::track_record::PeerFailure;
@@ -64,6 +64,8 @@ pub struct BlockRunner {
     pub limits: BlockLimits,
     /// Cancels that are being sent.
     pub tasks: TaskTracker,
+    /// When the job was accepted whose blocks are run: of those that wait the earliest goes first.
+    pub accepted: i64,
 }
 
 /// One block to run, with the state it starts from.
@@ -118,6 +120,7 @@ struct Search {
     failed: BTreeSet<String>,
     last: Option<String>,
     slot_deadline: Instant,
+    place: PlaceInLine,
     /// Since when there has been no candidate.
     alone_since: Option<Instant>,
     /// The peers that the state comes from.
@@ -155,6 +158,7 @@ impl BlockRunner {
             attempts: run.attempts,
             failed: BTreeSet::new(),
             last: None,
+            place: self.directory.place_in_line(self.accepted),
             slot_deadline: Instant::now() + self.limits.slot_wait,
             alone_since: None,
             ran_on: run.block.predecessors.iter().filter_map(|b| run.ran_on.get(b)).cloned().collect(),
@@ -318,7 +322,7 @@ impl BlockRunner {
     /// Another candidate that has a slot free now, beside those that were asked.
     fn find_another(&self, run: &BlockRun<'_>, search: &Search, asked: &[String]) -> Option<SlotClaim> {
         let apart = search.apart().chain(asked).cloned().collect();
-        match self.directory.claim(run.block, &search.kinds, &apart, &search.ran_on) {
+        match self.directory.claim(None, run.block, &search.kinds, &apart, &search.ran_on) {
             // One that would have to be probed first is no help in a hurry.
             SlotChoice::Peer(claim) => self.network.reads_whole_documents(&claim.peer).then_some(claim),
             SlotChoice::Full(_) | SlotChoice::None => None,
@@ -406,6 +410,7 @@ impl BlockRunner {
             changes.mark_unchanged();
             let now = Instant::now();
             let until = match self.directory.claim(
+                Some(&search.place),
                 run.block,
                 &search.kinds,
                 &search.apart().cloned().collect(),

@@ -28,6 +28,8 @@ use crate::reservation::journal::{JobFact, JobRefusal, JobResult};
 use crate::reservation::log::queue::JobSelection;
 use crate::reservation::log::{AppendError, JobSubmission, KnownJob, Log, LogError, now_micros};
 
+/// How long the log may take to answer for a metric.
+const LEVEL_LIMIT: Duration = Duration::from_secs(2);
 /// Circuits that are read at once. Each may take a hundred bytes for each of its source.
 const CONCURRENT_PARSERS: usize = 2;
 /// Locks that the idempotency keys share.
@@ -478,7 +480,8 @@ impl Service {
 
     /// Runs a job; its result.
     async fn perform(&self, job: AcceptedJob, recorder: &LogRecorder) -> Result<JobResult, RunError> {
-        let AcceptedJob { source, shots, options, start, .. } = job;
+        let AcceptedJob { source, shots, options, age, taken_at, start } = job;
+        let accepted = self.runner.directory.accepted_at(age + taken_at.elapsed());
         let circuit = match source {
             JobSource::Circuit(circuit) => circuit,
             JobSource::Text(qasm) => {
@@ -489,7 +492,8 @@ impl Service {
         let request = request.map_err(|e| RunError::Failed(e.to_string()))?;
         self.wait_for_peers(&circuit).await;
         let (job_id, interval) = (&recorder.job_id, self.limits.checkpoint_interval);
-        let ran = job::run(&self.runner, &circuit, request, job_id, start, interval, recorder).await;
+        let runner = BlockRunner { accepted, ..self.runner.clone() };
+        let ran = job::run(&runner, &circuit, request, job_id, start, interval, recorder).await;
         ran.map_err(|error| match error.is_of_log() {
             true => RunError::Log(error),
             false => RunError::Failed(describe(&error)),
@@ -527,15 +531,21 @@ impl Service {
 
     /// What is true at this moment, for the metrics.
     pub async fn levels(&self) -> Levels {
-        let directory = &self.runner.directory;
+        let (directory, log) = (&self.runner.directory, &self.runner.log);
+        // A log that does not answer keeps no other number from those who watch.
+        let (queued, open) = tokio::join!(
+            tokio::time::timeout(LEVEL_LIMIT, log.waiting_jobs()),
+            tokio::time::timeout(LEVEL_LIMIT, log.open_reservations()),
+        );
+        let (queued, open) = (queued.ok(), open.ok());
         Levels {
-            jobs_queued: self.runner.log.waiting_jobs().await.ok(),
+            jobs_queued: queued.and_then(Result::ok),
             jobs_running: self.jobs.unfinished(),
             blocks_waiting: directory.waiting_blocks(),
             slots_held: directory.held_slots(),
             peers_known: directory.known_peers().len(),
             peers_usable: directory.candidates().len(),
-            reservations_open: self.runner.log.open_reservations().await.ok().map(|open| open.len()),
+            reservations_open: open.and_then(Result::ok).map(|open| open.len()),
             watchers: self.limits.watchers.saturating_sub(self.watchers.available_permits()),
             store_writable: self.runner.log.is_writable(),
             lease_held: self.lease.token().is_some(),

@@ -4,7 +4,8 @@
 //! - a slot is counted from the moment a peer is chosen until the reservation has ended there: two blocks never take
 //!   the same free slot for theirs;
 //! - a peer that declined because it was full is asked again when one of the own slots there has come free, or after a
-//!   pause: others may have held the slots. The pause doubles while nothing changes;
+//!   pause: others may have held the slots. The pause doubles while nothing changes, and is longer where more peers are
+//!   full, so that many coordinators that wait don't spend their time and the peers' on questions;
 //! - holds of others are what the peer reports less the most that was held here since its report before, so that a report
 //!   that comes late does not count an own slot twice.
 //!
@@ -16,6 +17,8 @@ use std::time::Duration;
 /// How long a full peer is left alone at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Between two questions to full peers, on average, where there are many: hundreds of coordinators ask them too.
+const QUESTION_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The slots of one peer, as this coordinator sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -84,9 +87,11 @@ impl SlotBook {
     /// The peer had no slot. The hold is given back.
     pub fn declined(&mut self, now: Duration, peer: &str) {
         self.released(peer);
+        let full = self.peers.values().filter(|slots| slots.full.is_some()).count();
+        let longest = LONGEST_PAUSE.max(QUESTION_INTERVAL * u32::try_from(full).unwrap_or(u32::MAX));
         let slots = self.peers.entry(peer.into()).or_default();
         let pause = match &slots.full {
-            Some(full) => full.pause.saturating_mul(2).min(LONGEST_PAUSE),
+            Some(full) => full.pause.saturating_mul(2).min(longest),
             None => FIRST_PAUSE,
         };
         slots.full = Some(Full { held: slots.held, ask_again: now.saturating_add(pause), pause });
@@ -179,6 +184,25 @@ mod tests {
         book.released(P);
         book.reported(P, 0);
         assert_eq!((book.load(P), book.peers.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_thousand_full_peers_are_not_asked_more_often_than_twenty() {
+        let mut book = SlotBook::default();
+        let peers: Vec<String> = (0..1000).map(|n| format!("12D3KooW{n:04}")).collect();
+        let mut asked = 0;
+        // Two minutes in steps of 10 ms.
+        for step in 0..12_000 {
+            let now = ms(10 * step);
+            for peer in &peers {
+                if book.may_ask(now, peer) {
+                    book.hold(now, peer);
+                    book.declined(now, peer);
+                    asked += u32::from(now >= ms(60_000));
+                }
+            }
+        }
+        assert!((300..2_000).contains(&asked), "{asked} questions in a minute");
     }
 
     /// Peers with a few slots, others that take and leave them, answers in any order: every slot is counted once, a

@@ -19,6 +19,7 @@ mod sqlite;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, oneshot};
@@ -41,6 +42,8 @@ pub use sqlite::Sqlite;
 
 /// Never: a stream that is open without a time limit.
 const NO_DEADLINE: i64 = i64::MAX;
+/// How long a question may take: a request to the API asks up to three, and may take ten seconds.
+const READ_LIMIT: Duration = Duration::from_secs(3);
 
 /// The handle; clones share the one writer.
 #[derive(Clone)]
@@ -203,7 +206,7 @@ impl Log {
     pub async fn rows(&self, stream: StreamId) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Rows { stream, answer })?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        in_time(wait).await
     }
 
     /// The next rows of all streams from a position on.
@@ -237,7 +240,7 @@ impl Log {
     async fn open_streams(&self, kind: StreamKind) -> Result<Vec<OpenStream>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Open { kind, answer })?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        in_time(wait).await
     }
 
     /// Records what happened to a job, by the coordinator that has taken it; on disk when it returns. Returns the fact's number in the
@@ -294,7 +297,7 @@ impl Log {
         let key = IdempotencyKey { caller: JOB_KEYS.into(), key: key.into() };
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Keyed { key, answer })?;
-        let Some(stream) = wait.await.map_err(|_| LogError::Stopped)?? else { return Ok(None) };
+        let Some(stream) = in_time(wait).await? else { return Ok(None) };
         let rows = self.rows(stream.clone()).await?;
         self.known_job(stream, &rows).map(Some)
     }
@@ -330,7 +333,7 @@ impl Log {
     pub async fn jobs(&self, after: Option<i64>, limit: usize) -> Result<Vec<JobRow>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Jobs { before: after, limit, answer })?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        in_time(wait).await
     }
 
     /// The place of a job in the order of all, for [`Log::jobs`].
@@ -340,7 +343,7 @@ impl Log {
     pub async fn job_position(&self, job_id: &str) -> Result<Option<i64>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Begin { stream: StreamId::job(job_id), answer })?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        in_time(wait).await
     }
 
     /// Whether the log can be read now.
@@ -492,6 +495,14 @@ fn micros(seconds: u64) -> i64 {
 pub fn now_micros() -> i64 {
     let now = time::OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000;
     i64::try_from(now).unwrap_or(i64::MAX)
+}
+
+/// Waits for the answer to a question, not for as long as a server may hang: whoever asked is to hear of it.
+async fn in_time<T>(wait: oneshot::Receiver<Result<T, LogError>>) -> Result<T, LogError> {
+    match tokio::time::timeout(READ_LIMIT, wait).await {
+        Ok(answer) => answer.map_err(|_| LogError::Stopped)?,
+        Err(_) => Err(LogError::Read(format!("there was no answer within {READ_LIMIT:?}").into())),
+    }
 }
 
 #[cfg(test)]

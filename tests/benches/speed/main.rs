@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod bare;
+mod crowd;
 mod doors;
 mod node;
 mod peers;
@@ -171,7 +172,10 @@ async fn bench() {
         peers::measure(scale).await;
     }
     if wanted("scale") {
-        scale::measure(scale).await;
+        scale::measure().await;
+    }
+    if wanted("crowds") {
+        scale::measure_crowds(scale).await;
     }
     report.print();
 }

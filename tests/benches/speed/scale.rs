@@ -1,5 +1,5 @@
-//! How a coordinator and a network grow with the number of peers: the time to plan a job and to choose a peer, the memory of
-//! a known peer, and the traffic of gossip, over real libp2p on loopback in this process.
+//! How a coordinator and a network grow with the number of peers: the time to plan a job and to choose a peer, and the memory
+//! of a known peer.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,36 +8,39 @@ use coda_host::coordinator::directory::{Directory, SlotChoice};
 use coda_host::coordinator::plan::{Candidate, plan};
 use coda_host::peers::operation::SERVICES;
 use coda_host::peers::registry::Topic;
-use coda_host::peers::swarm::NetworkSettings;
 use coda_host::{qasm, sys};
-use coda_host_tests::misbehaving_peers::{Behave, Crooked, join_with, settings};
 use coda_host_tests::net::{Net, SIMULATOR};
 use coda_host_tests::proxy::Proxy;
 use serde_json::json;
 
-use super::percentile;
-
-/// Between two heartbeats of a peer, here; 30 s by default in the field.
-const HEARTBEAT: Duration = Duration::from_secs(2);
-/// So many heartbeats, of which every fifth comes with an advertisement, are measured.
-const HEARTBEATS: u32 = 5;
+use super::{crowd, percentile};
 
 /// One way of a link between the machines of a site.
 const ONE_WAY: Duration = Duration::from_millis(25);
 
 /// Prints everything about growth.
-pub async fn measure(scale: f64) {
+pub async fn measure() {
     sys::raise_open_files();
     println!("\nA coordinator with two peers, each a process of this machine:");
     jobs(None).await;
     jobs(Some(ONE_WAY)).await;
     println!("\nGrowth with the number of peers:");
-    for peers in [1000, 100, 10] {
+    for peers in [1000, 300, 100, 10] {
         planning(peers);
     }
-    for peers in [10, 50, 100, 300] {
-        let peers = ((f64::from(peers) * scale) as usize).max(5);
-        gossip(peers).await;
+}
+
+/// Prints what a thousand peers and a hundred coordinators cost each other.
+pub async fn measure_crowds(scale: f64) {
+    sys::raise_open_files();
+    let sized = |peers: u32| ((f64::from(peers) * scale) as usize).max(5);
+    println!("\nGossip:");
+    for peers in [10, 100, 300, 1000] {
+        crowd::gossip(sized(peers)).await;
+    }
+    println!("\nJobs of several coordinators, {} blocks each, on peers with one slot:", 4);
+    for peers in [100, 1000] {
+        crowd::jobs(sized(peers), &[1, 10, 100]).await;
     }
 }
 
@@ -45,7 +48,7 @@ fn id(n: usize) -> String {
     format!("12D3KooW{n:044}")
 }
 
-fn ghz(qubits: usize) -> String {
+pub fn ghz(qubits: usize) -> String {
     let mut source = format!("OPENQASM 3.0; include \"stdgates.inc\"; qubit[{qubits}] q; h q[0];");
     (1..qubits).for_each(|n| source += &format!("cx q[{}], q[{n}];", n - 1));
     source
@@ -107,9 +110,9 @@ async fn jobs(one_way: Option<Duration>) {
     }
 }
 
-/// The median time of a hundred calls, in milliseconds.
-fn median(mut call: impl FnMut()) -> f64 {
-    let mut times: Vec<f64> = (0..100)
+/// The median time of many calls and that of the slowest in a hundred, in milliseconds.
+fn times(mut call: impl FnMut()) -> String {
+    let mut times: Vec<f64> = (0..500)
         .map(|_| {
             let start = Instant::now();
             call();
@@ -117,7 +120,7 @@ fn median(mut call: impl FnMut()) -> f64 {
         })
         .collect();
     times.sort_by(f64::total_cmp);
-    percentile(&times, 0.5)
+    format!("{:.3} ms (99 %: {:.3} ms)", percentile(&times, 0.5), percentile(&times, 0.99))
 }
 
 fn planning(peers: usize) {
@@ -151,76 +154,31 @@ fn planning(peers: usize) {
     let small = small.as_ref().expect("a circuit");
     let block = plan("plan-1", small, &candidates).expect("a plan").stages[0][0].clone();
     let none = BTreeSet::new();
-    let choosing = median(|| match directory.claim(&block, &BTreeSet::new(), &none, &none) {
+    let choosing = times(|| match directory.claim(None, &block, &BTreeSet::new(), &none, &none) {
         SlotChoice::Peer(claim) => drop(claim),
         _ => panic!("a peer is free"),
     });
-    println!(
-        "  {peers:5} peers: choosing one for a block {choosing:.3} ms; {memory} bytes each in the directory"
-    );
+    println!("  {peers:5} peers: choosing one for a block {choosing}; {memory} bytes each in the directory");
     for (name, circuit) in &circuits {
         let circuit = circuit.as_ref().expect("a circuit");
-        let planning = median(|| drop(plan("plan-1", circuit, &candidates).expect("a plan")));
-        println!("  {peers:5} peers: planning {name} {planning:.3} ms");
+        let planning = times(|| drop(plan("plan-1", circuit, &candidates).expect("a plan")));
+        println!("  {peers:5} peers: planning {name} {planning}");
     }
-}
-
-/// Peers that are connected to one coordinator, as they are by `CODA_PEER_BOOTSTRAP`.
-async fn gossip(peers: usize) {
-    let before = resident();
-    let hub_settings = NetworkSettings {
-        bootstrap: Vec::new(),
-        max_connections: 2 * peers + 64,
-        heartbeat: HEARTBEAT,
-        ..settings("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
-    };
-    let hub = join_with(hub_settings, Behave::Idle).await;
-    let address = hub.network.view().borrow().addresses[0].clone();
-    let mut all: Vec<Crooked> = Vec::with_capacity(peers);
-    for _ in 0..peers {
-        let settings = NetworkSettings { heartbeat: HEARTBEAT, ..settings(&address) };
-        all.push(join_with(settings, Behave::Idle).await);
-    }
-    let mut connected = hub.network.view();
-    let whole = connected.wait_for(|view| view.connected >= peers);
-    tokio::time::timeout(Duration::from_secs(60), whole)
-        .await
-        .expect("all connect in time")
-        .expect("the hub lives");
-    // The meshes form.
-    tokio::time::sleep(2 * HEARTBEAT).await;
-    let (bytes, cpu, start) = (loopback_bytes(), cpu_seconds(), Instant::now());
-    tokio::time::sleep(HEARTBEATS * HEARTBEAT).await;
-    let seconds = start.elapsed().as_secs_f64();
-    let each = (loopback_bytes() - bytes) as f64 / peers as f64;
-    let per_heartbeat = each / f64::from(HEARTBEATS) / 1024.0;
-    // At the usual interval of 30 s.
-    let usual = per_heartbeat / 30.0 * 1024.0;
-    let cpu = (cpu_seconds() - cpu) / seconds / peers as f64 * 1e3;
-    let memory = resident().saturating_sub(before) / peers as u64 / 1024;
-    println!(
-        "  {peers:5} peers around a coordinator: {per_heartbeat:.1} KiB of traffic per peer and heartbeat ({usual:.0} bytes/s at \
-         the usual 30 s), {cpu:.2} ms of CPU per peer and second, {memory} KiB of memory per peer"
-    );
-    for peer in all {
-        peer.network.stop().await;
-    }
-    hub.network.stop().await;
 }
 
 /// Bytes of memory of this process.
-fn resident() -> u64 {
+pub fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
 /// Bytes that were sent over the loopback interface.
-fn loopback_bytes() -> u64 {
+pub fn loopback_bytes() -> u64 {
     let table = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let line = table.lines().find_map(|line| line.trim().strip_prefix("lo:")).unwrap_or_default().to_string();
     line.split_whitespace().next().and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
 }
 
-fn cpu_seconds() -> f64 {
+pub fn cpu_seconds() -> f64 {
     super::cpu_seconds(std::process::id() as i32)
 }

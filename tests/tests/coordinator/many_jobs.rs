@@ -127,3 +127,37 @@ fn prepare_of_another() -> Vec<u8> {
     .to_string()
     .into_bytes()
 }
+
+/// The jobs' numbers by acceptance, in the order in which they were completed.
+async fn order_of_completion(net: &Net, source: &str, jobs: usize) -> Vec<usize> {
+    let mut ids = Vec::new();
+    for _ in 0..jobs {
+        ids.push(net.coordinator.submit(source, 10).await);
+    }
+    for id in &ids {
+        assert_eq!(net.coordinator.ended(id).await["status"], "completed");
+    }
+    let said = net.coordinator.cli(&["reservation", "replay", "--lines"]).await;
+    let completed = said.out.lines().filter_map(|line| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let id = line["stream"].as_str()?.strip_prefix("job/")?.to_string();
+        (line["fact"]["kind"] == "completed").then(|| ids.iter().position(|known| *known == id)).flatten()
+    });
+    completed.collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_that_wait_for_one_slot_are_served_in_the_order_of_their_acceptance() {
+    let mut net = Net::start(&[("CODA_COORDINATOR_DISPATCH_TIMEOUT_SEC", "30")]).await;
+    let slow = "executor_factory: coda_faulty\nevolve: true\nslots: 1\nrun_ms: 50\nrecord: record.txt\n";
+    net.add(slow, &[("CODA_PEER_ALLOW", "any")]).await;
+    for source in [ONE.to_string(), ghz(3)] {
+        let order = order_of_completion(&net, &source, 20).await;
+        // A block that asks for a slot while one comes free is passed by one that looks at that moment.
+        let passed_by = |n: usize| order[..n].iter().filter(|other| **other > order[n]).count();
+        let most = (0..order.len()).map(passed_by).max().expect("jobs");
+        eprintln!("{order:?}: a job is passed by at most {most}");
+        assert!(order.len() == 20 && most <= 5, "passed by {most}: {order:?}");
+    }
+    net.all_free().await;
+}

@@ -13,6 +13,8 @@ const BELL: &str =
     "OPENQASM 3.0; include \"stdgates.inc\"; qubit[2] q; h q[0]; h q[1]; cx q[0], q[1]; x q[0];";
 const PATIENT: (&str, &str) = ("CODA_COORDINATOR_DISPATCH_TIMEOUT_SEC", "60");
 const SHORT_LEASE: (&str, &str) = ("CODA_COORDINATOR_LEASE_SEC", "1");
+/// How long the service may take while the database answers nothing.
+const ANSWERED: std::time::Duration = std::time::Duration::from_secs(12);
 const SLOW_PEER: [(&str, &str); 2] = [("CODA_PEER_MAX_EXECUTION_SEC", "1000"), ("CODA_PEER_ALLOW", "any")];
 
 /// A peer that takes so long for each block.
@@ -263,6 +265,44 @@ async fn a_restart_of_the_database_loses_no_job() {
     // An error is no absence.
     assert_eq!(shared.other.get("/api/v1/jobs/job-unknown").await.0, 500);
     shared.server.restart().await;
+    eventually("both are ready", async || {
+        is_ready(&shared.other).await && is_ready(&shared.net.coordinator).await
+    })
+    .await;
+    shared.completed(&shared.other, &ids).await;
+    shared.settled(&ids).await;
+    shared.net.all_free().await;
+}
+
+/// A server that takes connections and answers nothing: the coordinators answer, say why they do nothing, and go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_hangs_loses_no_job() {
+    let Some(mut shared) = Shared::start(&[SHORT_LEASE]).await else {
+        return;
+    };
+    shared.add(&slow(4, 30), &SLOW_PEER).await;
+    let ids = shared.submit(BELL, 60).await;
+    eventually("some are done", async || shared.other.job(&ids[5]).await["status"] == "completed").await;
+    shared.server.pause();
+    for node in [&shared.other, &shared.net.coordinator] {
+        let reasons = eventually_some("it is not ready, and says so", async || {
+            let asked = std::time::Instant::now();
+            let (status, ready) = node.get("/ready").await;
+            assert!(asked.elapsed() < ANSWERED, "/ready took {:?}", asked.elapsed());
+            let reasons = ready["reasons"].to_string();
+            (status == 503 && ready["store"]["lease"] == false).then_some(reasons)
+        })
+        .await;
+        assert!(reasons.contains("event log") || reasons.contains("database"), "{reasons}");
+        let asked = std::time::Instant::now();
+        assert_eq!(node.request("GET", "/metrics", "", "").await.0, 200);
+        // An error is no absence.
+        assert_eq!(node.get("/api/v1/jobs/job-unknown").await.0, 500);
+        let refused = node.post("/api/v1/jobs", &json!({ "qasm": ONE })).await;
+        assert!(matches!(refused.0, 408 | 500 | 503), "{}", refused.1);
+        assert!(asked.elapsed() < 3 * ANSWERED, "the service took {:?}", asked.elapsed());
+    }
+    shared.server.resume();
     eventually("both are ready", async || {
         is_ready(&shared.other).await && is_ready(&shared.net.coordinator).await
     })
