@@ -18,6 +18,14 @@ mod jobs {
     mod webhooks;
 }
 
+/// The page in a browser, as the server sends it. In a real browser: `browser`.
+mod page {
+    /// The coordinator's pages, with and without a token.
+    mod coordinator_page;
+    /// The host's page: what it shows of jobs, device and connections, and what it never shows.
+    mod host_page;
+}
+
 /// Vendor plugins: finding, loading, running, replacing and checking them.
 mod plugins {
     /// A device that changes while it is in use.
