@@ -158,6 +158,7 @@ impl Network {
     fn banner(&self, out: &mut Terminal, count: u16, dir: &Path) -> Result<(), Failure> {
         let text = format!(
             "{title}\n\n\
+             \x20 page         {url}/\n\
              \x20 peers        {count}, each with its own process\n\
              \x20 coordinator  {url}  /api/v1/jobs /api/v1/peers /api/v1/openapi.json\n\
              \x20 for peers    {address}\n\
