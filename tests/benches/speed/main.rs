@@ -13,6 +13,7 @@ mod bare;
 mod crowd;
 mod doors;
 mod node;
+mod page;
 mod peers;
 mod qdmi;
 mod scale;
@@ -155,6 +156,9 @@ async fn bench() {
         if wanted("growth") && !slow {
             growth(&mut report, i, kind, size(2000)).await;
         }
+    }
+    if wanted("page") {
+        page::measure(size(10_000)).await;
     }
     if wanted("doors") {
         doors::overheads(size(2000)).await;

@@ -111,6 +111,11 @@ impl Node {
         self.child.id() as i32
     }
 
+    /// Of its local service.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// From the start until `/ready` answers 200.
     pub async fn ready(&mut self) -> Duration {
         let limit = Duration::from_secs(60);
