@@ -7,6 +7,7 @@ pub mod fingerprint;
 pub mod heartbeat;
 pub mod http;
 pub mod jwt;
+pub mod jwt_crypto;
 mod no_proxy;
 pub mod provision;
 mod proxy;

@@ -1,7 +1,7 @@
 //! Signing as the QPU: RS256 tokens that the cloud checks against the key it gave out.
 //!
 //! A [`PrivateKey`] is read once from PEM (PKCS#1 or PKCS#8; line ends as they come, or written as `\n` as in
-//! an environment file) and stored as PKCS#8. A [`Signer`] hands out one token for up to `jwt_reuse` and then
+//! an environment file) and stored in the same form. A [`Signer`] hands out one token for up to `jwt_reuse` and then
 //! signs a new one, because a signature costs more than everything else about a job; [`Signer::fresh`] signs
 //! at once, for a token that was refused. Header `typ`, `alg`, `kid`; claims `sub`, `iss`, `iat`, `exp` in
 //! whole seconds. Neither key nor token is ever shown or stored by this module.
@@ -10,13 +10,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der};
-use aws_lc_rs::rsa::KeyPair;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use parking_lot::Mutex;
+use ring::error::KeyRejected;
+use ring::signature::RsaKeyPair;
 use serde::Serialize;
 
 use super::http::Bearer;
+use super::jwt_crypto;
 use crate::error::{Explain, exit};
 use crate::model::Secret;
 
@@ -73,7 +74,7 @@ impl Explain for KeyError {
 /// An RSA private key, checked.
 #[derive(Clone)]
 pub struct PrivateKey {
-    /// PKCS#8.
+    /// PEM as it was given, without blanks and comments.
     pem: Secret,
     key: EncodingKey,
 }
@@ -95,17 +96,17 @@ impl PrivateKey {
             return Err(KeyError::Kind("a key encrypted with a passphrase"));
         }
         let block = pem::parse(lines.join("\n")).map_err(|_| KeyError::NotPem)?;
-        let rejected = |e: aws_lc_rs::error::KeyRejected| {
+        let rejected = |e: KeyRejected| {
             KeyError::Rejected(match e.to_string().as_str() {
                 "TooSmall" => "it has fewer than 2048 bits".into(),
-                "TooLarge" => "it has more than 8192 bits".into(),
+                "TooLarge" => "it has more than 4096 bits".into(),
                 "InvalidEncoding" => "its content is damaged".into(),
                 other => other.to_owned(),
             })
         };
-        let pair = match block.tag() {
-            "RSA PRIVATE KEY" => KeyPair::from_der(block.contents()).map_err(rejected)?,
-            "PRIVATE KEY" => KeyPair::from_pkcs8(block.contents())
+        match block.tag() {
+            "RSA PRIVATE KEY" => RsaKeyPair::from_der(block.contents()).map_err(rejected)?,
+            "PRIVATE KEY" => RsaKeyPair::from_pkcs8(block.contents())
                 .map_err(|e| other_pkcs8(block.contents()).map_or_else(|| rejected(e), KeyError::Kind))?,
             "ENCRYPTED PRIVATE KEY" => {
                 return Err(KeyError::Kind("a key encrypted with a passphrase"));
@@ -116,15 +117,14 @@ impl PrivateKey {
             "CERTIFICATE" => return Err(KeyError::Kind("a certificate")),
             _ => return Err(KeyError::Kind("another PEM block")),
         };
-        let der: Pkcs8V1Der<'static> =
-            pair.as_der().map_err(|_| KeyError::Rejected("it can't be written as PKCS#8".into()))?;
         let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-        let pem = pem::encode_config(&pem::Pem::new("PRIVATE KEY", der.as_ref()), config);
+        let pem = pem::encode_config(&pem::Pem::new(block.tag(), block.contents()), config);
         let key = EncodingKey::from_rsa_pem(pem.as_bytes()).map_err(KeyError::Signing)?;
+        jwt_crypto::install();
         Ok(PrivateKey { pem: Secret::new(pem), key })
     }
 
-    /// PKCS#8 in PEM, for the key file.
+    /// The key in PEM, for the key file.
     pub fn pem(&self) -> &Secret {
         &self.pem
     }
@@ -282,7 +282,7 @@ mod tests {
             ];
             for text in dressed {
                 let key = PrivateKey::parse(&secret(&text)).unwrap();
-                assert_eq!(key.pem().expose(), pkcs8, "stored as PKCS#8");
+                assert_eq!(key.pem().expose(), pem, "stored in the form that it came in");
             }
         }
         let key = PrivateKey::parse(&secret(&pkcs1)).unwrap();

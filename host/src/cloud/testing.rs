@@ -129,11 +129,8 @@ pub(crate) async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Optio
 
 /// One RSA key for all tests, in PKCS#8 PEM: making one is slow.
 pub(crate) fn private_pem() -> &'static str {
-    use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der};
     static PEM: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
-        let pair = aws_lc_rs::rsa::KeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).unwrap();
-        let der: Pkcs8V1Der<'static> = pair.as_der().unwrap();
-        pem::encode(&pem::Pem::new("PRIVATE KEY", der.as_ref())).replace("\r\n", "\n")
+        crate::dev::cloud::Keys::generate("test").unwrap().private_pem().expose().to_string()
     });
     &PEM
 }

@@ -8,6 +8,7 @@
 
 mod jobs;
 mod record;
+mod rsa_key;
 mod tokens;
 
 use std::convert::Infallible;

@@ -6,21 +6,34 @@
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der, PublicKeyX509Der};
-use aws_lc_rs::rsa::{KeyPair, KeySize};
-use aws_lc_rs::signature::KeyPair as _;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-use super::DevCloudError;
+use ring::signature::{RsaKeyPair, RsaPublicKeyComponents};
+
+use super::{DevCloudError, rsa_key};
+use crate::cloud::jwt_crypto;
 use crate::model::Secret;
 
 /// Good tokens remembered; more than a node makes in hours.
 const REMEMBERED: usize = 1024;
 /// Seconds that a node's clock may be ahead.
 const LEEWAY: u64 = 60;
+
+/// PKCS#8 around a PKCS#1 key (RFC 5958): what the cloud gives out.
+fn pkcs8_pem(pkcs1: &[u8]) -> String {
+    // PrivateKeyInfo: version 0, rsaEncryption without parameters, and the key of some 1,190 bytes.
+    const ALGORITHM: &[u8] = b"\x02\x01\x00\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
+    let long = |tag: u8, content: &[u8]| {
+        let [high, low] = (content.len() as u16).to_be_bytes();
+        [&[tag, 0x82, high, low], content].concat()
+    };
+    let info = long(0x30, &[ALGORITHM, &long(0x04, pkcs1)].concat());
+    let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new("PRIVATE KEY", info), config)
+}
 
 /// A key pair and the id it is known by.
 pub struct Keys {
@@ -40,21 +53,22 @@ impl Keys {
     /// Takes some tenths of a second; share one pair among the clouds of a test run.
     pub fn generate(kid: &str) -> Result<Keys, DevCloudError> {
         let failed = || DevCloudError::Keys;
-        let pair = KeyPair::generate(KeySize::Rsa2048).map_err(|_| failed())?;
-        let private: Pkcs8V1Der<'static> = pair.as_der().map_err(|_| failed())?;
-        let public: PublicKeyX509Der<'static> = pair.public_key().as_der().map_err(|_| failed())?;
-        let pem = |tag: &str, der: &[u8]| {
-            let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-            pem::encode_config(&pem::Pem::new(tag, der), config)
-        };
-        let verify =
-            DecodingKey::from_rsa_pem(pem("PUBLIC KEY", public.as_ref()).as_bytes()).map_err(|_| failed())?;
+        let der = rsa_key::generate().ok_or_else(failed)?;
+        let pair = RsaKeyPair::from_der(&der).map_err(|_| failed())?;
+        let RsaPublicKeyComponents { n, e } = RsaPublicKeyComponents::<Vec<u8>>::from(pair.public());
+        let verify = DecodingKey::from_rsa_raw_components(&n, &e);
+        jwt_crypto::install();
         Ok(Keys {
-            private_pem: Secret::new(pem("PRIVATE KEY", private.as_ref())),
+            private_pem: Secret::new(pkcs8_pem(&der)),
             kid: kid.into(),
             verify,
             good: Mutex::default(),
         })
+    }
+
+    /// The private key in PEM, as a node is given it.
+    pub fn private_pem(&self) -> &Secret {
+        &self.private_pem
     }
 
     /// A token as a node with this key signs it, for measurements of this cloud alone.
