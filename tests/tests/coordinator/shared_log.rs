@@ -1,6 +1,10 @@
 //! One event log in PostgreSQL, shared by coordinators.
 
+use std::time::{Duration, Instant};
+
 use coda_host::reservation::event::{ReservationRequest, Transition};
+use coda_host::reservation::job_options::JobOptions;
+use coda_host::reservation::journal::JobFact;
 use coda_host::reservation::ledger::ReservationCommand;
 use coda_host::reservation::log::Log;
 use coda_host_tests::net::{Net, SIMULATOR};
@@ -71,4 +75,36 @@ async fn two_coordinators_share_a_log() {
     assert_eq!((status, &state["current_transition"]), (200, &json!("committed")));
     let said = other.coordinator.cli(&["reservation", "verify"]).await;
     assert!(said.code == 0 && said.out.contains("all as they were written"), "{}", said.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_nobody_asks_anything_closes_at_once() {
+    let Some(server) = Postgres::start().await else { return };
+    let log = Log::open(&server.url(), std::path::Path::new("/")).await.unwrap();
+    // Every worker waits for a request.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begin = Instant::now();
+    log.close().await;
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+/// PostgreSQL has no U+0000 in its texts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_text_of_a_job_keeps_others_from_the_list() {
+    let Some(server) = Postgres::start().await else { return };
+    let log = Log::open(&server.url(), std::path::Path::new("/")).await.unwrap();
+    let submitted = |qasm: &str| JobFact::Submitted {
+        qasm: qasm.into(),
+        shots: 7,
+        coordinator: "me".into(),
+        options: JobOptions::default(),
+    };
+    log.record_job("job-comment", submitted("// \0\nqubit q; h q;")).await.unwrap();
+    log.record_job("job-cancel", submitted("qubit q; h q;")).await.unwrap();
+    log.record_job("job-cancel", JobFact::Cancelled { reason: "a \0 in it".into() }).await.unwrap();
+    let jobs = log.jobs(None, 10).await.unwrap();
+    let found: Vec<_> =
+        jobs.iter().map(|job| (job.job_id.as_str(), job.shots, job.error.as_deref())).collect();
+    assert_eq!(found, [("job-cancel", 7, Some("a \u{fffd} in it")), ("job-comment", 7, None)]);
+    log.close().await;
 }
