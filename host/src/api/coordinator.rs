@@ -26,7 +26,7 @@ use crate::coordinator::service::Service;
 use crate::peers::wire::MAX_REASON;
 use crate::reservation::event;
 use crate::reservation::ledger::{Refusal, ReservationCommand};
-use crate::reservation::log::{AppendError, LogError, now_micros};
+use crate::reservation::log::{AppendError, LogError};
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -123,17 +123,7 @@ async fn reservation(State(api): State<Api>, PathId(id): PathId) -> Result<Respo
     let state = log.state(&id).await.map_err(|e| log_problem(&e))?;
     let state =
         state.ok_or_else(|| ApiProblem::new(StatusCode::NOT_FOUND, "there is no such reservation"))?;
-    let until = state.requested_at.saturating_add(micros(state.request.ttl_seconds));
-    // Its time is over, and no one has looked yet.
-    let state = match !state.transition.is_terminal() && until <= now_micros() {
-        true => log.execute(&id, ReservationCommand::Expire).await.unwrap_or(state),
-        false => state,
-    };
     Ok(reply(StatusCode::OK, &ReservationView::new(&id, &state)))
-}
-
-fn micros(seconds: u64) -> i64 {
-    i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000)
 }
 
 async fn cancel(

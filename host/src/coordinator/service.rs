@@ -200,7 +200,7 @@ impl Service {
             runner,
             lease,
             jobs: LiveJobs::new(),
-            places: Places::new(limits.running),
+            places: Places::new(limits.running, limits.waiting),
             stray_jobs: Arc::default(),
             watchers: Arc::new(Semaphore::new(limits.watchers)),
             limits,
@@ -316,7 +316,7 @@ impl Service {
         }
         self.metrics.count(&fact);
         let Some((place, ownership)) = taken else {
-            self.places.job_waits();
+            self.places.submitted_job_waits(&job_id);
             return Ok(OrderedJob { job_id, status: JobStatus::Queued, is_new: true });
         };
         ownership.recorded();
