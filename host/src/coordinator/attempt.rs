@@ -57,6 +57,8 @@ pub enum CandidateFailure {
     Full(String),
     /// It could not be reached before it was given the work.
     Gone(String),
+    /// It could not be reached any more once it had the work.
+    Lost(String),
     /// It failed.
     Failed(String),
     /// It said that the execution failed.
@@ -288,9 +290,10 @@ impl PeerReservation {
         }
         self.cancel_soon(&reason).await?;
         // A peer that went in a dispatch may have taken the work with it: the block goes on elsewhere.
-        Err(match gone && step != PeerStep::Dispatch {
-            true => CandidateFailure::Gone(reason),
-            false => CandidateFailure::Failed(reason),
+        Err(match (gone, step) {
+            (true, PeerStep::Dispatch) => CandidateFailure::Lost(reason),
+            (true, _) => CandidateFailure::Gone(reason),
+            (false, _) => CandidateFailure::Failed(reason),
         })
     }
 
