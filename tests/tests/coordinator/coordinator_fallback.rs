@@ -288,9 +288,16 @@ async fn the_last_peer_that_restarts_in_a_dispatch_gets_the_block_again() {
     eventually("the peer executes", async || net.peers[0].get("/ready").await.1["peer"]["executions"] == 1)
         .await;
     net.peers[0].kill();
+    eventually("it is listed as lost", async || {
+        net.coordinator.get("/api/v1/peers").await.1["peers"][0]["lost"] == true
+    })
+    .await;
+    let said = net.coordinator.cli(&["peers", "--url", &format!("http://{}", net.coordinator.http)]).await;
+    assert!(said.out.contains(" lost "), "{}", said.text());
     net.peers[0].restart().await;
     let job = net.coordinator.ended(&id).await;
     assert_eq!(job["status"], "completed", "{}", job["error"]);
     assert_eq!(job["fragments"][0]["attempts"], 2);
+    assert_eq!(net.coordinator.get("/api/v1/peers").await.1["peers"][0]["lost"], false);
     net.all_free().await;
 }
