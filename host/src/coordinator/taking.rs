@@ -158,13 +158,22 @@ impl Service {
         }
     }
 
+    /// Whether others are to take the jobs, if there are any: without a peer this coordinator can only let them fail.
+    pub(super) fn leaves_jobs_to_others(&self) -> bool {
+        self.runner.log.is_shared() && self.runner.directory.candidates().is_empty()
+    }
+
     /// Takes jobs from the queue while places are free.
     async fn fill_places(&self, token: &str) -> Result<(), LogError> {
         loop {
             // The guard must not live across the wait.
             let places = self.places.lock().begin_look();
             let Some(places) = places else { return Ok(()) };
-            let taken = match self.runner.log.take_jobs(token, JobSelection::First(places)).await {
+            let which = match self.leaves_jobs_to_others() {
+                true => JobSelection::FirstIfAlone(places),
+                false => JobSelection::First(places),
+            };
+            let taken = match self.runner.log.take_jobs(token, which).await {
                 Ok(taken) => taken,
                 Err(error) => {
                     self.places.lock().look_failed();

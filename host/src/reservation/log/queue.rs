@@ -22,6 +22,8 @@ const KEPT_CHANGES: usize = 256;
 pub enum JobSelection {
     /// The first ones, at most so many.
     First(usize),
+    /// The same, when no other coordinator holds a lease.
+    FirstIfAlone(usize),
     /// This one.
     Only(String),
 }
