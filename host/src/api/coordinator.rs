@@ -77,7 +77,12 @@ async fn description(State(api): State<Api>) -> Response {
 
 pub fn log_problem(error: &LogError) -> ApiProblem {
     tracing::error!(%error, "a request could not be answered");
-    ApiProblem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    let status = match error {
+        // What is damaged stays so.
+        LogError::Damaged { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    ApiProblem::new(status, error.to_string())
 }
 
 pub fn append_problem(error: AppendError) -> ApiProblem {

@@ -9,6 +9,7 @@ use coda_host::reservation::ledger::ReservationCommand;
 use coda_host::reservation::log::Log;
 use coda_host_tests::net::{Net, SIMULATOR};
 use coda_host_tests::postgres::Postgres;
+use coda_host_tests::{eventually, eventually_some};
 use serde_json::json;
 
 fn request(key: Option<&str>) -> ReservationRequest {
@@ -107,4 +108,37 @@ async fn no_text_of_a_job_keeps_others_from_the_list() {
         jobs.iter().map(|job| (job.job_id.as_str(), job.shots, job.error.as_deref())).collect();
     assert_eq!(found, [("job-cancel", 7, Some("a \u{fffd} in it")), ("job-comment", 7, None)]);
     log.close().await;
+}
+
+/// What watches over a coordinator needs its metrics most when the database does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_hangs_keeps_no_metrics_back_and_one_that_refuses_is_for_later() {
+    let Some(server) = Postgres::start().await else { return };
+    let net = Net::start(&[("CODA_COORDINATOR_STORE", &server.url())]).await;
+    let c = &net.coordinator;
+    let server = std::sync::Arc::new(server);
+    let locked = server.clone();
+    let hanging = tokio::task::spawn_blocking(move || {
+        locked.sql("BEGIN; LOCK TABLE coda_open IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(8); COMMIT;")
+    });
+    eventually("the database hangs", async || {
+        server
+            .sql("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted")
+            .unwrap()
+            .contains('1')
+    })
+    .await;
+    let begin = Instant::now();
+    assert!(c.metric("coda_coordinator_lease_held").await >= 0.0);
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    hanging.await.unwrap().unwrap();
+    server.sql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf();").unwrap();
+    let job = json!({ "qasm": "qubit q; h q;" }).to_string();
+    let refused = eventually_some("the database refuses", async || {
+        let answer = c.request("POST", "/api/v1/jobs", "Content-Type: application/json\r\n", &job).await;
+        (answer.0 != 202).then_some(answer)
+    })
+    .await;
+    assert_eq!(refused.0, 503, "{}", refused.2);
+    assert!(refused.1.contains("retry-after:"), "{}", refused.1);
 }

@@ -282,7 +282,7 @@ async fn a_restart_of_the_database_loses_no_job() {
     .await;
     assert!(reasons.contains("database server"), "{reasons}");
     // An error is no absence.
-    assert_eq!(shared.other.get("/api/v1/jobs/job-unknown").await.0, 500);
+    assert_eq!(shared.other.get("/api/v1/jobs/job-unknown").await.0, 503);
     shared.server.restart().await;
     eventually("both are ready", async || {
         is_ready(&shared.other).await && is_ready(&shared.net.coordinator).await
