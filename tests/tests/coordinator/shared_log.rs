@@ -114,7 +114,8 @@ async fn no_text_of_a_job_keeps_others_from_the_list() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_hangs_keeps_no_metrics_back_and_one_that_refuses_is_for_later() {
     let Some(server) = Postgres::start().await else { return };
-    let net = Net::start(&[("CODA_COORDINATOR_STORE", &server.url())]).await;
+    let env = [("CODA_COORDINATOR_STORE", server.url()), ("CODA_REQUEST_TIMEOUT_SEC", "1.5".into())];
+    let net = Net::start(&env.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
     let c = &net.coordinator;
     let server = std::sync::Arc::new(server);
     let locked = server.clone();
@@ -131,11 +132,18 @@ async fn a_database_that_hangs_keeps_no_metrics_back_and_one_that_refuses_is_for
     let begin = Instant::now();
     assert!(c.metric("coda_coordinator_lease_held").await >= 0.0);
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    let job = json!({ "qasm": "qubit q; h q;" }).to_string();
+    let json_type = "Content-Type: application/json\r\n";
+    let (status, head, problem) = c.request("POST", "/api/v1/jobs", json_type, &job).await;
+    assert!(status == 503 && head.contains("retry-after:"), "{head} {problem}");
+    // It is not the service that is slow.
+    let (status, _, problem) =
+        c.request("POST", "/api/v1/jobs", &format!("{json_type}Content-Length: 9\r\n"), "").await;
+    assert_eq!(status, 408, "{problem}");
     hanging.await.unwrap().unwrap();
     server.sql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf();").unwrap();
-    let job = json!({ "qasm": "qubit q; h q;" }).to_string();
     let refused = eventually_some("the database refuses", async || {
-        let answer = c.request("POST", "/api/v1/jobs", "Content-Type: application/json\r\n", &job).await;
+        let answer = c.request("POST", "/api/v1/jobs", json_type, &job).await;
         (answer.0 != 202).then_some(answer)
     })
     .await;

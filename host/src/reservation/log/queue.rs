@@ -129,7 +129,7 @@ impl Log {
     ) -> Result<T, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Queue(request(answer)))?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        wait.await.map_err(|_| self.unanswered())?
     }
 
     /// Asks for the lease of a coordinator's identity.
