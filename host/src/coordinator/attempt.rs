@@ -59,6 +59,8 @@ pub enum CandidateFailure {
     Gone(String),
     /// It could not be reached any more once it had the work.
     Lost(String),
+    /// It did not answer in time, before it had the work.
+    Late(String),
     /// It failed.
     Failed(String),
     /// It said that the execution failed.
@@ -285,7 +287,8 @@ impl PeerReservation {
         if gone {
             self.runner.directory.lost(&self.peer);
         }
-        if let Some(failure) = why.failure() {
+        let failure = why.failure();
+        if let Some(failure) = failure {
             self.runner.directory.failed(&self.peer, failure);
         }
         self.cancel_soon(&reason).await?;
@@ -293,6 +296,9 @@ impl PeerReservation {
         Err(match (gone, step) {
             (true, PeerStep::Dispatch) => CandidateFailure::Lost(reason),
             (true, _) => CandidateFailure::Gone(reason),
+            (false, PeerStep::Prepare | PeerStep::Commit) if failure == Some(PeerFailure::Silent) => {
+                CandidateFailure::Late(reason)
+            }
             (false, _) => CandidateFailure::Failed(reason),
         })
     }

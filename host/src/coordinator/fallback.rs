@@ -7,7 +7,7 @@
 //! | full | waits until a slot may be free, behind those of earlier jobs, and is planned again then, until a deadline |
 //! | gone before it had the work | is planned again at once without it; the peer may return |
 //! | gone in a dispatch, silent, late, refusing, or its answer is invalid | goes on without it; after four of these it fails |
-//! | gone in a dispatch, and no other is left | waits for it for a while, and is given to it again |
+//! | gone in a dispatch or late before it, and no other is left | waits for it for a while, and is given to it again |
 //! | far slower than with a block of its size | is given to another one as well, where a slot is free; the first answer counts |
 //! | the only one, and gone | waits for peers for a while |
 //!
@@ -121,8 +121,9 @@ struct Search {
     failed: BTreeSet<String>,
     /// Failures of candidates.
     failures: usize,
-    /// Those of them that were lost with the block, and those that it is given to again when they are back.
-    lost: BTreeSet<String>,
+    /// Those that were lost with the block or late before they had it: when no other is left, they may have it again.
+    excused: BTreeSet<String>,
+    /// Those of them that it is given to again when they are back.
     awaited: BTreeSet<String>,
     last: Option<String>,
     slot_deadline: Instant,
@@ -150,9 +151,9 @@ impl Search {
         self.last = Some(why);
     }
 
-    /// Whether there is a peer to wait for that was lost with the block. It may have it again when it is back.
-    fn awaits_lost(&mut self) -> bool {
-        for peer in std::mem::take(&mut self.lost) {
+    /// Whether there is a peer to wait for that may have the block again when it is back.
+    fn awaits_excused(&mut self) -> bool {
+        for peer in std::mem::take(&mut self.excused) {
             self.failed.remove(&peer);
             self.awaited.insert(peer);
         }
@@ -180,7 +181,7 @@ impl BlockRunner {
             attempts: run.attempts,
             failed: BTreeSet::new(),
             failures: 0,
-            lost: BTreeSet::new(),
+            excused: BTreeSet::new(),
             awaited: BTreeSet::new(),
             last: None,
             place: self.directory.place_in_line(self.accepted),
@@ -340,7 +341,13 @@ impl BlockRunner {
                     why,
                     "the peer was lost with the block; trying the next one"
                 );
-                search.lost.insert(peer_id.clone());
+                search.excused.insert(peer_id.clone());
+                search.fail(peer_id.clone(), why);
+            }
+            Err(CandidateFailure::Late(why)) => {
+                let block = &run.block.block_id;
+                tracing::warn!(block, peer = peer_id, why, "the peer was late; trying the next one");
+                search.excused.insert(peer_id.clone());
                 search.fail(peer_id.clone(), why);
             }
             Err(CandidateFailure::Failed(why) | CandidateFailure::Reported(why)) => {
@@ -409,7 +416,9 @@ impl BlockRunner {
                     search.last = Some(why);
                     return Ok(None);
                 }
-                Err(CandidateFailure::Failed(why) | CandidateFailure::Lost(why)) => {
+                Err(
+                    CandidateFailure::Failed(why) | CandidateFailure::Lost(why) | CandidateFailure::Late(why),
+                ) => {
                     search.fail(peer, why);
                     return Ok(None);
                 }
@@ -467,7 +476,7 @@ impl BlockRunner {
                     search.slot_deadline.min(now + again)
                 }
                 // The others have failed at it: there is no one to wait for.
-                SlotChoice::None if !search.awaits_lost() && !search.failed.is_empty() => {
+                SlotChoice::None if !search.awaits_excused() && !search.failed.is_empty() => {
                     return Err(failed(search, String::new()));
                 }
                 SlotChoice::None => {
