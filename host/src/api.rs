@@ -16,6 +16,7 @@ pub mod observe;
 pub mod openapi;
 pub mod readiness;
 pub mod ready_body;
+mod received_body;
 pub mod request;
 pub mod sandbox;
 

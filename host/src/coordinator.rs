@@ -59,6 +59,7 @@ pub mod schedule;
 pub mod service;
 pub mod simulation;
 pub mod slot_book;
+pub mod submission_times;
 mod taking;
 pub mod track_record;
 mod waiting_line;

@@ -469,6 +469,7 @@ pub(super) fn of_state_and_peers(found: &mut Findings, ended: tokio::task::JoinE
         LogError::Write(LogFailure::Other(text())),
         LogError::Read(LogFailure::Other(text())),
         LogError::Stopped,
+        LogError::Unanswered,
         LogError::InUse { location: text() },
         LogError::Leased { location: text(), peer_id: text() },
     ];

@@ -460,6 +460,20 @@ fn inputs_come_with_the_job() {
 }
 
 #[test]
+fn a_constant_has_a_value_of_its_type() {
+    for (constant, expected) in [
+        ("int n = 2.7", "line 1, column 11: the constant 'n' is 2.7, a whole number from -2147483648 to"),
+        ("int n = 5/2", "the constant 'n' is 2.5"),
+        ("uint n = -1", "the constant 'n' is -1, a whole number from 0 to 4294967295 is needed"),
+        ("int[4] n = 8", "the constant 'n' is 8, a whole number from -8 to 7 is needed"),
+    ] {
+        let found = error(&format!("const {constant}; qubit q; h q;"));
+        assert!(found.contains(expected), "{found}\n{expected}");
+    }
+    assert_eq!(texts("const int[4] n = 7; const float t = 5/2; qubit q; rx(n*t) q;"), ["rx(17.5) q[0];"]);
+}
+
+#[test]
 fn a_reset_of_a_fresh_qubit_does_nothing() {
     assert_eq!(texts("qubit[2] q; reset q; h q[0]; reset q[1]; reset q[1]; x q[1];"), ["h q[0];", "x q[1];"]);
     assert_eq!(texts("qubit[2] q; for int i in [0:1] { reset q[i]; h q[i]; }").len(), 2);

@@ -134,6 +134,7 @@ const PURE: &[&str] = &[
     "connections.rs",
     "coordinator/combine.rs",
     "coordinator/expiry.rs",
+    "coordinator/submission_times.rs",
     "coordinator/job_events.rs",
     "coordinator/job_queue.rs",
     "coordinator/job_view.rs",

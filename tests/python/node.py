@@ -2,7 +2,8 @@
 peers do, and prints what happens as lines of JSON.
 
     node.py peer --bootstrap ADDRESS [--key rsa]     answers prepare, commit, cancel and dispatch; gossips
-            [--behaviour defaults|wrong]             takes what it does not know for a default; answers wrongly
+            [--behaviour defaults|wrong|first]       takes what it does not know for a default; answers wrongly; does
+                                                     no more than the first of several fragments
     node.py client --peer ADDRESS [--key rsa]        drives a peer through all of them; listens to its gossip
     node.py speed --peer ADDRESS --seconds N         loops of prepare, commit, cancel and prepare, commit, dispatch
 """
@@ -128,7 +129,7 @@ class Peer:
         payload = request["input_payload"]
         try:
             state = payload["state"]
-            for fragment in payload["fragments"]:
+            for fragment in payload["fragments"][: 1 if self.behaviour == "first" else None]:
                 apply(state, fragment, self.behaviour)
         except ValueError as error:
             return answer | {"error_detail": str(error)}
@@ -242,7 +243,7 @@ async def main():
     parser.add_argument("--bootstrap")
     parser.add_argument("--peer")
     parser.add_argument("--key", default="ed25519", choices=["ed25519", "rsa"])
-    parser.add_argument("--behaviour", default="honest", choices=["honest", "defaults", "wrong"])
+    parser.add_argument("--behaviour", default="honest", choices=["honest", "defaults", "wrong", "first"])
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--quiet", action="store_true")

@@ -122,6 +122,8 @@ mod peers {
 mod coordinator {
     /// Jobs that are cancelled.
     mod cancels;
+    /// A wall clock that is set while jobs and reservations wait.
+    mod clock;
     /// Blocks that fall back to another peer when one fails at any step.
     mod coordinator_fallback;
     /// Event logs of other versions.

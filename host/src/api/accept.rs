@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tower_service::Service as _;
 
 use super::http::ApiProblem;
+use super::received_body::{BodyArrival, ReceivedBody};
 use crate::connections::{ConnectionTable, Eviction};
 
 /// Most connections that are open at once.
@@ -168,14 +169,16 @@ impl AnswerDeadline {
     }
 }
 
-/// Answers a request, whose body must come in time.
+/// Answers a request, whose body must come in time. Whether it has come tells who was too slow.
 async fn answer(
     mut router: Router,
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
     limit: Duration,
 ) -> Result<Response<Body>, Infallible> {
     let deadline = watch::Sender::new(tokio::time::Instant::now() + limit);
     let mut moves = deadline.subscribe();
+    let arrival = BodyArrival::default();
+    let mut request = request.map(|body| ReceivedBody::new(body, arrival.clone()));
     request.extensions_mut().insert(AnswerDeadline(deadline));
     let mut answering = std::pin::pin!(router.call(request));
     loop {
@@ -183,8 +186,17 @@ async fn answer(
         tokio::select! {
             answer = &mut answering => return answer,
             () = tokio::time::sleep_until(until) => {
-                let detail = format!("the request was not answered within {limit:?}");
-                return Ok(ApiProblem::new(StatusCode::REQUEST_TIMEOUT, detail).into_response());
+                let problem = match arrival.is_complete() {
+                    true => ApiProblem::new(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        format!("the request was not answered within {limit:?}; try again later"),
+                    ),
+                    false => ApiProblem::new(
+                        StatusCode::REQUEST_TIMEOUT,
+                        format!("the request did not arrive within {limit:?}"),
+                    ),
+                };
+                return Ok(problem.into_response());
             }
             // Once the handler has dropped the deadline it can't be moved any more.
             Ok(()) = moves.changed() => {}

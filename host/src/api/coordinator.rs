@@ -26,7 +26,7 @@ use crate::coordinator::service::Service;
 use crate::peers::wire::MAX_REASON;
 use crate::reservation::event;
 use crate::reservation::ledger::{Refusal, ReservationCommand};
-use crate::reservation::log::{AppendError, LogError, now_micros};
+use crate::reservation::log::{AppendError, LogError};
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -77,7 +77,12 @@ async fn description(State(api): State<Api>) -> Response {
 
 pub fn log_problem(error: &LogError) -> ApiProblem {
     tracing::error!(%error, "a request could not be answered");
-    ApiProblem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    let status = match error {
+        // What is damaged stays so.
+        LogError::Damaged { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    ApiProblem::new(status, error.to_string())
 }
 
 pub fn append_problem(error: AppendError) -> ApiProblem {
@@ -123,17 +128,7 @@ async fn reservation(State(api): State<Api>, PathId(id): PathId) -> Result<Respo
     let state = log.state(&id).await.map_err(|e| log_problem(&e))?;
     let state =
         state.ok_or_else(|| ApiProblem::new(StatusCode::NOT_FOUND, "there is no such reservation"))?;
-    let until = state.requested_at.saturating_add(micros(state.request.ttl_seconds));
-    // Its time is over, and no one has looked yet.
-    let state = match !state.transition.is_terminal() && until <= now_micros() {
-        true => log.execute(&id, ReservationCommand::Expire).await.unwrap_or(state),
-        false => state,
-    };
     Ok(reply(StatusCode::OK, &ReservationView::new(&id, &state)))
-}
-
-fn micros(seconds: u64) -> i64 {
-    i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000)
 }
 
 async fn cancel(

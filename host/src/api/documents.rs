@@ -148,6 +148,8 @@ pub struct PeerEntry {
     pub peer_id: String,
     /// Nothing was heard of the peer for a while.
     pub stale: bool,
+    /// It can't be reached: it gets no block until it is connected or heard again.
+    pub lost: bool,
     pub health: String,
     pub services: Vec<String>,
     pub addresses: Vec<String>,
@@ -169,6 +171,7 @@ impl PeerEntry {
         PeerEntry {
             peer_id,
             stale: known.stale,
+            lost: record.lost,
             health: record.health.map_or_else(|| "unknown".into(), String::from),
             services: record.services,
             addresses: record.addresses,

@@ -175,7 +175,7 @@ fn operations(s: &mut Schemas) -> Vec<(&'static str, &'static str, Value)> {
 
     let reservation = s.answer::<ReservationView>("Its state");
     let reservation_summary = "A reservation, rebuilt from its events";
-    let problems = [400, 401, 403, 404, 500];
+    let problems = [400, 401, 403, 404, 500, 503];
     let reservation = s.operation("showReservation", reservation_summary, &[(200, reservation)], &problems);
 
     vec![
@@ -221,7 +221,7 @@ fn list_jobs(s: &mut Schemas) -> Value {
     let mut jobs = s.answer::<Jobs>("A page of jobs, the newest first");
     let next = json!({ "after": "$response.body#/next" });
     jobs["links"] = json!({ "next": { "operationId": "listJobs", "parameters": next } });
-    let problems = [401, 403, 422, 500];
+    let problems = [401, 403, 422, 500, 503];
     let operation = s.operation("listJobs", "All jobs, page by page", &[(200, jobs)], &problems);
     let status = json!({ "type": "array", "items": s.requests.subschema_for::<JobStatus>() });
     let mut status = optional("status", "query", "Jobs of this status; may be given several times", status);
@@ -250,7 +250,7 @@ fn cancel_job(s: &mut Schemas) -> Value {
     let cancelled = s.answer::<JobSummary>("Cancelled; its peers are being told");
     let before = s.answer::<JobSummary>("It was cancelled before");
     let summary = "Cancel a job, here and at its peers; one that has ended otherwise is 409";
-    let problems = [400, 401, 403, 404, 409, 422, 500];
+    let problems = [400, 401, 403, 404, 409, 422, 500, 503];
     let operation = s.operation("cancelJob", summary, &[(202, cancelled), (200, before)], &problems);
     let reason = s.requests.subschema_for::<CancelReason>();
     let reason = optional("reason", "query", "Shown as the job's error", json!(reason));
@@ -280,7 +280,7 @@ fn request_reservation(s: &mut Schemas) -> Value {
     });
     let existing = s.answer::<ReservationView>("The existing reservation: the key was used before");
     let summary = "Record a request for a reservation; no peer is contacted, it expires by its ttl";
-    let problems = [&BODY_PROBLEMS[..], &[409, 500]].concat();
+    let problems = [&BODY_PROBLEMS[..], &[409, 500, 503]].concat();
     let operation = s.operation("requestReservation", summary, &[(201, created), (200, existing)], &problems);
     with_body(operation, s.request::<ReservationBody>())
 }
@@ -288,7 +288,7 @@ fn request_reservation(s: &mut Schemas) -> Value {
 fn cancel_reservation(s: &mut Schemas) -> Value {
     let cancelled = s.answer::<ReservationView>("Cancelled");
     let summary = "Cancel a reservation, here and at its peer";
-    let problems = [&BODY_PROBLEMS[..], &[404, 409, 500]].concat();
+    let problems = [&BODY_PROBLEMS[..], &[404, 409, 500, 503]].concat();
     let operation = with_id(s.operation("cancelReservation", summary, &[(200, cancelled)], &problems));
     let reason = json!(s.requests.subschema_for::<CancelReason>());
     let mut operation = with_parameter(operation, optional("reason", "query", "Why", reason));
@@ -314,15 +314,19 @@ mod tests {
             (READY, "get", &["200", "403", "503"]),
             (METRICS, "get", &["200", "401", "403"]),
             (OPENAPI, "get", &["200", "403"]),
-            (JOBS, "get", &["200", "401", "403", "422", "500"]),
+            (JOBS, "get", &["200", "401", "403", "422", "500", "503"]),
             (JOBS, "post", &["200", "202", "400", "401", "403", "413", "415", "422", "500", "503"]),
             (JOB, "get", &["200", "400", "401", "403", "404", "422", "500", "503"]),
-            (JOB, "delete", &["200", "202", "400", "401", "403", "404", "409", "422", "500"]),
+            (JOB, "delete", &["200", "202", "400", "401", "403", "404", "409", "422", "500", "503"]),
             (JOB_EVENTS, "get", &["200", "204", "400", "401", "403", "404", "500", "503"]),
             (PEERS, "get", &["200", "401", "403"]),
-            (RESERVATIONS, "post", &["200", "201", "400", "401", "403", "409", "413", "415", "422", "500"]),
-            (RESERVATION, "get", &["200", "400", "401", "403", "404", "500"]),
-            (CANCEL, "post", &["200", "400", "401", "403", "404", "409", "413", "415", "422", "500"]),
+            (
+                RESERVATIONS,
+                "post",
+                &["200", "201", "400", "401", "403", "409", "413", "415", "422", "500", "503"],
+            ),
+            (RESERVATION, "get", &["200", "400", "401", "403", "404", "500", "503"]),
+            (CANCEL, "post", &["200", "400", "401", "403", "404", "409", "413", "415", "422", "500", "503"]),
         ];
         let described = document["paths"].as_object().unwrap().values();
         assert_eq!(described.map(|path| path.as_object().unwrap().len()).sum::<usize>(), expected.len());

@@ -277,6 +277,9 @@ pub struct ListedPeer {
     pub peer_id: String,
     /// Nothing was heard of it for a while.
     pub stale: bool,
+    /// The coordinator can't reach it.
+    #[serde(default)]
+    pub lost: bool,
     pub health: String,
     pub services: Vec<String>,
     pub active_reservations: u64,
@@ -288,10 +291,13 @@ pub struct ListedPeer {
 }
 
 impl ListedPeer {
-    /// What it reports of its health, that nothing was heard of it, or that the coordinator leaves it alone.
+    /// What it reports of its health, that nothing was heard of it, or that the coordinator can't reach it or leaves it
+    /// alone.
     pub fn state(&self) -> &str {
         if self.stale {
             "stale"
+        } else if self.lost {
+            "lost"
         } else if self.breaker == "open" {
             "breaker open"
         } else {
@@ -301,7 +307,7 @@ impl ListedPeer {
 
     /// Whether blocks may be sent to it.
     pub fn is_usable(&self) -> bool {
-        !self.stale && self.health == "healthy"
+        !self.stale && !self.lost && self.health == "healthy"
     }
 }
 

@@ -14,8 +14,8 @@ Examples:
   coda-host peers
   coda-host peers --url http://127.0.0.1:8090 --json | jq '.peers[].peer_id'
 
-STATE is what the peer reports about its health, or `stale` when nothing was heard of it for a while. SLOTS IN USE are
-reservations and executions, as the peer reports them. Exit status 4 when no coordinator answers.")]
+STATE is what the peer reports about its health, `lost` when it can't be reached, or `stale` when nothing was heard of it
+for a while. SLOTS IN USE are reservations and executions, as the peer reports them. Exit status 4 when no coordinator answers.")]
 pub struct Args {
     /// The coordinator (CODA_COORDINATOR_URL, http://127.0.0.1:8090)
     #[arg(long, value_name = "URL", value_hint = clap::ValueHint::Url)]
@@ -64,6 +64,7 @@ mod tests {
         let peer = ListedPeer {
             peer_id: "12D3KooW\u{1b}[31m".into(),
             stale: false,
+            lost: false,
             health: "healthy\nfake row".into(),
             services: vec!["evolve_state".into()],
             active_reservations: 1,
@@ -73,9 +74,10 @@ mod tests {
         };
         let stale = ListedPeer { stale: true, ..peer.clone() };
         let left_alone = ListedPeer { breaker: "open".into(), ..peer.clone() };
-        let text = table(&[peer, stale, left_alone]);
-        assert_eq!(text.lines().count(), 4, "{text}");
-        assert!(text.contains(" breaker open "), "{text}");
+        let lost = ListedPeer { lost: true, ..peer.clone() };
+        let text = table(&[peer, stale, left_alone, lost]);
+        assert_eq!(text.lines().count(), 5, "{text}");
+        assert!(text.contains(" breaker open ") && text.contains(" lost "), "{text}");
         assert!(!text.contains('\u{1b}') && text.contains("stale") && text.contains("4 s ago"), "{text}");
         assert!(table(&[]).contains("CODA_PEER_BOOTSTRAP"));
     }

@@ -55,9 +55,10 @@ impl Terminal {
     }
 }
 
-/// An error in one line, cut to [`ERROR_CHARACTERS`].
+/// An error in one line, cut to [`ERROR_CHARACTERS`]. Others may have written it.
 pub fn one_line(error: &str) -> String {
     let line = error.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = output::inline(&line).into_owned();
     match cut(&line, ERROR_CHARACTERS) {
         whole if whole.len() == line.len() => line,
         part => format!("{part} ..."),
@@ -87,6 +88,7 @@ mod tests {
         let colour = Terminal { colour: true };
         assert!(colour.step("failed", None).starts_with("\x1b[31mfailed   \x1b[0m"));
         assert_eq!(one_line("a\n  b"), "a b");
+        assert_eq!(one_line("bad\0 \u{1b}[31mred"), "bad\\u{0} \\u{1b}[31mred");
         assert_eq!(one_line(&"x".repeat(1000)).len(), ERROR_CHARACTERS + 4);
     }
 }

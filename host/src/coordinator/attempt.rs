@@ -57,6 +57,10 @@ pub enum CandidateFailure {
     Full(String),
     /// It could not be reached before it was given the work.
     Gone(String),
+    /// It could not be reached any more once it had the work.
+    Lost(String),
+    /// It did not answer in time, before it had the work.
+    Late(String),
     /// It failed.
     Failed(String),
     /// It said that the execution failed.
@@ -283,14 +287,19 @@ impl PeerReservation {
         if gone {
             self.runner.directory.lost(&self.peer);
         }
-        if let Some(failure) = why.failure() {
+        let failure = why.failure();
+        if let Some(failure) = failure {
             self.runner.directory.failed(&self.peer, failure);
         }
         self.cancel_soon(&reason).await?;
         // A peer that went in a dispatch may have taken the work with it: the block goes on elsewhere.
-        Err(match gone && step != PeerStep::Dispatch {
-            true => CandidateFailure::Gone(reason),
-            false => CandidateFailure::Failed(reason),
+        Err(match (gone, step) {
+            (true, PeerStep::Dispatch) => CandidateFailure::Lost(reason),
+            (true, _) => CandidateFailure::Gone(reason),
+            (false, PeerStep::Prepare | PeerStep::Commit) if failure == Some(PeerFailure::Silent) => {
+                CandidateFailure::Late(reason)
+            }
+            (false, _) => CandidateFailure::Failed(reason),
         })
     }
 

@@ -7,6 +7,7 @@
 //! | full | waits until a slot may be free, behind those of earlier jobs, and is planned again then, until a deadline |
 //! | gone before it had the work | is planned again at once without it; the peer may return |
 //! | gone in a dispatch, silent, late, refusing, or its answer is invalid | goes on without it; after four of these it fails |
+//! | gone in a dispatch or late before it, and no other is left | waits for it for a while, and is given to it again |
 //! | far slower than with a block of its size | is given to another one as well, where a slot is free; the first answer counts |
 //! | the only one, and gone | waits for peers for a while |
 //!
@@ -118,6 +119,12 @@ struct Search {
     attempts: u32,
     /// Candidates that failed at this block.
     failed: BTreeSet<String>,
+    /// Failures of candidates.
+    failures: usize,
+    /// Those that were lost with the block or late before they had it: when no other is left, they may have it again.
+    excused: BTreeSet<String>,
+    /// Those of them that it is given to again when they are back.
+    awaited: BTreeSet<String>,
     last: Option<String>,
     slot_deadline: Instant,
     place: PlaceInLine,
@@ -135,6 +142,22 @@ impl Search {
     /// Peers that are not to be asked.
     fn apart(&self) -> impl Iterator<Item = &String> {
         self.failed.iter().chain(&self.agreed)
+    }
+
+    fn fail(&mut self, peer_id: String, why: String) {
+        self.awaited.remove(&peer_id);
+        self.failed.insert(peer_id);
+        self.failures += 1;
+        self.last = Some(why);
+    }
+
+    /// Whether there is a peer to wait for that may have the block again when it is back.
+    fn awaits_excused(&mut self) -> bool {
+        for peer in std::mem::take(&mut self.excused) {
+            self.failed.remove(&peer);
+            self.awaited.insert(peer);
+        }
+        !self.awaited.is_empty()
     }
 }
 
@@ -157,12 +180,15 @@ impl BlockRunner {
         let mut search = Search {
             attempts: run.attempts,
             failed: BTreeSet::new(),
+            failures: 0,
+            excused: BTreeSet::new(),
+            awaited: BTreeSet::new(),
             last: None,
             place: self.directory.place_in_line(self.accepted),
             slot_deadline: Instant::now() + self.limits.slot_wait,
             alone_since: None,
             ran_on: run.block.predecessors.iter().filter_map(|b| run.ran_on.get(b)).cloned().collect(),
-            kinds: run.fragments.iter().map(|fragment| StatementKind::of(fragment)).collect(),
+            kinds: StatementKind::of_block(&run.fragments),
             agreed: BTreeSet::new(),
         };
         let (mut fidelity, mut latency_ms) = (None, 0.0);
@@ -307,11 +333,27 @@ impl BlockRunner {
                 return Ok(Some((peer_id, piece)));
             }
             Err(CandidateFailure::Full(why) | CandidateFailure::Gone(why)) => search.last = Some(why),
+            Err(CandidateFailure::Lost(why)) => {
+                let block = &run.block.block_id;
+                tracing::warn!(
+                    block,
+                    peer = peer_id,
+                    why,
+                    "the peer was lost with the block; trying the next one"
+                );
+                search.excused.insert(peer_id.clone());
+                search.fail(peer_id.clone(), why);
+            }
+            Err(CandidateFailure::Late(why)) => {
+                let block = &run.block.block_id;
+                tracing::warn!(block, peer = peer_id, why, "the peer was late; trying the next one");
+                search.excused.insert(peer_id.clone());
+                search.fail(peer_id.clone(), why);
+            }
             Err(CandidateFailure::Failed(why) | CandidateFailure::Reported(why)) => {
                 let block = &run.block.block_id;
                 tracing::warn!(block, peer = peer_id, why, "the peer failed; trying the next one");
-                search.failed.insert(peer_id.clone());
-                search.last = Some(why);
+                search.fail(peer_id.clone(), why);
             }
             Err(CandidateFailure::Stop(error)) => return Err(error.into()),
         }
@@ -352,14 +394,16 @@ impl BlockRunner {
                         plan_id: run.plan_id,
                         workflow_run_id: &workflow,
                         block: &probe.block,
-                        fragments: vec![&probe.fragment],
+                        fragments: probe.fragments.iter().collect(),
                         state: probe.state.clone(),
                         attempts: 0,
                         ran_on: run.ran_on,
                         redundancy: 1,
                     };
                     let reservation = PeerReservation::new(self, claim, format!("res-{}", uuid4()));
-                    reservation.run(&probing).await.map(|answer| probe.is_right(&answer.state))
+                    let is_right =
+                        |a: BlockResult| a.fragments == probe.fragments.len() && probe.is_right(&a.state);
+                    reservation.run(&probing).await.map(is_right)
                 }
             };
             let why = match right {
@@ -372,9 +416,10 @@ impl BlockRunner {
                     search.last = Some(why);
                     return Ok(None);
                 }
-                Err(CandidateFailure::Failed(why)) => {
-                    search.failed.insert(peer);
-                    search.last = Some(why);
+                Err(
+                    CandidateFailure::Failed(why) | CandidateFailure::Lost(why) | CandidateFailure::Late(why),
+                ) => {
+                    search.fail(peer, why);
                     return Ok(None);
                 }
                 Err(CandidateFailure::Stop(error)) => return Err(error.into()),
@@ -402,7 +447,7 @@ impl BlockRunner {
             last: search.last.take().unwrap_or(or),
         };
         let mut changes = self.directory.changes();
-        if search.failed.len() >= MAX_CANDIDATES {
+        if search.failures >= MAX_CANDIDATES {
             return Err(failed(search, String::new()));
         }
         loop {
@@ -431,7 +476,9 @@ impl BlockRunner {
                     search.slot_deadline.min(now + again)
                 }
                 // The others have failed at it: there is no one to wait for.
-                SlotChoice::None if !search.failed.is_empty() => return Err(failed(search, String::new())),
+                SlotChoice::None if !search.awaits_excused() && !search.failed.is_empty() => {
+                    return Err(failed(search, String::new()));
+                }
                 SlotChoice::None => {
                     let end = *search.alone_since.get_or_insert(now) + self.limits.peer_wait;
                     if now >= end {

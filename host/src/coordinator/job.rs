@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::combine::{Component, combine};
 use super::fallback::{Attempt, BlockError, BlockRun, BlockRunner, CompletedBlock, uuid4};
@@ -13,8 +14,7 @@ use super::plan::{NoCandidate, Plan, plan};
 use super::result::ResultRequest;
 use super::resume::{JobStart, checkpoint};
 use super::schedule::{BlockPlace, Schedule};
-use super::simulation;
-use crate::peers::operation::OperationError;
+use super::simulation::{self, SimulationError};
 use crate::qasm::Circuit;
 use crate::reservation::journal::{JobFact, JobResult};
 use crate::reservation::log::{AppendError, Log, LogError};
@@ -41,8 +41,8 @@ pub enum JobError {
          peers is wrong ({peers}); run it with a redundancy of 2 to find out which"
     )]
     Wrong { fidelity: f64, peers: String },
-    #[error("the circuit can't be simulated here: {0}")]
-    Simulation(#[from] OperationError),
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
     #[error("a block of the job failed inside the coordinator: {0}; report this as a bug")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -135,9 +135,13 @@ pub async fn run(
     components.sort_by_key(|c| c.qubits.first().copied());
     let state = combine(components);
     let (circuit, ran_on) = (request.verify().then(|| circuit.clone()), progress.ran_on);
-    // A large state takes a while: not on a thread that serves others.
+    // A large state takes a while, and its simulation minutes: not on a thread that serves others, and no longer than
+    // this job is waited for.
+    let stop = CancellationToken::new();
+    let _stops_when_dropped = stop.clone().drop_guard();
     let taking = tokio::task::spawn_blocking(move || {
-        let fidelity = circuit.map(|circuit| simulation::check(&circuit, &state)).transpose()?;
+        let check = |circuit| simulation::check(&circuit, &state, || stop.is_cancelled());
+        let fidelity = circuit.map(check).transpose()?;
         match fidelity.filter(|fidelity| *fidelity < LEAST_FIDELITY) {
             Some(fidelity) => {
                 let peers: BTreeSet<&str> = ran_on.values().map(String::as_str).collect();

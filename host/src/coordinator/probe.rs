@@ -1,7 +1,8 @@
 //! Pure: whether a peer does what a statement says.
 //!
 //! A program of another kind may apply some default to a statement that it doesn't know and call that completed. So
-//! before such a peer gets a kind of statement in a job it gets one of the kind alone, on a state whose outcome is known.
+//! before such a peer gets a kind of statement in a job it gets one of the kind alone, on a state whose outcome is known;
+//! and before it gets several statements at once, two.
 //! What it does wrong, or fails at, is not sent to it for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +21,13 @@ const ASK_AGAIN: Duration = Duration::from_secs(600);
 const TOLERANCE: f64 = 1e-9;
 /// The qubit of the state that the statement does not touch.
 const SPECTATOR: u32 = 0;
+const BLOCK_ID: &str = "block-probe";
 
 /// Statements that differ in nothing but their numbers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StatementKind {
+    /// It is one of several in a dispatch: some peers do the first alone. Behind those that are alone.
+    is_repeated: bool,
     service_id: String,
     controlled: bool,
     name: String,
@@ -37,7 +41,20 @@ impl StatementKind {
         let (controlled, name, params) =
             statement.map_or((false, String::new(), 0), |s| (s.controlled, s.name, s.params.len()));
         let (service_id, qubits) = (fragment.service_id.clone(), fragment.qubits.len() as u32);
-        StatementKind { service_id, controlled, name, params, qubits }
+        StatementKind { is_repeated: false, service_id, controlled, name, params, qubits }
+    }
+
+    /// The kinds of a block's statements, and that there are several: of a kind with a small state.
+    pub fn of_block(fragments: &[&PlannedFragment]) -> BTreeSet<StatementKind> {
+        let mut kinds: BTreeSet<StatementKind> =
+            fragments.iter().map(|fragment| StatementKind::of(fragment)).collect();
+        let smallest = kinds.iter().min_by_key(|kind| kind.qubits).cloned();
+        if fragments.len() > 1
+            && let Some(smallest) = smallest
+        {
+            kinds.insert(StatementKind { is_repeated: true, ..smallest });
+        }
+        kinds
     }
 }
 
@@ -46,14 +63,15 @@ impl fmt::Display for StatementKind {
         let controlled = if self.controlled { "controlled " } else { "" };
         let name = if self.name.is_empty() { &self.service_id } else { &self.name };
         let plural = if self.qubits == 1 { "" } else { "s" };
-        write!(f, "{controlled}{name} on {} qubit{plural}", self.qubits)
+        let repeated = if self.is_repeated { " as one of several statements" } else { "" };
+        write!(f, "{controlled}{name} on {} qubit{plural}{repeated}", self.qubits)
     }
 }
 
-/// A statement of a kind, a state for it, and what it makes of that.
+/// A statement of a kind, or two of them, a state for it, and what it makes of that.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    pub fragment: PlannedFragment,
+    pub fragments: Vec<PlannedFragment>,
     pub block: Block,
     pub state: Component,
     expected: Component,
@@ -63,45 +81,38 @@ impl Probe {
     /// # Errors
     /// When the kind is not one that peers are sent.
     pub fn new(kind: &StatementKind) -> Result<Probe, OperationError> {
-        // Not in order, and beside a qubit that must stay as it is.
-        let on: Vec<u32> = (1..=kind.qubits).rev().collect();
-        let fragment = PlannedFragment {
-            fragment_id: "frag-0001".into(),
-            operation_id: "op-0001".into(),
-            service_id: kind.service_id.clone(),
-            qubits: on.clone(),
-            dependencies: Vec::new(),
-            raw_text: raw_text(kind, &on),
-            block_id: "block-probe".into(),
-        };
-        let qubits: Vec<u32> = (SPECTATOR..=kind.qubits).collect();
+        let statements = if kind.is_repeated { 2 } else { 1 };
+        let fragments: Vec<PlannedFragment> = (0..statements).map(|n| fragment(kind, n)).collect();
+        let qubits: Vec<u32> = (SPECTATOR..kind.qubits + statements).collect();
         let amplitudes = telling_state(qubits.len());
         let ids: Vec<i64> = qubits.iter().map(|q| i64::from(*q)).collect();
-        let targets: Vec<i64> = on.iter().map(|q| i64::from(*q)).collect();
-        let effect = operation::effect(&fragment.service_id, &fragment.raw_text, &targets)?;
-        let mut expected = amplitudes.clone();
-        apply(&mut expected, &operation::lower(&effect.operations, &ids)?);
+        let (mut expected, mut measured) = (amplitudes.clone(), Vec::new());
+        for fragment in &fragments {
+            let targets: Vec<i64> = fragment.qubits.iter().map(|q| i64::from(*q)).collect();
+            let effect = operation::effect(&fragment.service_id, &fragment.raw_text, &targets)?;
+            apply(&mut expected, &operation::lower(&effect.operations, &ids)?);
+            measured.extend(effect.measured.iter().filter_map(|q| u32::try_from(*q).ok()));
+        }
         let state = Component {
             qubits: qubits.clone(),
             amplitudes: Some(amplitudes),
             measured: Vec::new(),
             previous_peer_id: None,
         };
-        let measured = effect.measured.iter().filter_map(|q| u32::try_from(*q).ok()).collect();
         let expected = Component { amplitudes: Some(expected), measured, ..state.clone() };
         let block = Block {
-            block_id: fragment.block_id.clone(),
+            block_id: BLOCK_ID.into(),
             stage: 1,
             service_id: kind.service_id.clone(),
             services: vec![kind.service_id.clone()],
-            fragment_ids: vec![fragment.fragment_id.clone()],
+            fragment_ids: fragments.iter().map(|f| f.fragment_id.clone()).collect(),
             components: vec![qubits.clone()],
             qubits,
             predecessors: Vec::new(),
             candidates: Vec::new(),
-            fragments: vec![0],
+            fragments: (0..fragments.len()).collect(),
         };
-        Ok(Probe { fragment, block, state, expected })
+        Ok(Probe { fragments, block, state, expected })
     }
 
     /// Whether a peer's answer is the right one.
@@ -119,6 +130,21 @@ pub fn agree(a: &Component, b: &Component) -> bool {
         (Some(_), None) | (None, Some(_)) => false,
     };
     same && measured(a) == measured(b)
+}
+
+/// The n-th statement of a probe. Its qubits are not in order, beside one that must stay as it is, and not those of the
+/// statement before.
+fn fragment(kind: &StatementKind, n: u32) -> PlannedFragment {
+    let on: Vec<u32> = (1 + n..=kind.qubits + n).rev().collect();
+    PlannedFragment {
+        fragment_id: format!("frag-{:04}", n + 1),
+        operation_id: format!("op-{:04}", n + 1),
+        service_id: kind.service_id.clone(),
+        raw_text: raw_text(kind, &on),
+        qubits: on,
+        dependencies: Vec::new(),
+        block_id: BLOCK_ID.into(),
+    }
 }
 
 /// A statement of this kind with numbers that make it differ from every default.
@@ -242,32 +268,79 @@ mod tests {
     fn the_right_answer_is_right_and_that_of_any_other_statement_is_wrong() {
         let probes: Vec<Probe> = kinds().iter().map(|kind| Probe::new(kind).unwrap()).collect();
         for (n, probe) in probes.iter().enumerate() {
-            assert!(probe.is_right(&probe.expected), "{}", probe.fragment.raw_text);
+            assert!(probe.is_right(&probe.expected), "{}", probe.fragments[0].raw_text);
             for other in probes.iter().enumerate().filter(|(m, other)| *m != n && other.state == probe.state)
             {
-                assert!(!probe.is_right(&other.1.expected), "{:?} {:?}", probe.fragment, other.1.fragment);
+                assert!(!probe.is_right(&other.1.expected), "{:?} {:?}", probe.fragments, other.1.fragments);
             }
             // What it does with what it doesn't know: nothing, a default, or the operands the other way round.
             let idle = probe.state.clone();
-            assert!(!probe.is_right(&idle), "{}", probe.fragment.raw_text);
+            assert!(!probe.is_right(&idle), "{}", probe.fragments[0].raw_text);
             let ids: Vec<i64> = probe.state.qubits.iter().map(|q| i64::from(*q)).collect();
-            let on: Vec<i64> = probe.fragment.qubits.iter().map(|q| i64::from(*q)).collect();
+            let on: Vec<i64> = probe.fragments[0].qubits.iter().map(|q| i64::from(*q)).collect();
             let mut wrong = vec![vec![Operation::on(Gate::U(0.12, 0.34, 0.56), &on[..1])]];
             let backwards: Vec<i64> = on.iter().rev().copied().collect();
             let asymmetric = ["cx", "cy", "controlled h", "controlled rx", "ccx"];
-            if asymmetric.iter().any(|name| probe.fragment.raw_text.starts_with(name)) {
-                let effect =
-                    operation::effect(&probe.fragment.service_id, &probe.fragment.raw_text, &backwards)
-                        .unwrap();
+            if asymmetric.iter().any(|name| probe.fragments[0].raw_text.starts_with(name)) {
+                let effect = operation::effect(
+                    &probe.fragments[0].service_id,
+                    &probe.fragments[0].raw_text,
+                    &backwards,
+                )
+                .unwrap();
                 wrong.push(effect.operations);
             }
             for operations in wrong {
                 let mut state = probe.state.clone();
                 apply(state.amplitudes.as_mut().unwrap(), &operation::lower(&operations, &ids).unwrap());
                 state.measured = probe.expected.measured.clone();
-                assert!(!probe.is_right(&state), "{} {operations:?}", probe.fragment.raw_text);
+                assert!(!probe.is_right(&state), "{} {operations:?}", probe.fragments[0].raw_text);
             }
         }
+    }
+
+    #[test]
+    fn of_several_statements_each_one_shows() {
+        for kind in kinds() {
+            let probe = Probe::new(&StatementKind { is_repeated: true, ..kind.clone() }).unwrap();
+            assert_eq!(probe.fragments.len(), 2, "{kind}");
+            let ids: Vec<i64> = probe.state.qubits.iter().map(|q| i64::from(*q)).collect();
+            for (n, fragment) in probe.fragments.iter().enumerate() {
+                let on: Vec<i64> = fragment.qubits.iter().map(|q| i64::from(*q)).collect();
+                let effect = operation::effect(&fragment.service_id, &fragment.raw_text, &on).unwrap();
+                let mut alone = probe.state.clone();
+                apply(
+                    alone.amplitudes.as_mut().unwrap(),
+                    &operation::lower(&effect.operations, &ids).unwrap(),
+                );
+                alone.measured =
+                    on.iter().filter(|_| !effect.measured.is_empty()).map(|q| *q as u32).collect();
+                assert!(!probe.is_right(&alone), "{kind}: statement {n} alone");
+            }
+            assert!(probe.is_right(&probe.expected));
+        }
+    }
+
+    #[test]
+    fn several_statements_are_a_kind_too() {
+        let planned = |text: &str, qubits: u32| PlannedFragment {
+            fragment_id: "frag-0001".into(),
+            operation_id: "op-0001".into(),
+            service_id: "programmable_gate".into(),
+            qubits: (0..qubits).collect(),
+            dependencies: Vec::new(),
+            raw_text: text.into(),
+            block_id: String::new(),
+        };
+        let (swap, h) = (planned("swap q[0],q[1];", 2), planned("h q[0];", 1));
+        let shown = |fragments: &[&PlannedFragment]| {
+            StatementKind::of_block(fragments).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&[&h]), ["h on 1 qubit"]);
+        assert_eq!(
+            shown(&[&swap, &h, &h]),
+            ["h on 1 qubit", "swap on 2 qubits", "h on 1 qubit as one of several statements"]
+        );
     }
 
     #[test]

@@ -200,7 +200,7 @@ impl Service {
             runner,
             lease,
             jobs: LiveJobs::new(),
-            places: Places::new(limits.running),
+            places: Places::new(limits.running, limits.waiting),
             stray_jobs: Arc::default(),
             watchers: Arc::new(Semaphore::new(limits.watchers)),
             limits,
@@ -298,7 +298,8 @@ impl Service {
         let job_id = format!("job-{}", uuid4());
         // With a place free the job is taken with its submission. Before that is recorded it is known to be this
         // coordinator's, so that a look at the queue does not find it unknown.
-        let taken = self.lease.token().and_then(|token| {
+        let token = self.lease.token().filter(|_| !self.leaves_jobs_to_others());
+        let taken = token.and_then(|token| {
             let place = self.places.take_submitted()?;
             Some((place, self.jobs.own(&job_id, &token, false)))
         });
@@ -316,7 +317,7 @@ impl Service {
         }
         self.metrics.count(&fact);
         let Some((place, ownership)) = taken else {
-            self.places.job_waits();
+            self.places.submitted_job_waits(&job_id);
             return Ok(OrderedJob { job_id, status: JobStatus::Queued, is_new: true });
         };
         ownership.recorded();

@@ -17,6 +17,7 @@ use super::job_view::JobProgress;
 use super::live_jobs::JobOwnership;
 use super::resume::JobStart;
 use super::service::{AcceptedJob, JobSource, Service};
+use super::submission_times::SubmissionTimes;
 use crate::reservation::journal::JobFact;
 use crate::reservation::log::queue::{JobSelection, QueueChange, TakenJob};
 use crate::reservation::log::{AppendError, LogError, now_micros};
@@ -25,8 +26,11 @@ use crate::reservation::log::{AppendError, LogError, now_micros};
 #[derive(Clone)]
 pub(super) struct Places {
     places: Arc<Mutex<RunningPlaces>>,
+    /// When the jobs that wait were submitted here.
+    submissions: Arc<Mutex<SubmissionTimes>>,
     /// A place or the queue has changed.
     wake: Arc<Notify>,
+    start: Instant,
 }
 
 /// One running place, free when it is dropped.
@@ -40,8 +44,15 @@ impl Drop for Place {
 }
 
 impl Places {
-    pub(super) fn new(places: usize) -> Places {
-        Places { places: Arc::new(Mutex::new(RunningPlaces::new(places))), wake: Arc::default() }
+    /// So many places, for a queue in which at most so many jobs wait.
+    pub(super) fn new(places: usize, waiting: usize) -> Places {
+        let (places, submissions) = (RunningPlaces::new(places), SubmissionTimes::new(waiting));
+        Places {
+            places: Arc::new(Mutex::new(places)),
+            submissions: Arc::new(Mutex::new(submissions)),
+            wake: Arc::default(),
+            start: Instant::now(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, RunningPlaces> {
@@ -55,10 +66,21 @@ impl Places {
         is_taken.then(|| Place(self.clone()))
     }
 
-    /// A job may wait in the queue.
-    pub(super) fn job_waits(&self) {
+    /// A job that was submitted here waits in the queue.
+    pub(super) fn submitted_job_waits(&self, job_id: &str) {
+        self.submissions().submitted(job_id, self.start.elapsed());
         self.lock().job_waits();
         self.wake.notify_one();
+    }
+
+    /// How long a job has waited by this process's own reckoning; none when it was not submitted here.
+    fn waited(&self, job_id: &str) -> Option<Duration> {
+        self.submissions().age(job_id, self.start.elapsed())
+    }
+
+    fn submissions(&self) -> MutexGuard<'_, SubmissionTimes> {
+        // Each change is one call.
+        self.submissions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -136,13 +158,22 @@ impl Service {
         }
     }
 
+    /// Whether others are to take the jobs, if there are any: without a peer this coordinator can only let them fail.
+    pub(super) fn leaves_jobs_to_others(&self) -> bool {
+        self.runner.log.is_shared() && self.runner.directory.candidates().is_empty()
+    }
+
     /// Takes jobs from the queue while places are free.
     async fn fill_places(&self, token: &str) -> Result<(), LogError> {
         loop {
             // The guard must not live across the wait.
             let places = self.places.lock().begin_look();
             let Some(places) = places else { return Ok(()) };
-            let taken = match self.runner.log.take_jobs(token, JobSelection::First(places)).await {
+            let which = match self.leaves_jobs_to_others() {
+                true => JobSelection::FirstIfAlone(places),
+                false => JobSelection::First(places),
+            };
+            let taken = match self.runner.log.take_jobs(token, which).await {
                 Ok(taken) => taken,
                 Err(error) => {
                     self.places.lock().look_failed();
@@ -233,7 +264,8 @@ impl Service {
                 }
             }
         }
-        let age = Duration::from_micros(u64::try_from(at.saturating_sub(submitted_at)).unwrap_or(0));
+        let by_the_log = Duration::from_micros(u64::try_from(at.saturating_sub(submitted_at)).unwrap_or(0));
+        let age = self.places.waited(&job_id).unwrap_or(by_the_log);
         let source = JobSource::Text(qasm);
         let job = AcceptedJob { source, shots, options, age, taken_at, start };
         self.run_to_end(job, view, ownership, place).await;

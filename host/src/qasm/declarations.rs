@@ -181,7 +181,7 @@ pub(super) enum InputType {
 
 impl InputType {
     /// Whether it has this value; else what is needed.
-    fn check(self, value: f64) -> Result<(), String> {
+    pub fn check(self, value: f64) -> Result<(), String> {
         let (first, last) = match self {
             InputType::Real if value.is_finite() => return Ok(()),
             InputType::Real => return Err("a finite number".into()),

@@ -271,11 +271,14 @@ impl<'a> Parser<'a> {
 
     fn constant(&mut self) -> Result<(), CircuitError> {
         self.t.next();
-        self.number_type("constants")?;
+        let kind = self.number_type("constants")?;
         let pos = self.t.pos();
         let name = self.t.word("a name")?;
         self.t.expect("=")?;
         let value = self.expression()?.value(&[], &mut self.builder.budget)?;
+        kind.check(value).map_err(|needed| {
+            pos.error(format!("the constant '{}' is {value}, {needed} is needed", cut(name, 40)))
+        })?;
         self.t.expect(";")?;
         self.declarations.declare_constant(pos, name, value)
     }

@@ -143,10 +143,26 @@ impl Log {
         }
     }
 
+    /// Why a request has no answer: a server that hangs is given up with its request.
+    fn unanswered(&self) -> LogError {
+        match self.store {
+            LogStore::Sqlite(_) => LogError::Stopped,
+            LogStore::Postgres(_) => LogError::Unanswered,
+        }
+    }
+
+    /// Waits for the answer to a question, not for as long as a server may hang: whoever asked is to hear of it.
+    async fn in_time<T>(&self, wait: oneshot::Receiver<Result<T, LogError>>) -> Result<T, LogError> {
+        match tokio::time::timeout(READ_LIMIT, wait).await {
+            Ok(answer) => answer.map_err(|_| self.unanswered())?,
+            Err(_) => Err(LogError::Read(format!("there was no answer within {READ_LIMIT:?}").into())),
+        }
+    }
+
     async fn append(&self, append: Append) -> Result<AppendOutcome, AppendError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Append(append, answer))?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        wait.await.map_err(|_| self.unanswered())?
     }
 
     fn damaged(&self, row: &Row, what: String) -> LogError {
@@ -206,7 +222,7 @@ impl Log {
     pub async fn rows(&self, stream: StreamId) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Rows { stream, answer })?;
-        in_time(wait).await
+        self.in_time(wait).await
     }
 
     /// The next rows of all streams from a position on.
@@ -216,7 +232,7 @@ impl Log {
     pub async fn page(&self, from: i64, limit: usize) -> Result<Vec<Row>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Page { from, limit, answer })?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        wait.await.map_err(|_| self.unanswered())?
     }
 
     /// Reservations that are requested or accepted.
@@ -240,7 +256,7 @@ impl Log {
     async fn open_streams(&self, kind: StreamKind) -> Result<Vec<OpenStream>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Open { kind, answer })?;
-        in_time(wait).await
+        self.in_time(wait).await
     }
 
     /// Records what happened to a job, by the coordinator that has taken it; on disk when it returns. Returns the fact's number in the
@@ -297,7 +313,7 @@ impl Log {
         let key = IdempotencyKey { caller: JOB_KEYS.into(), key: key.into() };
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Keyed { key, answer })?;
-        let Some(stream) = in_time(wait).await? else { return Ok(None) };
+        let Some(stream) = self.in_time(wait).await? else { return Ok(None) };
         let rows = self.rows(stream.clone()).await?;
         self.known_job(stream, &rows).map(Some)
     }
@@ -333,7 +349,7 @@ impl Log {
     pub async fn jobs(&self, after: Option<i64>, limit: usize) -> Result<Vec<JobRow>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Jobs { before: after, limit, answer })?;
-        in_time(wait).await
+        self.in_time(wait).await
     }
 
     /// The place of a job in the order of all, for [`Log::jobs`].
@@ -343,7 +359,7 @@ impl Log {
     pub async fn job_position(&self, job_id: &str) -> Result<Option<i64>, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Begin { stream: StreamId::job(job_id), answer })?;
-        in_time(wait).await
+        self.in_time(wait).await
     }
 
     /// Whether the log can be read now.
@@ -391,7 +407,7 @@ impl Log {
     pub async fn release_lost_holds(&self, reason: &str) -> Result<usize, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::OpenHolds(answer))?;
-        let streams = wait.await.map_err(|_| LogError::Stopped)??;
+        let streams = wait.await.map_err(|_| self.unanswered())??;
         let mut batches = Vec::new();
         for stream in streams {
             // The beginning of an old one may have been removed.
@@ -495,14 +511,6 @@ fn micros(seconds: u64) -> i64 {
 pub fn now_micros() -> i64 {
     let now = time::OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000;
     i64::try_from(now).unwrap_or(i64::MAX)
-}
-
-/// Waits for the answer to a question, not for as long as a server may hang: whoever asked is to hear of it.
-async fn in_time<T>(wait: oneshot::Receiver<Result<T, LogError>>) -> Result<T, LogError> {
-    match tokio::time::timeout(READ_LIMIT, wait).await {
-        Ok(answer) => answer.map_err(|_| LogError::Stopped)?,
-        Err(_) => Err(LogError::Read(format!("there was no answer within {READ_LIMIT:?}").into())),
-    }
 }
 
 #[cfg(test)]

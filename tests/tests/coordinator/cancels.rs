@@ -1,5 +1,7 @@
 //! Jobs that are cancelled: here, at their peers, and after a restart.
 
+use std::time::Duration;
+
 use coda_host::peers::wire::PeerStep;
 use coda_host_tests::misbehaving_peers::{Behave, join};
 use coda_host_tests::net::Net;
@@ -188,4 +190,38 @@ async fn a_client_that_goes_leaves_nothing_half_done() {
         let name = format!("coda_coordinator_jobs{{status=\"{status}\"}}");
         eventually("nothing is left", async || net.coordinator.metric(&name).await == 0.0).await;
     }
+}
+
+/// It takes longer than what the peers did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_ends_the_simulation_of_a_verified_job() {
+    let mut net = network(&[PATIENT]).await;
+    net.add("executor_factory: coda_simulator\nnum_qubits: 17\n", &SLOW_PEER).await;
+    let source = "OPENQASM 3; qubit[17] q; h q[0]; for int i in [0:15] cx q[i], q[i+1];
+        for int i in [0:6599] { ry(0.1) q[0]; cx q[0], q[1]; rx(0.2) q[1]; }";
+    let id = net.coordinator.submit_with(&json!({ "qasm": source, "verify": true })).await;
+    eventually("the peer is done", async || {
+        let job = net.coordinator.get(&format!("{}?detail=summary", path(&id))).await.1;
+        assert_eq!(job["error"], json!(null));
+        job["progress"]["ratio"] == 1.0
+    })
+    .await;
+    assert_eq!(net.coordinator.delete(&path(&id)).await.0, 202);
+    let process = net.coordinator.host.pid();
+    let begin = ticks(process);
+    let end = eventually_some("the coordinator has nothing to do", async || {
+        let before = ticks(process);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        (ticks(process) - before < 10).then_some(before)
+    })
+    .await;
+    assert!(end - begin < 100, "it worked on for {} hundredths of a second", end - begin);
+}
+
+/// The processor time of a process, in hundredths of a second.
+fn ticks(process: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process");
+    let numbers: Vec<u64> =
+        stat.split_whitespace().skip(13).take(2).map(|n| n.parse().expect("a number")).collect();
+    numbers.iter().sum()
 }

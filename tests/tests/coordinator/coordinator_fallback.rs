@@ -1,9 +1,9 @@
 //! The coordinator's walk on real processes: what works, and a peer that fails at each step.
 
 use coda_host::peers::wire::PeerStep;
-use coda_host_tests::eventually_some;
 use coda_host_tests::misbehaving_peers::{Behave, Crooked, join};
 use coda_host_tests::net::{Net, SIMULATOR, fidelity, state_of};
+use coda_host_tests::{eventually, eventually_some};
 use serde_json::{Value, json};
 
 const ONE: &str = "OPENQASM 3.0; include \"stdgates.inc\"; qubit[1] q; h q[0];";
@@ -275,5 +275,29 @@ async fn a_stage_wider_than_the_slots_takes_turns() {
     for block in blocks {
         assert_eq!(block["attempts"].as_u64(), Some(block["tried"].as_array().unwrap().len() as u64));
     }
+    net.all_free().await;
+}
+
+/// It was not the peer that was wrong: it is given the block again when it is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_peer_that_restarts_in_a_dispatch_gets_the_block_again() {
+    let mut net = Net::start(&[("CODA_COORDINATOR_DISPATCH_TIMEOUT_SEC", "60")]).await;
+    let device = "executor_factory: coda_faulty\nevolve: true\nslots: 1\nrun_ms: 700\n";
+    net.add(device, &[("CODA_PEER_MAX_EXECUTION_SEC", "1000"), ("CODA_PEER_ALLOW", "any")]).await;
+    let id = net.coordinator.submit(ONE, 10).await;
+    eventually("the peer executes", async || net.peers[0].get("/ready").await.1["peer"]["executions"] == 1)
+        .await;
+    net.peers[0].kill();
+    eventually("it is listed as lost", async || {
+        net.coordinator.get("/api/v1/peers").await.1["peers"][0]["lost"] == true
+    })
+    .await;
+    let said = net.coordinator.cli(&["peers", "--url", &format!("http://{}", net.coordinator.http)]).await;
+    assert!(said.out.contains(" lost "), "{}", said.text());
+    net.peers[0].restart().await;
+    let job = net.coordinator.ended(&id).await;
+    assert_eq!(job["status"], "completed", "{}", job["error"]);
+    assert_eq!(job["fragments"][0]["attempts"], 2);
+    assert_eq!(net.coordinator.get("/api/v1/peers").await.1["peers"][0]["lost"], false);
     net.all_free().await;
 }

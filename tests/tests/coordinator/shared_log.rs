@@ -1,10 +1,15 @@
 //! One event log in PostgreSQL, shared by coordinators.
 
+use std::time::{Duration, Instant};
+
 use coda_host::reservation::event::{ReservationRequest, Transition};
+use coda_host::reservation::job_options::JobOptions;
+use coda_host::reservation::journal::JobFact;
 use coda_host::reservation::ledger::ReservationCommand;
 use coda_host::reservation::log::Log;
 use coda_host_tests::net::{Net, SIMULATOR};
 use coda_host_tests::postgres::Postgres;
+use coda_host_tests::{eventually, eventually_some};
 use serde_json::json;
 
 fn request(key: Option<&str>) -> ReservationRequest {
@@ -71,4 +76,77 @@ async fn two_coordinators_share_a_log() {
     assert_eq!((status, &state["current_transition"]), (200, &json!("committed")));
     let said = other.coordinator.cli(&["reservation", "verify"]).await;
     assert!(said.code == 0 && said.out.contains("all as they were written"), "{}", said.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_nobody_asks_anything_closes_at_once() {
+    let Some(server) = Postgres::start().await else { return };
+    let log = Log::open(&server.url(), std::path::Path::new("/")).await.unwrap();
+    // Every worker waits for a request.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begin = Instant::now();
+    log.close().await;
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+/// PostgreSQL has no U+0000 in its texts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_text_of_a_job_keeps_others_from_the_list() {
+    let Some(server) = Postgres::start().await else { return };
+    let log = Log::open(&server.url(), std::path::Path::new("/")).await.unwrap();
+    let submitted = |qasm: &str| JobFact::Submitted {
+        qasm: qasm.into(),
+        shots: 7,
+        coordinator: "me".into(),
+        options: JobOptions::default(),
+    };
+    log.record_job("job-comment", submitted("// \0\nqubit q; h q;")).await.unwrap();
+    log.record_job("job-cancel", submitted("qubit q; h q;")).await.unwrap();
+    log.record_job("job-cancel", JobFact::Cancelled { reason: "a \0 in it".into() }).await.unwrap();
+    let jobs = log.jobs(None, 10).await.unwrap();
+    let found: Vec<_> =
+        jobs.iter().map(|job| (job.job_id.as_str(), job.shots, job.error.as_deref())).collect();
+    assert_eq!(found, [("job-cancel", 7, Some("a \u{fffd} in it")), ("job-comment", 7, None)]);
+    log.close().await;
+}
+
+/// What watches over a coordinator needs its metrics most when the database does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_hangs_keeps_no_metrics_back_and_one_that_refuses_is_for_later() {
+    let Some(server) = Postgres::start().await else { return };
+    let env = [("CODA_COORDINATOR_STORE", server.url()), ("CODA_REQUEST_TIMEOUT_SEC", "1.5".into())];
+    let net = Net::start(&env.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+    let c = &net.coordinator;
+    let server = std::sync::Arc::new(server);
+    let locked = server.clone();
+    let hanging = tokio::task::spawn_blocking(move || {
+        locked.sql("BEGIN; LOCK TABLE coda_open IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(8); COMMIT;")
+    });
+    eventually("the database hangs", async || {
+        server
+            .sql("SELECT 1 FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted")
+            .unwrap()
+            .contains('1')
+    })
+    .await;
+    let begin = Instant::now();
+    assert!(c.metric("coda_coordinator_lease_held").await >= 0.0);
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    let job = json!({ "qasm": "qubit q; h q;" }).to_string();
+    let json_type = "Content-Type: application/json\r\n";
+    let (status, head, problem) = c.request("POST", "/api/v1/jobs", json_type, &job).await;
+    assert!(status == 503 && head.contains("retry-after:"), "{head} {problem}");
+    // It is not the service that is slow.
+    let (status, _, problem) =
+        c.request("POST", "/api/v1/jobs", &format!("{json_type}Content-Length: 9\r\n"), "").await;
+    assert_eq!(status, 408, "{problem}");
+    hanging.await.unwrap().unwrap();
+    server.sql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf();").unwrap();
+    let refused = eventually_some("the database refuses", async || {
+        let answer = c.request("POST", "/api/v1/jobs", json_type, &job).await;
+        (answer.0 != 202).then_some(answer)
+    })
+    .await;
+    assert_eq!(refused.0, 503, "{}", refused.2);
+    assert!(refused.1.contains("retry-after:"), "{}", refused.1);
 }

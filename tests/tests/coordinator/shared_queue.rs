@@ -177,6 +177,25 @@ async fn jobs_of_one_coordinator_are_run_by_all() {
     shared.net.all_free().await;
 }
 
+/// One that could only let them fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_without_peers_leaves_jobs_to_the_others() {
+    let env = [("CODA_COORDINATOR_MAX_RUNNING", "1"), ("CODA_COORDINATOR_PEER_WAIT_SEC", "0.3")];
+    let Some(mut shared) = Shared::start(&env).await else { return };
+    // It is told of one coordinator.
+    shared.net.add(&slow(1, 300), &SLOW_PEER).await;
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        ids.push(shared.other.submit(ONE, 10).await);
+    }
+    shared.completed(&shared.other, &ids).await;
+    assert_eq!(shared.runners().await, BTreeSet::from([shared.net.coordinator.peer_id.clone()]));
+    // Alone, it says what is wrong.
+    shared.net.coordinator.stop().await;
+    let job = shared.other.run(ONE, 10).await;
+    assert!(job["error"].as_str().unwrap().contains("no healthy peer offers hadamard"), "{job}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_jobs_of_a_killed_coordinator_are_taken_over() {
     let Some(mut shared) = Shared::start(&[SHORT_LEASE]).await else {
@@ -263,7 +282,7 @@ async fn a_restart_of_the_database_loses_no_job() {
     .await;
     assert!(reasons.contains("database server"), "{reasons}");
     // An error is no absence.
-    assert_eq!(shared.other.get("/api/v1/jobs/job-unknown").await.0, 500);
+    assert_eq!(shared.other.get("/api/v1/jobs/job-unknown").await.0, 503);
     shared.server.restart().await;
     eventually("both are ready", async || {
         is_ready(&shared.other).await && is_ready(&shared.net.coordinator).await

@@ -90,6 +90,27 @@ async fn the_only_peer_is_asked_even_when_it_is_left_alone() {
     for n in 1..=3 {
         let job = net.coordinator.run(ONE, 10).await;
         assert_eq!(job["status"], "failed");
-        assert_eq!(count(&mut silent, PeerStep::Prepare), 1, "job {n}");
+        // Again while no other is there, until it has failed as often as a block may.
+        assert_eq!(count(&mut silent, PeerStep::Prepare), 4, "job {n}");
     }
+}
+
+/// The time that it is given grows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_of_the_only_peer_costs_no_job() {
+    let mut net = Net::start(&[("CODA_COORDINATOR_CALL_TIMEOUT_SEC", "15")]).await;
+    net.add(SIMULATOR, &[]).await;
+    assert_eq!(net.coordinator.run(ONE, 10).await["status"], "completed");
+    net.peers[0].host.signal(libc::SIGSTOP);
+    let id = net.coordinator.submit(ONE, 10).await;
+    eventually("it was late", async || {
+        let job = net.coordinator.job(&id).await;
+        assert_ne!(job["status"], "failed", "{}", job["error"]);
+        job["blocks"][0]["attempts"].as_u64() == Some(2)
+    })
+    .await;
+    net.peers[0].host.signal(libc::SIGCONT);
+    let job = net.coordinator.ended(&id).await;
+    assert_eq!(job["status"], "completed", "{}", job["error"]);
+    net.all_free().await;
 }

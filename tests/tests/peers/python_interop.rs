@@ -216,3 +216,31 @@ async fn what_a_python_peer_does_wrong_is_not_sent_to_it() {
         net.all_free().await;
     }
 }
+
+/// Each statement alone is right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_statements_are_not_sent_to_a_python_peer_that_does_the_first_alone() {
+    let Some(python) = python() else { return };
+    let mut net = Net::start(&[("CODA_COORDINATOR_PEER_WAIT_SEC", "0.5")]).await;
+    let bootstrap = net.coordinator.address.clone();
+    let mut node = Python::start(&python, &["peer", "--bootstrap", &bootstrap, "--behaviour", "first"]);
+    let id = node.next("listening").await["peer_id"].as_str().unwrap().to_string();
+    net.known(&id).await;
+    let run = async |net: &Net, statements: &str| {
+        net.coordinator.run_for_state(&format!("OPENQASM 3; qubit[2] q; {statements}"), 10).await
+    };
+    let one = run(&net, "h q[0];").await;
+    assert_eq!(one["status"], "completed", "{}", one["error"]);
+    let statements = "h q[0]; cx q[0],q[1]; h q[1]; h q[0]; cx q[0],q[1];";
+    let alone = run(&net, statements).await;
+    let error = alone["error"].as_str().unwrap_or_else(|| panic!("it did: {alone}"));
+    assert!(error.contains("several statements wrong"), "{error}");
+    net.add(SIMULATOR, &[]).await;
+    let job = run(&net, statements).await;
+    assert_eq!(job["status"], "completed", "{}", job["error"]);
+    let r = std::f64::consts::FRAC_1_SQRT_2;
+    let expected = [[r, 0.0], [r, 0.0], [0.0, 0.0], [0.0, 0.0]];
+    let found = fidelity(&state_of(&job), &expected);
+    assert!((found - 1.0).abs() < 1e-9, "{found}: {:?}", state_of(&job));
+    net.all_free().await;
+}

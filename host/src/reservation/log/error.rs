@@ -45,6 +45,8 @@ pub enum LogError {
     Read(LogFailure),
     #[error("the event log has stopped")]
     Stopped,
+    #[error("the event log did not answer in time, so what was asked of it may be recorded or not")]
+    Unanswered,
     #[error("another coordinator uses the event log {location}")]
     InUse { location: String },
     #[error("another coordinator with the identity {peer_id} uses the event log {location}")]
@@ -60,6 +62,7 @@ impl Explain for LogError {
             LogError::Write(_) => "log-write",
             LogError::Read(_) => "log-read",
             LogError::Stopped => "log-stopped",
+            LogError::Unanswered => "log-unanswered",
             LogError::InUse { .. } => "log-in-use",
             LogError::Leased { .. } => "log-leased",
         }
@@ -76,7 +79,7 @@ impl Explain for LogError {
             }
             LogError::Write(LogFailure::File(failure)) => failure.write_hint(NAME),
             LogError::Read(LogFailure::File(failure)) => failure.read_hint(NAME),
-            LogError::Write(LogFailure::Other(_)) | LogError::Read(LogFailure::Other(_)) => {
+            LogError::Write(LogFailure::Other(_)) | LogError::Read(LogFailure::Other(_)) | LogError::Unanswered => {
                 "check the database server of the log, and that this host reaches it".into()
             }
             LogError::Stopped => "report this as a bug of coda-host".into(),

@@ -43,10 +43,14 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
 /// Jobs from the newest to the oldest: position, stream, times of the first and the last fact, shots, kind and error.
-const JOBS: &str = "
-    SELECT b.position, b.stream, b.at, l.at, (b.body::json->>'shots')::bigint, l.body::json->>'kind',
-        coalesce(l.body::json->>'error', l.body::json->>'reason')
-    FROM coda_events b JOIN coda_events l ON l.stream = b.stream AND l.seq = (
+///
+/// PostgreSQL has no U+0000 in its texts and fails at a body that has one anywhere, so it is read as U+FFFD.
+const JOBS: &str = r"
+    SELECT b.position, b.stream, b.at, l.at, (b.body->>'shots')::bigint, l.body->>'kind',
+        coalesce(l.body->>'error', l.body->>'reason')
+    FROM (SELECT position, stream, at, seq, replace(body, '\u0000', '\ufffd')::json AS body FROM coda_events) b
+    JOIN (SELECT stream, at, seq, replace(body, '\u0000', '\ufffd')::json AS body FROM coda_events) l
+    ON l.stream = b.stream AND l.seq = (
         SELECT seq - (body = $3)::int FROM coda_events WHERE stream = b.stream ORDER BY seq DESC LIMIT 1)
     WHERE b.position < $1 AND b.seq = 1 AND starts_with(b.stream, 'job/')
     ORDER BY b.position DESC LIMIT $2";
@@ -187,14 +191,18 @@ struct FailedConnect {
 impl Worker {
     async fn run(mut self, inbox: Arc<Mutex<mpsc::UnboundedReceiver<Message>>>) {
         loop {
-            let message = inbox.lock().await.recv().await;
-            match message {
-                None => return,
-                Some(Message::Stop) => {
-                    // The other workers find it closed once they have answered what is left in it.
-                    inbox.lock().await.close();
-                    return;
+            let message = {
+                let mut inbox = inbox.lock().await;
+                let message = inbox.recv().await;
+                // With the lock still held: the next worker would wait in it for a message that never comes. The others
+                // find the inbox closed once they have answered what is left in it.
+                if matches!(message, Some(Message::Stop)) {
+                    inbox.close();
                 }
+                message
+            };
+            match message {
+                None | Some(Message::Stop) => return,
                 Some(Message::Request(request)) => self.answer_in_time(request).await,
             }
         }

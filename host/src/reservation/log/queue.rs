@@ -22,6 +22,8 @@ const KEPT_CHANGES: usize = 256;
 pub enum JobSelection {
     /// The first ones, at most so many.
     First(usize),
+    /// The same, when no other coordinator holds a lease.
+    FirstIfAlone(usize),
     /// This one.
     Only(String),
 }
@@ -127,7 +129,7 @@ impl Log {
     ) -> Result<T, LogError> {
         let (answer, wait) = oneshot::channel();
         self.submit(StoreRequest::Queue(request(answer)))?;
-        wait.await.map_err(|_| LogError::Stopped)?
+        wait.await.map_err(|_| self.unanswered())?
     }
 
     /// Asks for the lease of a coordinator's identity.

@@ -210,8 +210,14 @@ impl SqliteWorker for Writer {
             }
             Err(error) => {
                 let error = LogError::Write(error.into());
-                self.writable.store(false, Ordering::Release);
-                tracing::error!(%error, path = %self.path.display(), "events could not be recorded");
+                // Once for as long as it is so: the log may be on the same full disk.
+                let path = self.path.display();
+                match self.writable.swap(false, Ordering::AcqRel) {
+                    true => {
+                        tracing::error!(%error, %path, "events could not be recorded; said once until they can")
+                    }
+                    false => tracing::debug!(%error, %path, "events could not be recorded"),
+                }
                 for reply in replies {
                     drop(reply.send(Err(error.clone().into())));
                 }

@@ -151,7 +151,9 @@ pub(super) async fn take(
     which: &JobSelection,
 ) -> Result<Vec<TakenJob>, tokio_postgres::Error> {
     let (name, most) = match which {
-        JobSelection::First(most) => (None, i64::try_from(*most).unwrap_or(i64::MAX)),
+        JobSelection::First(most) | JobSelection::FirstIfAlone(most) => {
+            (None, i64::try_from(*most).unwrap_or(i64::MAX))
+        }
         JobSelection::Only(job_id) => (Some(StreamId::job(job_id.as_str()).to_string()), 1),
     };
     let sql = "
@@ -163,8 +165,10 @@ pub(super) async fn take(
         UPDATE coda_open SET owner = $1 FROM next
         WHERE coda_open.stream = next.stream
             AND EXISTS (SELECT 1 FROM coda_leases WHERE token = $1 AND until > clock_timestamp())
+            AND NOT ($4 AND EXISTS (SELECT 1 FROM coda_leases WHERE token <> $1 AND until > clock_timestamp()))
         RETURNING coda_open.stream, position, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-    let rows = client.query(sql, &[&token, &name, &most]).await?;
+    let if_alone = matches!(which, JobSelection::FirstIfAlone(_));
+    let rows = client.query(sql, &[&token, &name, &most, &if_alone]).await?;
     let job = |row: &tokio_postgres::Row| {
         let name: String = row.get(0);
         let id = stream_named(&name).map(|stream| stream.id);

@@ -120,7 +120,10 @@ pub(super) fn update(
 
 pub(super) fn take(conn: &Connection, token: &str, which: &JobSelection) -> rusqlite::Result<Vec<TakenJob>> {
     let (name, most) = match which {
-        JobSelection::First(most) => (None, i64::try_from(*most).unwrap_or(i64::MAX)),
+        // A file has one coordinator.
+        JobSelection::First(most) | JobSelection::FirstIfAlone(most) => {
+            (None, i64::try_from(*most).unwrap_or(i64::MAX))
+        }
         JobSelection::Only(job_id) => (Some(StreamId::job(job_id.as_str()).to_string()), 1),
     };
     let mut query = conn.prepare_cached(
