@@ -27,9 +27,11 @@ use crate::page::draw::DeviceGraph;
 use crate::page::host::{ExecutorModel, HostModel, JobPageModel, LentModel, PeersModel, job_document};
 use crate::page::live::{LivePage, MAX_STREAMS};
 use crate::page::shell::{self, PageDocument};
-use crate::state::db::{Database, KeptEntry};
+use crate::state::db::{Database, KeptOverview};
 use crate::vpn::guard::VpnState;
 
+/// Kept results that are listed.
+const KEPT_SHOWN: usize = 10;
 /// How old the list of kept results may be: it is read from the database.
 const KEPT_AGE: Duration = Duration::from_secs(5);
 
@@ -90,7 +92,7 @@ struct PageState {
 }
 
 /// What the database keeps, or why that can't be read.
-type KeptList = Arc<Result<Vec<KeptEntry>, String>>;
+type KeptResult = Arc<Result<KeptOverview, String>>;
 
 struct HostPage {
     settings: PageSettings,
@@ -99,7 +101,7 @@ struct HostPage {
     /// The drawing of the device in use.
     graph: Mutex<Option<(Arc<ActivePlugin>, Arc<DeviceGraph>)>>,
     sandbox: Option<Sandbox>,
-    kept: Mutex<Option<(Instant, KeptList)>>,
+    kept: Mutex<Option<(Instant, KeptResult)>>,
 }
 
 async fn overview(State(state): State<PageState>) -> Response {
@@ -198,7 +200,7 @@ impl HostPage {
     }
 
     /// What the database keeps for the operator.
-    async fn kept(&self) -> KeptList {
+    async fn kept(&self) -> KeptResult {
         if let Some((at, kept)) = &*self.kept.lock()
             && at.elapsed() < KEPT_AGE
         {
@@ -206,20 +208,12 @@ impl HostPage {
         }
         let dir = self.settings.state_dir.clone();
         let read = tokio::task::spawn_blocking(move || match Database::exists(&dir) {
-            true => Database::open(&dir).and_then(|database| database.list()).map_err(|e| e.to_string()),
-            false => Ok(Vec::new()),
+            true => Database::open(&dir)
+                .and_then(|database| database.overview(KEPT_SHOWN))
+                .map_err(|e| e.to_string()),
+            false => Ok(KeptOverview::default()),
         });
-        let mut kept = read.await.unwrap_or_else(|error| Err(error.to_string()));
-        if let Ok(entries) = &mut kept {
-            // What needs a hand comes first; what the host still delivers is of interest once it has failed.
-            use crate::state::db::KeptKind::{DeadLetter, Refused, Undelivered};
-            entries.retain(|entry| entry.kind != Undelivered || entry.attempts > 0);
-            entries.sort_by_key(|entry| match entry.kind {
-                Refused => 0,
-                DeadLetter => 1,
-                Undelivered => 2,
-            });
-        }
+        let kept = read.await.unwrap_or_else(|error| Err(error.to_string()));
         let kept = Arc::new(kept);
         *self.kept.lock() = Some((Instant::now(), kept.clone()));
         kept

@@ -18,7 +18,7 @@ use super::text::{count, counted, elapsed, moment};
 use crate::activity::ActivityView;
 use crate::activity::parts::{Part, PartState};
 use crate::executor::{ActivePlugin, PluginInfo};
-use crate::state::db::{KeptEntry, KeptKind};
+use crate::state::db::{KeptEntry, KeptKind, KeptOverview};
 
 pub use recent::{JobPageModel, job_document};
 
@@ -35,7 +35,7 @@ pub struct HostModel {
     /// Jobs that were read ahead.
     pub waiting: usize,
     /// What waits for the operator, or why that can't be told; `None` without a cloud.
-    pub kept: Option<Arc<Result<Vec<KeptEntry>, String>>>,
+    pub kept: Option<Arc<Result<KeptOverview, String>>>,
     pub peers: Option<PeersModel>,
     /// Only in `coda-host dev`.
     pub sandbox: Option<SandboxModel>,
@@ -232,8 +232,7 @@ fn origin(info: &PluginInfo) -> Markup {
 }
 
 /// What waits for the operator, with the command for each kind.
-fn kept(kept: &Result<Vec<KeptEntry>, String>) -> Section {
-    const SHOWN: usize = 10;
+fn kept(kept: &Result<KeptOverview, String>) -> Section {
     let command = |entry: &KeptEntry| {
         let id = if entry.job_id.is_empty() { &entry.message_id } else { &entry.job_id };
         match entry.kind {
@@ -242,23 +241,21 @@ fn kept(kept: &Result<Vec<KeptEntry>, String>) -> Section {
             KeptKind::DeadLetter => format!("coda-host results show {id}"),
         }
     };
-    let number =
-        |entries: &[KeptEntry], kind: KeptKind| entries.iter().filter(|e| e.kind == kind).count() as u64;
     let content = match kept {
         Err(error) => html! { p.why { "What is kept can't be read: " (error) } },
-        Ok(entries) => html! {
+        Ok(kept) => html! {
             dl.figures {
-                div { dt { "Undelivered" } dd { (count(number(entries, KeptKind::Undelivered))) } }
-                div { dt { "Refused" } dd { (count(number(entries, KeptKind::Refused))) } }
-                div { dt { "Dead letters" } dd { (count(number(entries, KeptKind::DeadLetter))) } }
+                div { dt { "Undelivered" } dd { (count(kept.undelivered)) } }
+                div { dt { "Refused" } dd { (count(kept.refused)) } }
+                div { dt { "Dead letters" } dd { (count(kept.dead_letters)) } }
             }
-            @if entries.is_empty() { p.quiet { "Nothing is stuck." } }
+            @if kept.first.is_empty() { p.quiet { "Nothing is stuck." } }
             @else {
                 div.table tabindex="0" role="region" aria-label="What is kept" {
                     table {
                         thead { tr { th scope="col" { "Job" } th scope="col" { "Kind" } th scope="col" { "Attempts" } th scope="col" { "Why" } th scope="col" { "Command" } } }
                         tbody {
-                            @for entry in entries.iter().take(SHOWN) {
+                            @for entry in &kept.first {
                                 tr data-key=(entry.message_id) {
                                     td { code { (if entry.job_id.is_empty() { &entry.message_id } else { &entry.job_id }) } }
                                     td { (entry.kind.name()) }
@@ -270,9 +267,8 @@ fn kept(kept: &Result<Vec<KeptEntry>, String>) -> Section {
                         }
                     }
                 }
-                @if entries.len() > SHOWN {
-                    p.quiet { "and " (count((entries.len() - SHOWN) as u64)) " more: " code { "coda-host results list" } }
-                }
+                @let more = (kept.undelivered + kept.refused + kept.dead_letters).saturating_sub(kept.first.len() as u64);
+                @if more > 0 { p.quiet { "and " (count(more)) " more: " code { "coda-host results list" } } }
             }
         },
     };

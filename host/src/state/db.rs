@@ -29,7 +29,7 @@ use crate::state::sqlite_actor::{self, OpenError, SqliteActor, SqliteFailure};
 pub use error::StoreError;
 pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
 use sql::{Op, SCHEMA, add_missing_columns, read_all};
-pub use view::{KeptEntry, KeptKind};
+pub use view::{KeptEntry, KeptKind, KeptOverview};
 use writer::{GROUPS, OpenFile, Request, Writer};
 
 const FILE: &str = "coda-host.db";

@@ -2,8 +2,10 @@
 
 use coda_host::dev::cloud::Answer;
 use coda_host_tests::bell;
-use coda_host_tests::eventually;
 use coda_host_tests::{Plan, TestHost};
+use coda_host_tests::{eventually, eventually_some};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 /// The text of the page's section with this id.
 async fn section(host: &TestHost, id: &str) -> String {
@@ -108,4 +110,48 @@ async fn the_sandbox_is_there_only_in_a_sandbox() {
     let (_, page) = host.get("/").await;
     assert!(!page.contains("id=\"sandbox\""));
     assert_eq!(host.get("/sandbox/jobs").await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_with_a_strange_id_has_a_link_that_leads_to_it() {
+    let host = plan("num_qubits: 5").start().await;
+    let id = "a/../b c?d=<b>#e&\"f\"+é%2F";
+    host.submit(id, &bell(), 10).await;
+    host.delivered(id).await;
+    let href = eventually_some("its link is there", async || {
+        let recent = section(&host, "recent").await;
+        assert!(!recent.contains("<b>"), "{recent}");
+        let (_, rest) = recent.split_once("href=\"")?;
+        Some(rest.split_once('"')?.0.to_string())
+    })
+    .await;
+    let href = &href;
+    let (status, page) = host.get(href).await;
+    assert!(status == 200 && page.contains("Delivered"), "{href}: {page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_many_viewers_are_told_to_come_back_and_readers_that_leave_make_room() {
+    let host = plan("num_qubits: 5").start().await;
+    let open = async || {
+        let mut stream = TcpStream::connect(("127.0.0.1", host.port())).await.expect("the local service");
+        stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("a request");
+        let mut head = vec![0; 512];
+        let n = stream.read(&mut head).await.expect("an answer");
+        (stream, String::from_utf8_lossy(&head[..n]).into_owned())
+    };
+    let mut viewers = Vec::new();
+    loop {
+        let (stream, head) = open().await;
+        if head.starts_with("HTTP/1.1 503") {
+            assert!(head.contains("retry-after"), "{head}");
+            break;
+        }
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        viewers.push(stream);
+        assert!(viewers.len() <= 100, "there is a limit");
+    }
+    assert_eq!(host.ready().await.0, 200, "others are served");
+    viewers.clear();
+    eventually("there is room again", async || open().await.1.starts_with("HTTP/1.1 200")).await;
 }

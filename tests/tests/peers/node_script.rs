@@ -109,7 +109,8 @@ async fn run_all(net: &Net, options: &Value) -> (usize, Vec<String>) {
             continue;
         }
         completed += 1;
-        let expected = simulation::run(&qasm::parse(&source(circuit)).expect("a circuit")).expect("a state");
+        let expected =
+            simulation::run(&qasm::parse(&source(circuit)).expect("a circuit"), || false).expect("a state");
         let found = fidelity(&state_of(&job), &expected);
         assert!(
             (found - 1.0).abs() < 1e-9,

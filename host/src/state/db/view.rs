@@ -1,6 +1,6 @@
 //! The database as an operator sees it: what is kept, one row, removing it. Beside a running host.
 
-use rusqlite::{OptionalExtension as _, params};
+use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::rows::{Phase, ResultRow};
 use super::writer::{read_failed, write_failed};
@@ -53,52 +53,95 @@ pub struct KeptEntry {
     pub bytes: u64,
 }
 
+/// How much is kept for the operator, with the first entries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptOverview {
+    /// Results that were tried and not accepted yet.
+    pub undelivered: u64,
+    pub refused: u64,
+    pub dead_letters: u64,
+    /// Refused results first, then dead letters, then undelivered results.
+    pub first: Vec<KeptEntry>,
+}
+
+/// Undelivered results as columns of [`result_entry`].
+const RESULTS: &str = "SELECT qpu_id, message_id, job_id, phase, attempts, last_error, callback_url,
+                              length(body) FROM results";
+/// Dead letters as columns of [`letter_entry`].
+const LETTERS: &str = "SELECT qpu_id, message_id, reason, length(CAST(fields AS BLOB)) FROM dead_letters";
+
+fn result_entry(r: &Row<'_>) -> rusqlite::Result<KeptEntry> {
+    let refused = sql::phase(r, 3)? == Phase::Refused;
+    Ok(KeptEntry {
+        qpu_id: r.get(0)?,
+        message_id: r.get(1)?,
+        job_id: r.get(2)?,
+        kind: if refused { KeptKind::Refused } else { KeptKind::Undelivered },
+        attempts: r.get(4)?,
+        why: r.get::<_, Option<String>>(5)?.unwrap_or_default(),
+        callback_url: r.get(6)?,
+        bytes: r.get::<_, i64>(7)?.unsigned_abs(),
+    })
+}
+
+fn letter_entry(r: &Row<'_>) -> rusqlite::Result<KeptEntry> {
+    Ok(KeptEntry {
+        qpu_id: r.get(0)?,
+        message_id: r.get(1)?,
+        job_id: String::new(),
+        kind: KeptKind::DeadLetter,
+        attempts: 0,
+        why: r.get(2)?,
+        callback_url: String::new(),
+        bytes: r.get::<_, i64>(3)?.unsigned_abs(),
+    })
+}
+
 impl Database {
     /// Everything that is kept, results first, without the contents.
     ///
     /// # Errors
     /// When the database can't be read.
     pub fn list(&self) -> Result<Vec<KeptEntry>, StoreError> {
-        let mut results = self
-            .conn
-            .prepare(
-                "SELECT qpu_id, message_id, job_id, phase, attempts, last_error, callback_url,
-                        length(body) FROM results",
-            )
-            .map_err(read_failed)?;
-        let results = results.query_map([], |r| {
-            let refused = sql::phase(r, 3)? == Phase::Refused;
-            Ok(KeptEntry {
-                qpu_id: r.get(0)?,
-                message_id: r.get(1)?,
-                job_id: r.get(2)?,
-                kind: if refused { KeptKind::Refused } else { KeptKind::Undelivered },
-                attempts: r.get(4)?,
-                why: r.get::<_, Option<String>>(5)?.unwrap_or_default(),
-                callback_url: r.get(6)?,
-                bytes: r.get::<_, i64>(7)?.unsigned_abs(),
-            })
-        });
-        let mut found =
-            results.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)?;
-        let mut letters = self
-            .conn
-            .prepare("SELECT qpu_id, message_id, reason, length(CAST(fields AS BLOB)) FROM dead_letters")
-            .map_err(read_failed)?;
-        let letters = letters.query_map([], |r| {
-            Ok(KeptEntry {
-                qpu_id: r.get(0)?,
-                message_id: r.get(1)?,
-                job_id: String::new(),
-                kind: KeptKind::DeadLetter,
-                attempts: 0,
-                why: r.get(2)?,
-                callback_url: String::new(),
-                bytes: r.get::<_, i64>(3)?.unsigned_abs(),
-            })
-        });
-        found.extend(letters.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)?);
+        let mut found = self.entries(RESULTS, [], result_entry)?;
+        found.extend(self.entries(LETTERS, [], letter_entry)?);
         Ok(found)
+    }
+
+    /// How much is kept, with at most `limit` entries: for looking at it again and again.
+    ///
+    /// # Errors
+    /// When the database can't be read.
+    pub fn overview(&self, limit: usize) -> Result<KeptOverview, StoreError> {
+        const TRIED: &str = "phase <> 'refused' AND attempts > 0";
+        let count = |table: &str, rows: &str| {
+            let sql = format!("SELECT count(*) FROM {table} WHERE {rows}");
+            self.conn.query_row(&sql, [], |r| r.get::<_, i64>(0)).map(i64::unsigned_abs).map_err(read_failed)
+        };
+        let (refused, dead_letters) =
+            (count("results", "phase = 'refused'")?, count("dead_letters", "true")?);
+        let undelivered = count("results", TRIED)?;
+        let mut first = Vec::new();
+        for (sql, entry) in [
+            (format!("{RESULTS} WHERE phase = 'refused'"), result_entry as fn(&Row<'_>) -> _),
+            (LETTERS.into(), letter_entry),
+            (format!("{RESULTS} WHERE {TRIED}"), result_entry),
+        ] {
+            let left = (limit - first.len()) as i64;
+            first.extend(self.entries(&format!("{sql} LIMIT ?1"), [left], entry)?);
+        }
+        Ok(KeptOverview { undelivered, refused, dead_letters, first })
+    }
+
+    fn entries(
+        &self,
+        sql: &str,
+        limits: impl rusqlite::Params,
+        entry: fn(&Row<'_>) -> rusqlite::Result<KeptEntry>,
+    ) -> Result<Vec<KeptEntry>, StoreError> {
+        let mut rows = self.conn.prepare(sql).map_err(read_failed)?;
+        let rows = rows.query_map(limits, entry);
+        rows.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)
     }
 
     /// The body of a result's webhook, or the fields of a dead letter; `None` when it is gone meanwhile.
