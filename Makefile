@@ -9,6 +9,11 @@ HOST := $(RELEASE)/coda-host
 PLUGINS := coda-plugin-simulator coda-plugin-qdmi coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
 # Plugins in C and C++, and a device library of either QDMI interface; each is built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
+# The one plugin that `make run` needs for a device config of this repository; for any other one all are built.
+PLUGIN_OF_simulator := coda-plugin-simulator
+PLUGIN_OF_ddsim := coda-plugin-qdmi
+PLUGIN_OF_example := coda-plugin-example-rust
+RUN_PLUGIN := $(PLUGIN_OF_$(basename $(notdir $(DEVICE))))
 HEADERS := $(wildcard plugin-abi/include/*)
 FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so \
   libcoda_faulty_qdmi13.so libcoda_faulty_qdmi14.so)
@@ -35,14 +40,14 @@ QDMI_LIBRARIES := $(abspath $(or $(CARGO_TARGET_DIR),target)/qdmi)
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: cxx sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
 	@echo 'make TARGET, where TARGET is one of'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
-run: deps build plugins $(if $(findstring ddsim,$(notdir $(DEVICE))),ddsim-deps) ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
+run: deps build $(if $(RUN_PLUGIN),run-plugin,plugins) $(if $(findstring ddsim,$(notdir $(DEVICE))),ddsim-deps) ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
 	$(HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. Two commands, because the
@@ -102,6 +107,9 @@ failpoints: ## Build the host for crash tests: it stops at a named step when COD
 	$(CARGO) build --release -p coda-host --features failpoints
 	cp --remove-destination $(HOST) $(HOST)-failpoints
 	$(CARGO) build --release -p coda-host
+
+run-plugin:
+	$(CARGO) build --release -p $(RUN_PLUGIN)
 
 plugins: cxx $(FOREIGN) ## Build the plugins of this repository, in release: Rust, C and C++
 	$(CARGO) build --release $(addprefix -p ,$(PLUGINS))
