@@ -70,6 +70,21 @@ fn gates_are_written_as_peers_read_them() {
 }
 
 #[test]
+fn integers_are_written_in_four_bases() {
+    for (literal, text) in
+        [("0x1F", "31"), ("0XfF", "255"), ("0o17", "15"), ("0b1010_1", "21"), ("0B11", "3"), ("1_0", "10")]
+    {
+        let found = texts(&format!("{THREE} rx({literal}) q[0]; h q[0x1];"));
+        assert_eq!(found, [format!("rx({text}) q[0];"), "h q[1];".into()], "{literal}");
+    }
+    for (literal, base) in [("0b12", 2), ("0o8", 8), ("0x", 16), ("0xg", 16), ("0x1_0000_0000_0000_0000", 16)]
+    {
+        let found = error(&format!("{THREE} rx({literal}) q[0];"));
+        assert!(found.contains(&format!("'{literal}' is not an integer of base {base}")), "{found}");
+    }
+}
+
+#[test]
 fn services_are_those_that_peers_offer() {
     let source = format!(
         "{TWO}h q[0]; cx q[0],q[1]; cz q[0],q[1]; x q[0]; cy q[0],q[1]; ccx q[0],q[1],q[2]; measure q[0]->c[0];"

@@ -164,7 +164,10 @@ impl<'a> Lexer<'a> {
         }
         if first.is_ascii_digit() || first == '.' && self.rest[1..].starts_with(|c: char| c.is_ascii_digit())
         {
-            return self.number();
+            return match self.radix() {
+                Some(radix) => self.integer(radix),
+                None => self.number(),
+            };
         }
         if first == '"' || first == '\'' {
             let end = self.rest[1..].find([first, '\n']).map(|e| e + 1);
@@ -193,6 +196,29 @@ impl<'a> Lexer<'a> {
         }
         let number = self.advance(digits + 1)[1..].parse();
         number.map(Token::Physical).map_err(|_| pos.error("the number of this qubit is too large"))
+    }
+
+    /// The base that an integer's prefix names: `0x`, `0o` or `0b`.
+    fn radix(&self) -> Option<u32> {
+        match self.rest.as_bytes() {
+            [b'0', b'x' | b'X', ..] => Some(16),
+            [b'0', b'o', ..] => Some(8),
+            [b'0', b'b' | b'B', ..] => Some(2),
+            _ => None,
+        }
+    }
+
+    /// An integer behind the prefix of its base.
+    fn integer(&mut self, radix: u32) -> Result<Token<'a>, CircuitError> {
+        let pos = self.pos;
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let end = self.rest.find(|c: char| !is_part(c)).unwrap_or(self.rest.len());
+        let text = self.advance(end);
+        let value = u64::from_str_radix(&text[2..].replace('_', ""), radix);
+        value.map(Token::Int).map_err(|_| {
+            let shown = crate::model::cut(text, 40);
+            pos.error(format!("'{shown}' is not an integer of base {radix} below 2^64"))
+        })
     }
 
     fn number(&mut self) -> Result<Token<'a>, CircuitError> {
