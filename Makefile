@@ -31,6 +31,8 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 # For executors in Python code: coda-node 0.1.1 and 0.1.0, and the newest Python that is there.
 NODE_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/node-venv)
 NEW_PYTHON := $(firstword $(foreach n,14 13 12,$(if $(shell python3.$(n) --version 2> /dev/null),python3.$(n))))
+WHEEL_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/wheel-venv)
+WHEELS := $(abspath $(or $(CARGO_TARGET_DIR),target)/wheels)
 # For Qiskit backends: several providers, and IQM's, which needs an older Qiskit.
 QISKIT_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/qiskit-venv)
 IQM_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/iqm-venv)
@@ -40,7 +42,7 @@ QDMI_LIBRARIES := $(abspath $(or $(CARGO_TARGET_DIR),target)/qdmi)
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: wheel test-wheel cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
@@ -65,7 +67,7 @@ test-qiskit: deps qiskit-deps build ## Run the tests of Qiskit backends (install
 test-qdmi: deps qdmi-deps build plugins ## Run the tests of QDMI device libraries (downloads 80 MB of wheels once; a few minutes)
 	CODA_TEST_QDMI='$(QDMI_LIBRARIES)' $(CARGO) test --release -p coda-host-tests --test scenarios -- qdmi:: --test-threads=2
 
-test-all: test test-qiskit test-qdmi ## Run all tests, the heavy ones too
+test-all: test test-qiskit test-qdmi test-wheel ## Run all tests, the heavy ones too
 
 # The model test of the job table runs fewer events than in `make test`, so that this stays short.
 test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
@@ -311,6 +313,20 @@ install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, S
 	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
 	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
+
+# The binary finds its plugins in lib/coda-host of the environment, where the wheel's data goes.
+wheel: build plugins ## Build a wheel of binary, simulator, QDMI plugin and the typed module for executors, in target/wheels
+	@[ -x '$(WHEEL_VENV)/bin/maturin' ] || { $(PYTHON) -m venv '$(WHEEL_VENV)' \
+	  && '$(WHEEL_VENV)/bin/pip' install --quiet --disable-pip-version-check 'maturin==1.9.4'; }
+	rm -rf packaging/wheel/coda_host.data packaging/wheel/python '$(WHEELS)'
+	install -d packaging/wheel/coda_host.data/data/lib/coda-host packaging/wheel/python/coda_executor
+	install -m 755 $(RELEASE)/libcoda_simulator.so $(RELEASE)/libcoda_qdmi.so packaging/wheel/coda_host.data/data/lib/coda-host/
+	install -m 644 host/src/executor/python/carried/coda_executor.py packaging/wheel/python/coda_executor/__init__.py
+	install -m 644 /dev/null packaging/wheel/python/coda_executor/py.typed
+	cd packaging/wheel && '$(WHEEL_VENV)/bin/maturin' build --quiet --release --out '$(WHEELS)'
+
+test-wheel: wheel ## Install the wheel into a fresh environment and run an executor and a plugin with it
+	CODA_TEST_WHEEL="$$(ls '$(WHEELS)'/*.whl)" $(CARGO) test --release -p coda-host-tests --test scenarios -- python::wheel
 
 deb: build plugins ## Build a Debian package in target/debian: binary, simulator, QDMI plugin, units, manual pages, completions, docs
 	rm -rf '$(DEB)'

@@ -76,6 +76,8 @@ mod python {
     mod site;
     /// The commands: check, inspect, run, dev, reload, doctor, status.
     mod tools;
+    /// The wheel of coda-host, installed beside an executor.
+    mod wheel;
     /// Interpreters without coda-node, and devices that are stated in full.
     mod without_node;
 }

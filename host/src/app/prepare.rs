@@ -98,6 +98,7 @@ pub fn locate_plugin(
         cwd: &env.cwd,
         interpreter: InterpreterRequest {
             setting: settings.executor.python.as_deref(),
+            program: binary.as_deref(),
             virtual_env: env.plain("VIRTUAL_ENV"),
             conda_prefix: env.plain("CONDA_PREFIX"),
             device_config: device.path.as_deref(),

@@ -449,6 +449,7 @@ mod tests {
                 cwd: &cwd,
                 interpreter: InterpreterRequest {
                     setting: None,
+                    program: None,
                     virtual_env: None,
                     conda_prefix: None,
                     device_config: Some(&config),

@@ -1,12 +1,13 @@
 //! Which interpreter runs a Python executor: a decision over what is on the disk, by an order that an operator can predict.
 //!
 //! 1. `CODA_EXECUTOR_PYTHON`: an interpreter, or the directory of a virtual environment.
-//! 2. `VIRTUAL_ENV`, then `CONDA_PREFIX`.
-//! 3. `.venv`, then `venv`: beside device.yaml, in the directory above it, in the working directory.
-//! 4. The interpreter of the `coda-node` script on `PATH`.
-//! 5. `python3` on `PATH`.
+//! 2. The virtual environment that coda-host itself is installed in, as by pip.
+//! 3. `VIRTUAL_ENV`, then `CONDA_PREFIX`.
+//! 4. `.venv`, then `venv`: beside device.yaml, in the directory above it, in the working directory.
+//! 5. The interpreter of the `coda-node` script on `PATH`.
+//! 6. `python3` on `PATH`.
 //!
-//! 2, 3 and 5 apply only where `coda-node` is installed. When that leaves none and a factory is configured, they apply
+//! For a factory that is configured, 2 applies at once. Otherwise 2, 3, 4 and 6 apply only where `coda-node` is installed. When that leaves none and a factory is configured, they apply
 //! without it, in the same order: the bridge brings what an executor needs. A path is used as it is and never resolved: the interpreter of a
 //! virtual environment is a link, and what it points to has none of its packages. Pure: `files` looks.
 
@@ -65,6 +66,8 @@ impl fmt::Display for InterpreterSource {
 pub struct InterpreterRequest<'a> {
     /// Value of `CODA_EXECUTOR_PYTHON`.
     pub setting: Option<&'a str>,
+    /// Absolute path of this program.
+    pub program: Option<&'a Path>,
     pub virtual_env: Option<&'a str>,
     pub conda_prefix: Option<&'a str>,
     /// Absolute path of device.yaml.
@@ -93,6 +96,11 @@ pub fn find(request: &InterpreterRequest<'_>, files: &dyn FileView) -> Result<In
         return Ok(Interpreter { path, chosen_by: InterpreterSource::Setting });
     }
     let mut looked = Vec::new();
+    if let Some(prefix) = own_venv(request, files)
+        && let Some(path) = with_node(&prefix, &prefix.display().to_string(), files, &mut looked)
+    {
+        return Ok(Interpreter { path, chosen_by: InterpreterSource::Directory(prefix) });
+    }
     for (name, value) in [("VIRTUAL_ENV", request.virtual_env), ("CONDA_PREFIX", request.conda_prefix)] {
         match value {
             None => looked.push(format!("{name} (not set)")),
@@ -147,6 +155,12 @@ pub fn find_for_factory(
     request: &InterpreterRequest<'_>,
     files: &dyn FileView,
 ) -> Result<Interpreter, NoInterpreter> {
+    if request.setting.is_none()
+        && let Some(prefix) = own_venv(request, files)
+        && let Some(path) = interpreter_of(&prefix, files)
+    {
+        return Ok(Interpreter { path, chosen_by: InterpreterSource::Directory(prefix) });
+    }
     match find(request, files) {
         Err(NoInterpreter::Nowhere { looked }) => {
             without_node(request, files).ok_or(NoInterpreter::Nowhere { looked })
@@ -173,6 +187,12 @@ fn without_node(request: &InterpreterRequest<'_>, files: &dyn FileView) -> Optio
         Some(Interpreter { path, chosen_by: InterpreterSource::SearchPath })
     };
     venv.or_else(on_path)
+}
+
+/// The virtual environment in whose `bin` this program lies.
+fn own_venv(request: &InterpreterRequest<'_>, files: &dyn FileView) -> Option<PathBuf> {
+    let prefix = request.program?.parent()?.parent()?;
+    files.is_file(&prefix.join("pyvenv.cfg")).then(|| prefix.to_path_buf())
 }
 
 /// What the setting names: a virtual environment, a file, or a command on `PATH`.
@@ -315,6 +335,7 @@ mod tests {
     fn request() -> InterpreterRequest<'static> {
         InterpreterRequest {
             setting: None,
+            program: None,
             virtual_env: None,
             conda_prefix: None,
             device_config: Some(Path::new("/lab/site/device.yaml")),
@@ -405,6 +426,22 @@ mod tests {
         // One with coda-node precedes all of them, also a later one.
         expect(venv("/cwd/venv", true), Some("/active"), Some("/cwd/venv/bin/python"));
         assert!(find_for_factory(&request(), &disk(vec![])).is_err());
+        // The environment that coda-host is installed in comes first, and only the setting before it.
+        files.extend(venv("/own", false));
+        let own = InterpreterRequest {
+            program: Some(Path::new("/own/bin/coda-host")),
+            virtual_env: Some("/active"),
+            ..request()
+        };
+        let path_of =
+            |request: &InterpreterRequest<'_>| find_for_factory(request, &disk(files.clone())).unwrap().path;
+        assert_eq!(path_of(&own), Path::new("/own/bin/python"));
+        let elsewhere = InterpreterRequest { program: Some(Path::new("/usr/bin/coda-host")), ..own.clone() };
+        assert_ne!(path_of(&elsewhere), Path::new("/own/bin/python"));
+        let named = InterpreterRequest { setting: Some("/active"), ..own.clone() };
+        assert_eq!(path_of(&named), Path::new("/active/bin/python"));
+        // Without a factory it must have coda-node, as others must.
+        assert_ne!(find(&own, &disk(files.clone())).unwrap().path, Path::new("/own/bin/python"));
     }
 
     #[test]
