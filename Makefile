@@ -38,16 +38,19 @@ QISKIT_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/qiskit-venv)
 IQM_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/iqm-venv)
 # QDMI device libraries as their vendors ship them, each in a directory of its name and version.
 QDMI_LIBRARIES := $(abspath $(or $(CARGO_TARGET_DIR),target)/qdmi)
+# What the browser tests look for faults in pages with; it is in no build.
+AXE_VERSION := 4.14.1
+AXE := $(abspath $(or $(CARGO_TARGET_DIR),target)/axe-core/$(AXE_VERSION))
 # Empty if the venv could not be created: its tests are then skipped, with a message.
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: wheel test-wheel cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: wheel test-wheel cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
 	@echo 'make TARGET, where TARGET is one of'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
 run: deps build $(if $(RUN_PLUGIN),run-plugin,plugins) $(if $(findstring ddsim,$(notdir $(DEVICE))),ddsim-deps) ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
 	$(HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
@@ -67,7 +70,14 @@ test-qiskit: deps qiskit-deps build ## Run the tests of Qiskit backends (install
 test-qdmi: deps qdmi-deps build plugins ## Run the tests of QDMI device libraries (downloads 80 MB of wheels once; a few minutes)
 	CODA_TEST_QDMI='$(QDMI_LIBRARIES)' $(CARGO) test --release -p coda-host-tests --test scenarios -- qdmi:: --test-threads=2
 
-test-all: test test-qiskit test-qdmi test-wheel ## Run all tests, the heavy ones too
+# Apart from `test`, for the size of a browser. Each test has one of its own, so few run at once.
+test-browser: deps browser-deps build plugins ## Run the tests of the pages in a real browser; keeps pictures in target/screenshots (installs chromium once; a few minutes)
+	CODA_TEST_AXE='$(AXE)' $(CARGO) test --release -p coda-host-tests --test scenarios -- browser:: --test-threads=2
+
+test-monitoring: deps monitoring-deps build plugins ## Run the tests of alerts, dashboard and metrics with a real Prometheus (a minute)
+	CODA_TEST_PROMETHEUS=1 $(CARGO) test --release -p coda-host-tests --test scenarios -- monitoring::
+
+test-all: test test-qiskit test-qdmi test-wheel test-browser test-monitoring ## Run all tests, the heavy ones too
 
 # The model test of the job table runs fewer events than in `make test`, so that this stays short.
 test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
@@ -227,6 +237,26 @@ define qdmi_library
      echo 'the wheel $(1) $(2) could not be fetched (install pip or python3-venv, or set PYTHON=); what needs it is skipped'; }
 endef
 
+# Installed only as root, like openvpn. npm is needed only to fetch axe-core, and only once.
+browser-deps: ## Install chromium with its driver and fetch axe-core (by npm) for the tests in a browser, which are skipped without
+	@command -v chromedriver > /dev/null && { command -v npm > /dev/null || [ -e '$(AXE)/axe.min.js' ]; } || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends chromium chromium-driver fonts-dejavu-core \
+	           $$(command -v npm > /dev/null || echo npm); } \
+	  || echo 'chromium could not be installed; the tests in a browser are skipped'
+	@[ -e '$(AXE)/axe.min.js' ] || { \
+	  rm -rf '$(AXE)' && mkdir -p '$(AXE)' \
+	  && npm pack --silent --pack-destination '$(AXE)' 'axe-core@$(AXE_VERSION)' > /dev/null \
+	  && tar -xzf '$(AXE)/axe-core-$(AXE_VERSION).tgz' -C '$(AXE)' --strip-components=1 package/axe.min.js; } \
+	|| { rm -rf '$(AXE)'; echo 'axe-core could not be fetched (install npm); the tests in a browser are skipped'; }
+
+# In runlevel 1 its service is not started: the tests run servers of their own.
+monitoring-deps: ## Install Prometheus for the tests of the monitoring files, which are skipped without it
+	@command -v promtool > /dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+	         apt-get install -y -q --no-install-recommends prometheus; } \
+	  || echo 'Prometheus could not be installed; the tests with it are skipped'
+
 # Installed only as root, like openvpn.
 postgres-deps: ## Install PostgreSQL for the tests of a shared event log, which are skipped without it
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || [ "$$(id -u)" != 0 ] \
@@ -293,7 +323,7 @@ sdk: ## Collect what a project of `coda-host plugin new` builds against: crate, 
 	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
 
 # install(1) replaces files instead of overwriting them, so that a running host keeps what it has loaded.
-install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, SDK, Python package, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, SDK, Python package, monitoring files, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
 	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
@@ -309,6 +339,8 @@ install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, S
 	install -m 644 host/src/executor/python/carried/coda_executor.py '$(ROOT)/share/coda-host/python/coda_executor/__init__.py'
 	install -m 644 /dev/null '$(ROOT)/share/coda-host/python/coda_executor/py.typed'
 	sed 's/@VERSION@/$(VERSION)/' packaging/python/pyproject.toml > '$(ROOT)/share/coda-host/python/pyproject.toml'
+	install -d '$(ROOT)/share/doc/coda-host/monitoring'
+	install -m 644 packaging/monitoring/* '$(ROOT)/share/doc/coda-host/monitoring/'
 	$(HOST) man --dir '$(ROOT)/share/man/man1'
 	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::documents::Health;
 use self::host_page::PageSettings;
-use self::http::reply;
+use self::http::{metrics_answer, reply};
 use self::readiness::{
     CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckControlCall, StuckJob, VpnHealth, WorkerDeaths,
 };
@@ -42,6 +42,7 @@ use self::ready_body::{
     ReloadsBody,
 };
 use crate::activity::Activity;
+use crate::activity::parts::PartState;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
@@ -53,7 +54,8 @@ use crate::jobs::redis::Redis;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
 use crate::supervise::PanicWatch;
-use crate::telemetry::{self, Metrics, PluginMetrics};
+use crate::telemetry::levels::HostLevels;
+use crate::telemetry::{Metrics, PluginMetrics};
 use crate::vpn::guard::{VpnState, VpnStatus};
 
 #[derive(Debug, thiserror::Error)]
@@ -319,18 +321,50 @@ fn plugin_body(p: &PluginInfo) -> PluginBody {
     }
 }
 
-async fn metrics(State(up): State<SourcesReceiver>) -> Response {
-    let reading = up.borrow().clone();
-    let sources = reading.as_deref().map(|reading| match reading {
-        ApiSources::Host(sources) => (&sources.metrics, &sources.executor),
-        ApiSources::PeerOnly { metrics, executor, .. } => (metrics, executor),
-    });
-    match sources {
-        Some((metrics, executor)) => {
-            let active = executor.active_plugin();
-            let text = metrics.render_with(PluginMetrics::new(&active.info.labels(), executor.gauges()));
-            ([(header::CONTENT_TYPE, telemetry::CONTENT_TYPE)], text).into_response()
+/// What is true now, for `/metrics`.
+fn levels(sources: &ApiSources) -> HostLevels {
+    let (executor, ready) = match sources {
+        ApiSources::Host(host) => (&host.executor, host_status(host).0.is_empty()),
+        ApiSources::PeerOnly { peers, executor, reloads, .. } => {
+            (executor, peer_only_status(peers.as_ref(), executor, reloads).0.is_empty())
         }
-        None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    };
+    let (parts, heartbeat_age) = match sources {
+        ApiSources::Host(host) => {
+            let accepted_at = host.heartbeat.borrow().accepted_at;
+            (host_page::parts(host), accepted_at.map(|at| at.elapsed()))
+        }
+        ApiSources::PeerOnly { .. } => (Vec::new(), None),
+    };
+    let up = |(name, state): (&'static str, PartState)| {
+        let works = match state {
+            PartState::Works(_) => true,
+            PartState::Fails(_) => false,
+            PartState::Unused(_) => return None,
+        };
+        // "Cloud (heartbeat)" is cloud_heartbeat.
+        let words: Vec<&str> =
+            name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+        Some((words.join("_").to_ascii_lowercase(), works))
+    };
+    HostLevels {
+        ready,
+        executor_stuck: executor.stuck_run().is_some() || executor.stuck_call().is_some(),
+        executor_deaths: executor.worker_trouble().map_or(0, |trouble| trouble.in_a_row),
+        worked: executor.worked(),
+        parts: parts.into_iter().filter_map(up).collect(),
+        heartbeat_age,
     }
+}
+
+async fn metrics(State(up): State<SourcesReceiver>, headers: HeaderMap) -> Response {
+    let reading = up.borrow().clone();
+    let Some(sources) = reading.as_deref() else { return StatusCode::SERVICE_UNAVAILABLE.into_response() };
+    let (metrics, executor) = match sources {
+        ApiSources::Host(host) => (&host.metrics, &host.executor),
+        ApiSources::PeerOnly { metrics, executor, .. } => (metrics, executor),
+    };
+    let active = executor.active_plugin();
+    let plugin = PluginMetrics::new(&active.info.labels(), executor.gauges());
+    metrics_answer(&headers, metrics.render_with(levels(sources), plugin))
 }

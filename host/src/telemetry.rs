@@ -1,5 +1,8 @@
 //! Logs and metrics, made once at the start.
 
+pub mod exposition;
+pub mod levels;
+
 use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicU64;
 
@@ -14,6 +17,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::levels::HostLevels;
 use crate::output::{self, LogStream};
 
 /// How a job ended.
@@ -67,9 +71,6 @@ pub struct OutcomeLabel {
 pub struct ResultLabel {
     pub result: AttemptResult,
 }
-
-/// The type of what `/metrics` answers.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Everything that `/metrics` shows. Counters are lock-free; the histograms take a short lock.
 pub struct Metrics {
@@ -148,12 +149,13 @@ impl Metrics {
         self.webhook_attempts.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// The text that Prometheus reads, with the metrics of the plugin in use.
-    pub fn render_with(&self, plugin: PluginMetrics) -> String {
+    /// The text that Prometheus reads, with what is true now and the metrics of the plugin in use.
+    pub fn render_with(&self, levels: HostLevels, plugin: PluginMetrics) -> String {
         // The plugin may be replaced at any time, so its metrics are registered for one scrape only.
-        let mut of_plugin = Registry::default();
-        of_plugin.register_collector(Box::new(plugin));
-        render(&[&self.registry, &of_plugin])
+        let mut now = Registry::default();
+        now.register_collector(Box::new(levels));
+        now.register_collector(Box::new(plugin));
+        render(&[&self.registry, &now])
     }
 
     /// The text that Prometheus reads.
@@ -269,7 +271,7 @@ mod tests {
     fn the_plugins_metrics_come_before_the_end_and_are_escaped() {
         let labels = [("vendor", "acme"), ("name", "a \"b\"\nc")];
         let gauges = vec![("fridge_kelvin".to_string(), 0.015), ("age".to_string(), 3.0)];
-        let text = Metrics::default().render_with(PluginMetrics::new(&labels, gauges));
+        let text = Metrics::default().render_with(HostLevels::default(), PluginMetrics::new(&labels, gauges));
         assert!(text.ends_with("\n# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
         for line in [
             "# TYPE coda_host_plugin info",

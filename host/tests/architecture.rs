@@ -207,6 +207,7 @@ const PURE: &[&str] = &[
     "results/delivery.rs",
     "results/delivery_queue.rs",
     "results/outcome.rs",
+    "telemetry/exposition.rs",
     "vpn/directives.rs",
     "vpn/profile.rs",
 ];

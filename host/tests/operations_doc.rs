@@ -35,17 +35,34 @@ fn the_document_names_every_setting_and_no_other() {
 }
 
 #[test]
+fn the_document_names_every_alert() {
+    let (document, rules) =
+        (read("../docs/operations.md"), read("../packaging/monitoring/coda-host.rules.yml"));
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 15, "{alerts:?}");
+    for alert in alerts {
+        assert!(document.contains(&format!("`{alert}`")), "{alert} is not in docs/operations.md");
+    }
+}
+
+#[test]
 fn the_document_names_every_metric() {
     let document = read("../docs/operations.md");
     let mut known = 0;
-    for (prefix, path) in
-        [("coda_host", "src/telemetry.rs"), ("coda_coordinator", "src/coordinator/metrics.rs")]
-    {
+    for (prefix, path) in [
+        ("coda_host", "src/telemetry.rs"),
+        ("coda_host", "src/telemetry/levels.rs"),
+        ("coda_coordinator", "src/coordinator/metrics.rs"),
+    ] {
         let source = read(path);
         let registered = source.split("r.register").skip(1);
         let mut names: Vec<&str> = registered.filter_map(|call| call.split('"').nth(1)).collect();
-        // Gauges that are read at each scrape.
-        names.extend(source.split("            (\"").skip(1).filter_map(|entry| entry.split('"').next()));
+        // Gauges that are read at each scrape, on one line or several.
+        for before in ["            (\"", "            (\n                \""] {
+            names.extend(source.split(before).skip(1).filter_map(|entry| entry.split('"').next()));
+        }
+        // Families with labels.
+        names.extend(source.split("= (\"coda_host_").skip(1).filter_map(|entry| entry.split('"').next()));
         known += names.len();
         for name in names {
             let name = format!("`{prefix}_{name}");

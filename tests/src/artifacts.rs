@@ -67,3 +67,10 @@ pub fn project_file(path: &str) -> PathBuf {
 pub fn circuit_file(name: &str) -> PathBuf {
     project_file("tests/circuits").join(name)
 }
+
+/// Where pictures of pages are kept, for people to look at.
+pub fn screenshots() -> PathBuf {
+    let dir = target_dir().parent().expect("target/").join("screenshots");
+    std::fs::create_dir_all(&dir).expect("the directory can be created");
+    dir
+}

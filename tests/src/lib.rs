@@ -8,6 +8,7 @@
 
 pub mod account;
 pub mod artifacts;
+pub mod browser;
 pub mod checkpoints;
 mod circuits;
 mod host_process;
@@ -17,6 +18,7 @@ pub mod misbehaving_peers;
 pub mod net;
 pub mod postgres;
 pub mod process;
+pub mod prometheus;
 pub mod proxy;
 pub mod python;
 pub mod qdmi;

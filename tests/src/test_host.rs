@@ -242,6 +242,11 @@ impl TestHost {
         said_within(limit, arguments, &self.env, self.dir()).await
     }
 
+    /// Scheme, host and port of the local service, for a browser.
+    pub fn origin(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
     /// The port of the local service.
     pub fn port(&self) -> u16 {
         self.port

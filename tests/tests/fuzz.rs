@@ -377,6 +377,7 @@ fn device(input: &[u8]) {
         cwd: nowhere,
         interpreter: InterpreterRequest {
             setting: None,
+            program: None,
             virtual_env: None,
             conda_prefix: None,
             device_config: None,

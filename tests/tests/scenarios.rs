@@ -26,6 +26,32 @@ mod page {
     mod host_page;
 }
 
+/// The pages in a real browser. `make test-browser` runs them.
+mod browser {
+    /// What everyone can use: contrast, names, keyboard alone, small screens, no scripts.
+    mod access;
+    /// A coordinator's pages: the token, a job from the form to its counts, a cancel.
+    mod coordinator;
+    /// A job's life on the page.
+    mod job_life;
+    /// A tab that is open for 10,000 jobs.
+    mod long_look;
+    /// A page of another site.
+    mod other_sites;
+    /// What is away and comes back: Redis, and the host itself.
+    mod outages;
+    /// Pictures at three sizes, light and dark, for people to look at.
+    mod pictures;
+}
+
+/// The files of `packaging/monitoring` with a real Prometheus. `make test-monitoring` runs them.
+mod monitoring {
+    /// Alerts that fire on what they are for, and clear.
+    mod alerts;
+    /// Both formats of `/metrics`, and what dashboard and rules ask for.
+    mod metrics;
+}
+
 /// Vendor plugins: finding, loading, running, replacing and checking them.
 mod plugins {
     /// A device that changes while it is in use.

@@ -26,7 +26,7 @@ use crate::coordinator::job_list::JobListQuery;
 use crate::coordinator::job_view::{JobProgress, JobStatus};
 use crate::coordinator::track_record::BreakerState;
 use crate::page::coordinator::job::JobModel;
-use crate::page::coordinator::{CoordinatorModel, PeerModel, sign_in};
+use crate::page::coordinator::{CoordinatorModel, PeerModel, TokenUse, sign_in};
 use crate::page::live::{LivePage, MAX_STREAMS};
 use crate::page::shell::{self, PageDocument, Section};
 use crate::request_guard;
@@ -79,12 +79,16 @@ impl Pages {
         self.api.access.token.is_some() && !self.api.access.open_reads
     }
 
-    fn document(&self, title: &str, events: &str, sections: &[Section]) -> Response {
+    fn document(&self, title: &str, events: &str, mut sections: Vec<Section>) -> Response {
+        if self.api.access.token.is_some() && self.api.access.open_reads {
+            sections.insert(0, sign_in(TokenUse::Change));
+        }
         let footer = html! {
             "coda-host " (env!("CARGO_PKG_VERSION")) " · times are in UTC · "
             a href="/api/v1/openapi.json" { "API" } " " a href="/ready" { "/ready" } " " a href="/metrics" { "/metrics" }
         };
-        PageDocument { title, subject: "coordinator", events: Some(events), sections, footer }.render()
+        PageDocument { title, subject: "coordinator", events: Some(events), sections: &sections, footer }
+            .render()
     }
 
     fn stream<F, R>(&self, render: F) -> Response
@@ -134,6 +138,7 @@ impl Pages {
             peer_id: service.runner.network.peer_id(),
             reasons: ready.reasons,
             connected: ready.network.connected,
+            usable: ready.peers.usable,
             peers: service.runner.directory.known_peers().into_iter().map(peer).collect(),
             jobs,
             filter,
@@ -173,8 +178,9 @@ async fn overview(State(pages): State<Pages>, RawQuery(query): RawQuery) -> Resu
     let filter = filter(query.as_deref())?;
     let events =
         filter.map_or_else(|| "/events".into(), |status| format!("/events?status={}", status.name()));
-    let sections = if pages.is_closed() { vec![sign_in()] } else { pages.overview(filter).await };
-    Ok(pages.document("Coordinator - coda-host", &events, &sections))
+    let sections =
+        if pages.is_closed() { vec![sign_in(TokenUse::Read)] } else { pages.overview(filter).await };
+    Ok(pages.document("Coordinator - coda-host", &events, sections))
 }
 
 async fn overview_events(
@@ -191,7 +197,7 @@ async fn overview_events(
 
 async fn job(State(pages): State<Pages>, PathId(id): PathId) -> Response {
     let sections = match pages.is_closed() {
-        true => vec![sign_in()],
+        true => vec![sign_in(TokenUse::Read)],
         false => match pages.job(&id).await {
             Ok(Some((sections, _))) => sections,
             Ok(None) => return no_such_job(),
@@ -200,7 +206,7 @@ async fn job(State(pages): State<Pages>, PathId(id): PathId) -> Response {
             }
         },
     };
-    pages.document(&format!("Job {id}"), &format!("/jobs/{id}/events"), &sections)
+    pages.document(&format!("Job {id}"), &format!("/jobs/{id}/events"), sections)
 }
 
 fn no_such_job() -> Response {

@@ -1,15 +1,24 @@
 //! What every local HTTP service here has in common: JSON answers, and errors in the form of RFC 9457 that name the
 //! field.
 
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::model::cut;
+use crate::telemetry::exposition::Exposition;
 
 /// After how many seconds a request that found no room may be sent again.
 pub const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
+
+/// Metrics, given as OpenMetrics, in the format that a request's headers prefer.
+pub fn metrics_answer(headers: &HeaderMap, open_metrics: String) -> Response {
+    // What is no text prefers nothing.
+    let accept = headers.get_all(header::ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
+    let format = Exposition::preferred(accept);
+    ([(header::CONTENT_TYPE, format.content_type())], format.convert(open_metrics)).into_response()
+}
 
 /// The body of an error, in the form of RFC 9457.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]

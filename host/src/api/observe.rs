@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
 use prometheus_client::registry::Registry;
 
 use super::coordinator::Api;
 use super::documents::{NetworkState, PeerNumbers, Ready, StoreState};
-use super::http::{RETRY_AFTER, reply};
+use super::http::{RETRY_AFTER, metrics_answer, reply};
 use crate::supervise::PanicWatch;
 use crate::telemetry;
 
@@ -87,9 +87,9 @@ pub async fn readiness(api: &Api) -> Ready {
     }
 }
 
-pub async fn metrics(State(api): State<Api>) -> Response {
+pub async fn metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
+    let ready = readiness(&api).await.ready;
     let mut now = Registry::default();
-    now.register_collector(Box::new(api.service.levels().await));
-    let text = telemetry::render_others(&[&api.service.metrics.registry, &now]);
-    ([(header::CONTENT_TYPE, telemetry::CONTENT_TYPE)], text).into_response()
+    now.register_collector(Box::new(api.service.levels(ready).await));
+    metrics_answer(&headers, telemetry::render_others(&[&api.service.metrics.registry, &now]))
 }

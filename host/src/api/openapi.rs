@@ -14,7 +14,7 @@ use super::http::ProblemBody;
 use super::jobs::{DEFAULT_PAGE, DETAILS, MAX_PAGE, MAX_WAIT};
 use crate::coordinator::job_events::BlockEvent;
 use crate::coordinator::job_view::{CoordinatorJob, JobStatus, JobSummary};
-use crate::telemetry;
+use crate::telemetry::exposition::Exposition;
 
 pub const HEALTH: &str = "/health";
 pub const READY: &str = "/ready";
@@ -161,7 +161,10 @@ fn operations(s: &mut Schemas) -> Vec<(&'static str, &'static str, Value)> {
     let answers = [(200, is_ready), (503, not_ready)];
     let ready = s.operation("ready", "Whether jobs are run, and why not", &answers, &[403]);
 
-    let metrics = json!({ "description": "OpenMetrics", "content": { telemetry::CONTENT_TYPE: { "schema": { "type": "string" } } } });
+    let text = json!({ "schema": { "type": "string" } });
+    let metrics = json!({ "description": "OpenMetrics, or the classic format for those who prefer text/plain", "content": {
+        Exposition::OpenMetrics.content_type(): text, Exposition::Classic.content_type(): text
+    } });
     let metrics = s.operation("metrics", "Metrics for Prometheus", &[(200, metrics)], &[401, 403]);
 
     let openapi = json!({

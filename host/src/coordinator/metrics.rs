@@ -97,6 +97,8 @@ impl CoordinatorMetrics {
 /// What is true at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Levels {
+    /// Whether jobs would be run, as in `/ready`.
+    pub ready: bool,
     /// Jobs that no coordinator on the log has taken; none when it can't be read.
     pub jobs_queued: Option<usize>,
     pub jobs_running: usize,
@@ -130,6 +132,7 @@ impl Collector for Levels {
         }
         let reservations = self.reservations_open.map(whole);
         let gauges = [
+            ("ready", "Whether jobs would be run, as in /ready.", Some(i64::from(self.ready))),
             (
                 "blocks_waiting",
                 "Blocks that look for a peer with a free slot.",

@@ -530,8 +530,8 @@ impl Service {
         }
     }
 
-    /// What is true at this moment, for the metrics.
-    pub async fn levels(&self) -> Levels {
+    /// What is true at this moment, for the metrics; who asks knows whether the coordinator is ready.
+    pub async fn levels(&self, ready: bool) -> Levels {
         let (directory, log) = (&self.runner.directory, &self.runner.log);
         // A log that does not answer keeps no other number from those who watch.
         let (queued, open) = tokio::join!(
@@ -540,6 +540,7 @@ impl Service {
         );
         let (queued, open) = (queued.ok(), open.ok());
         Levels {
+            ready,
             jobs_queued: queued.and_then(Result::ok),
             jobs_running: self.jobs.unfinished(),
             blocks_waiting: directory.waiting_blocks(),

@@ -35,6 +35,8 @@ pub struct CoordinatorModel {
     /// Why no job can be run, in the words of `/ready`.
     pub reasons: Vec<String>,
     pub connected: usize,
+    /// Peers that may be planned on, those on trial too.
+    pub usable: usize,
     pub peers: Vec<PeerModel>,
     /// The newest jobs of the chosen status, or why they can't be told.
     pub jobs: Result<Vec<JobSummary>, String>,
@@ -64,7 +66,7 @@ impl CoordinatorModel {
     }
 
     fn state(&self) -> Section {
-        let usable = self.peers.iter().filter(|peer| peer.class == "good").count() as u64;
+        let usable = self.usable as u64;
         let (class, headline) = match self.reasons.is_empty() {
             true => ("good", format!("Ready, with {}", counted(usable, "peer", "peers"))),
             false => ("bad", "Not ready".into()),
@@ -188,10 +190,25 @@ fn submit() -> Section {
     Section::new("submit", "Submit a circuit", "wide", content)
 }
 
+/// What the token is needed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenUse {
+    /// To see anything.
+    Read,
+    /// To submit and to cancel: it is asked for when that is refused.
+    Change,
+}
+
 /// Asks for the token; shown by the script when the service does.
-pub fn sign_in() -> Section {
+pub fn sign_in(token_use: TokenUse) -> Section {
+    let (purpose, class) = match token_use {
+        TokenUse::Read => ("What this service shows needs its token", "wide sign-in"),
+        TokenUse::Change => {
+            ("To submit and to cancel needs the token of this service", "wide sign-in to-change")
+        }
+    };
     let content = html! {
-        p { "What this service shows needs its token (CODA_API_TOKEN). It is kept until this tab is closed." }
+        p { (purpose) " (CODA_API_TOKEN). It is kept until this tab is closed." }
         form #sign-in {
             label for="token" { "Token" }
             input #token type="password" autocomplete="current-password" required;
@@ -199,7 +216,7 @@ pub fn sign_in() -> Section {
         }
         noscript { p.quiet { "This page needs scripts where a token is set." } }
     };
-    Section::new("sign-in-card", "Sign in", "wide sign-in", content)
+    Section::new("sign-in-card", "Sign in", class, content)
 }
 
 pub(super) fn parsed(text: &str) -> Option<OffsetDateTime> {

@@ -120,6 +120,11 @@ impl Watcher {
             let frame = self.page.frame().await;
             let shown = self.shown.replace(frame.clone()).unwrap_or_default();
             self.next = frame.iter().filter(|section| !shown.contains(section)).map(event).rev().collect();
+            let ids = |frame: &[Section]| frame.iter().map(|section| section.id).collect::<Vec<_>>();
+            if ids(&frame) != ids(&shown) {
+                // Behind the sections: where one belongs that has come.
+                self.next.insert(0, Event::default().event("order").data(ids(&frame).join(" ")));
+            }
             // Sections that are no longer there.
             for gone in shown.iter().filter(|old| frame.iter().all(|new| new.id != old.id)) {
                 self.next.push(Event::default().event("gone").data(gone.id));

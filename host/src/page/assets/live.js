@@ -57,6 +57,15 @@ function show(html) {
   else document.getElementById("content").append(fresh);
 }
 
+// Puts sections in the server's order. Only what is out of place moves, since it loses the focus.
+function arrange(ids) {
+  let last = null;
+  for (const section of ids.map((id) => document.getElementById(id)).filter(Boolean)) {
+    if (last && last.nextElementSibling !== section) last.after(section);
+    last = section;
+  }
+}
+
 // ---- Times --------------------------------------------------------------------------------------------------------
 
 function duration(seconds) {
@@ -102,8 +111,9 @@ function take(block) {
     else if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
   }
   const card = document.getElementById("sign-in-card");
-  if (card) card.hidden = true;
+  if (card && !card.classList.contains("to-change")) card.hidden = true;
   if (kind === "section") show(data.join("\n"));
+  else if (kind === "order") arrange(data.join("").split(" "));
   else if (kind === "gone") document.getElementById(data.join(""))?.remove();
   fresh();
 }
@@ -163,6 +173,7 @@ function askForToken() {
   const card = document.getElementById("sign-in-card");
   if (!card) return location.reload();
   card.hidden = false;
+  card.classList.add("asked");
   connection.textContent = sessionStorage.getItem(TOKEN) ? "This is not the token" : "The token is needed";
   card.querySelector("input").focus();
 }
@@ -172,7 +183,11 @@ document.addEventListener("submit", async (event) => {
   if (form.id === "sign-in") {
     event.preventDefault();
     sessionStorage.setItem(TOKEN, form.querySelector("input").value);
-    return live();
+    const card = document.getElementById("sign-in-card");
+    // Where only changes need it, the page is live already.
+    if (!card.classList.contains("to-change")) return live();
+    card.classList.remove("asked");
+    return;
   }
   const action = form.dataset.send;
   if (!action) return;
