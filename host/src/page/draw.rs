@@ -17,6 +17,8 @@ pub struct DeviceGraph {
 /// Length of a coupling and radius of a qubit in the drawing's units.
 const UNIT: f64 = 40.0;
 const RADIUS: f64 = 13.0;
+/// So that a drawing grows with the text around it.
+const UNITS_PER_EM: f64 = 14.0;
 
 impl DeviceGraph {
     /// Lays the device out. For 200 qubits this takes some milliseconds, so it is kept.
@@ -39,7 +41,7 @@ impl DeviceGraph {
         let label = format!("{} qubits and {} couplings", self.points.len(), self.edges.len());
         html! {
             svg.graph viewBox={ "0 0 " (number(size(width))) " " (number(size(height))) }
-                width=(number(size(width))) height=(number(size(height))) role="img" aria-label=(label) {
+                width={ (number(size(width) / UNITS_PER_EM)) "em" } height={ (number(size(height) / UNITS_PER_EM)) "em" } role="img" aria-label=(label) {
                 @for &(a, b) in &self.edges {
                     @let (from, to) = (place(a), place(b));
                     line.coupling x1=(number(from.0)) y1=(number(from.1)) x2=(number(to.0)) y2=(number(to.1)) {}

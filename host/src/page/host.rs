@@ -142,7 +142,7 @@ impl HostModel {
         match &part.state {
             PartState::Works(at) => html! {
                 (mark("good", "works"))
-                @if let Some(at) = at { span.quiet { "last " (moment(*at, self.now)) } }
+                @if let Some(at) = at { span.quiet { (moment(*at, self.now)) } }
                 @else { span.quiet { "since " (moment(part.since, self.now)) } }
             },
             PartState::Fails(why) => html! {
