@@ -21,7 +21,7 @@ use self::minutes::{JobEnd, Minutes};
 use self::parts::{PartState, Parts};
 use self::samples::Samples;
 use crate::executor::JobContext;
-use crate::model::JobId;
+use crate::model::{JobId, cut};
 
 /// A job that waits for a slot, as its submitter knows it.
 pub struct QueuedJob<'a> {
@@ -54,6 +54,7 @@ struct State {
     samples: Samples,
     parts: Parts,
     jobs: JobTraces,
+    delivery_error: Option<String>,
 }
 
 impl Activity {
@@ -90,13 +91,26 @@ impl Activity {
     }
 
     /// An attempt to deliver some result has ended.
-    pub fn attempted(&self, took: Duration) {
-        self.0.lock().minutes.at(OffsetDateTime::now_utc()).webhook.record(took);
+    pub fn attempted(&self, took: Duration, accepted: bool) {
+        let mut state = self.0.lock();
+        state.minutes.at(OffsetDateTime::now_utc()).webhook.record(took);
+        if accepted {
+            state.delivery_error = None;
+        }
+    }
+
+    /// Why results can't be delivered: the last attempt that is to be repeated, when none was accepted since.
+    pub fn delivery_error(&self) -> Option<String> {
+        self.0.lock().delivery_error.clone()
     }
 
     /// So many attempts to deliver a result have failed, the last one for this reason.
-    pub fn attempts_failed(&self, job_id: &JobId, attempts: u32, error: &str) {
-        self.0.lock().jobs.attempts_failed(job_id, attempts, error);
+    pub fn attempts_failed(&self, job_id: &JobId, attempts: u32, error: &str, is_repeated: bool) {
+        let mut state = self.0.lock();
+        state.jobs.attempts_failed(job_id, attempts, error);
+        if is_repeated {
+            state.delivery_error = Some(cut(error, 500).to_string());
+        }
     }
 
     /// It is over.

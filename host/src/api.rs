@@ -53,6 +53,7 @@ use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
+use crate::state::db::Store;
 use crate::supervise::PanicWatch;
 use crate::telemetry::levels::HostLevels;
 use crate::telemetry::{Metrics, PluginMetrics};
@@ -127,6 +128,7 @@ pub struct HostSources {
     pub peers: Option<PeerSources>,
     pub snapshot: watch::Receiver<Snapshot>,
     pub redis: Redis,
+    pub store: Store,
     pub gate: Arc<ClaimGate>,
     pub heartbeat: watch::Receiver<HeartbeatOutcome>,
     pub vpn: watch::Receiver<VpnStatus>,

@@ -16,7 +16,7 @@ use crate::model::{JobId, cut};
 
 /// Ended jobs that are kept.
 pub const MAX_ENDED: usize = 100;
-/// Jobs in flight that are kept; of further ones only the end is.
+/// Jobs in flight that are kept. Of results that wait for their delivery the oldest are forgotten first.
 pub const MAX_IN_FLIGHT: usize = 1000;
 /// Longest text of an error that is kept, in characters.
 const MAX_ERROR: usize = 500;
@@ -109,6 +109,8 @@ impl JobTrace {
 pub struct JobTraces {
     in_flight: HashMap<JobId, JobTrace>,
     tickets: HashMap<u64, JobId>,
+    /// Jobs in the order in which their results were stored, some of which have ended since.
+    stored: VecDeque<JobId>,
     /// The newest last.
     ended: VecDeque<JobTrace>,
 }
@@ -123,9 +125,7 @@ impl JobTraces {
         program: Arc<Program>,
         context: Arc<JobContext>,
     ) {
-        if self.in_flight.len() >= MAX_IN_FLIGHT && !self.in_flight.contains_key(job_id) {
-            return;
-        }
+        self.make_room();
         let trace = self.in_flight.entry(job_id.clone()).or_insert_with(|| JobTrace::new(job_id.clone()));
         trace.size = Some(size);
         trace.live = Some(LiveJob { ticket, program, context });
@@ -148,12 +148,29 @@ impl JobTraces {
 
     pub fn stored(&mut self, job_id: &JobId, error: Option<&str>, now: OffsetDateTime) {
         // Jobs that fail without a run are heard of here first.
-        if !self.in_flight.contains_key(job_id) && self.in_flight.len() < MAX_IN_FLIGHT {
+        if !self.in_flight.contains_key(job_id) {
+            self.make_room();
             self.in_flight.insert(job_id.clone(), JobTrace::new(job_id.clone()));
         }
         let Some(trace) = self.in_flight.get_mut(job_id) else { return };
         trace.stored = Some(now);
         trace.error = error.map(kept);
+        self.stored.push_back(job_id.clone());
+    }
+
+    /// Forgets the result that has waited longest for its delivery when there are too many: while the cloud is away, what
+    /// waits and runs is still shown.
+    fn make_room(&mut self) {
+        while self.in_flight.len() >= MAX_IN_FLIGHT {
+            let Some(oldest) = self.stored.pop_front() else { return };
+            if self.in_flight.get(&oldest).is_some_and(|trace| trace.stored.is_some()) {
+                self.in_flight.remove(&oldest);
+            }
+        }
+        // Of jobs that have ended the order is not needed any more.
+        if self.stored.len() > 2 * MAX_IN_FLIGHT {
+            self.stored.retain(|job_id| self.in_flight.contains_key(job_id));
+        }
     }
 
     pub fn attempts_failed(&mut self, job_id: &JobId, attempts: u32, error: &str) {
@@ -252,17 +269,26 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_bounded() {
+    fn everything_is_bounded_and_results_that_can_not_be_delivered_do_not_hide_what_runs() {
         let mut traces = JobTraces::default();
-        let jobs: Vec<JobId> = (0..3000).map(|n| queue(&mut traces, n, &format!("j{n}"))).collect();
-        assert_eq!((traces.in_flight.len(), traces.tickets.len()), (MAX_IN_FLIGHT, MAX_IN_FLIGHT));
+        let jobs: Vec<JobId> = (0..3000)
+            .map(|n| {
+                let job = queue(&mut traces, n, &format!("j{n}"));
+                traces.answered(n, Duration::ZERO, moment(0));
+                traces.stored(&job, Some(&"x".repeat(10_000)), moment(1));
+                job
+            })
+            .collect();
+        assert!(traces.in_flight.len() <= MAX_IN_FLIGHT && traces.stored.len() <= 3 * MAX_IN_FLIGHT);
+        let running = queue(&mut traces, 3000, "runs");
+        traces.started(&running, 0, Duration::ZERO, moment(2));
+        assert_eq!(traces.find("runs").unwrap().step(), "running");
         for job in &jobs {
-            traces.stored(job, Some(&"x".repeat(10_000)), moment(1));
             traces.ended(job, JobEnd::Cancelled, None, moment(2));
         }
-        assert_eq!((traces.in_flight.len(), traces.tickets.len(), traces.ended.len()), (0, 0, MAX_ENDED));
+        assert_eq!((traces.in_flight.len(), traces.tickets.len(), traces.ended.len()), (1, 1, MAX_ENDED));
         assert_eq!(&*traces.ended_jobs()[0].job_id, "j2999");
-        assert!(traces.find("j2999").unwrap().error.unwrap().chars().count() <= MAX_ERROR + 1);
+        assert!(traces.find("j2999").unwrap().error.unwrap().chars().count() <= MAX_ERROR);
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl Pages {
         self.api.access.token.is_some() && !self.api.access.open_reads
     }
 
-    fn document(&self, title: &str, events: &str, mut sections: Vec<Section>) -> Response {
+    fn document(&self, title: &str, events: Option<&str>, mut sections: Vec<Section>) -> Response {
         if self.api.access.token.is_some() && self.api.access.open_reads {
             sections.insert(0, sign_in(TokenUse::Change));
         }
@@ -87,8 +87,7 @@ impl Pages {
             "coda-host " (env!("CARGO_PKG_VERSION")) " · times are in UTC · "
             a href="/api/v1/openapi.json" { "API" } " " a href="/ready" { "/ready" } " " a href="/metrics" { "/metrics" }
         };
-        PageDocument { title, subject: "coordinator", events: Some(events), sections: &sections, footer }
-            .render()
+        PageDocument { title, subject: "coordinator", events, sections: &sections, footer }.render()
     }
 
     fn stream<F, R>(&self, render: F) -> Response
@@ -180,7 +179,7 @@ async fn overview(State(pages): State<Pages>, RawQuery(query): RawQuery) -> Resu
         filter.map_or_else(|| "/events".into(), |status| format!("/events?status={}", status.name()));
     let sections =
         if pages.is_closed() { vec![sign_in(TokenUse::Read)] } else { pages.overview(filter).await };
-    Ok(pages.document("Coordinator - coda-host", &events, sections))
+    Ok(pages.document("Coordinator - coda-host", Some(&events), sections))
 }
 
 async fn overview_events(
@@ -196,17 +195,19 @@ async fn overview_events(
 }
 
 async fn job(State(pages): State<Pages>, PathId(id): PathId) -> Response {
-    let sections = match pages.is_closed() {
-        true => vec![sign_in(TokenUse::Read)],
+    let (sections, is_final) = match pages.is_closed() {
+        true => (vec![sign_in(TokenUse::Read)], false),
         false => match pages.job(&id).await {
-            Ok(Some((sections, _))) => sections,
+            Ok(Some(found)) => found,
             Ok(None) => return no_such_job(),
             Err(error) => {
                 return shell::notice(StatusCode::SERVICE_UNAVAILABLE, "The job can't be looked up", &error);
             }
         },
     };
-    pages.document(&format!("Job {id}"), &format!("/jobs/{id}/events"), sections)
+    // A job that has ended changes no more, so its page holds no connection.
+    let events = (!is_final).then(|| format!("/jobs/{id}/events"));
+    pages.document(&format!("Job {id}"), events.as_deref(), sections)
 }
 
 fn no_such_job() -> Response {

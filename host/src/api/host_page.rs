@@ -1,6 +1,5 @@
 //! The host's page: routes, and the model that is gathered from what each stage publishes.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -27,7 +26,7 @@ use crate::page::draw::DeviceGraph;
 use crate::page::host::{ExecutorModel, HostModel, JobPageModel, LentModel, PeersModel, job_document};
 use crate::page::live::{LivePage, MAX_STREAMS};
 use crate::page::shell::{self, PageDocument};
-use crate::state::db::{Database, KeptOverview};
+use crate::state::db::{KeptOverview, Store};
 use crate::vpn::guard::VpnState;
 
 /// Kept results that are listed.
@@ -82,7 +81,6 @@ pub fn routes(
 pub struct PageSettings {
     pub api: ApiSettings,
     pub api_token: Option<Secret>,
-    pub state_dir: PathBuf,
 }
 
 #[derive(Clone)]
@@ -166,7 +164,7 @@ impl HostPage {
                 model.executor = Some(self.executor(&s.executor));
                 model.activity = s.activity.view(now);
                 model.waiting = s.snapshot.borrow().waiting;
-                model.kept = Some(self.kept().await);
+                model.kept = Some(self.kept(&s.store).await);
                 if let Some(sandbox) = &self.sandbox {
                     model.sandbox = Some(sandbox.model(&model.activity.ended).await);
                 }
@@ -200,21 +198,13 @@ impl HostPage {
     }
 
     /// What the database keeps for the operator.
-    async fn kept(&self) -> KeptResult {
+    async fn kept(&self, store: &Store) -> KeptResult {
         if let Some((at, kept)) = &*self.kept.lock()
             && at.elapsed() < KEPT_AGE
         {
             return kept.clone();
         }
-        let dir = self.settings.state_dir.clone();
-        let read = tokio::task::spawn_blocking(move || match Database::exists(&dir) {
-            true => Database::open(&dir)
-                .and_then(|database| database.overview(KEPT_SHOWN))
-                .map_err(|e| e.to_string()),
-            false => Ok(KeptOverview::default()),
-        });
-        let kept = read.await.unwrap_or_else(|error| Err(error.to_string()));
-        let kept = Arc::new(kept);
+        let kept = Arc::new(store.kept_overview(KEPT_SHOWN).await.map_err(|error| error.to_string()));
         *self.kept.lock() = Some((Instant::now(), kept.clone()));
         kept
     }
@@ -265,9 +255,10 @@ pub fn parts(sources: &HostSources) -> Vec<(&'static str, PartState)> {
         ),
         (
             "Cloud (results)",
-            match webhooks {
-                Some(at) => PartState::Works(Some(at)),
-                None => PartState::Unused("no result delivered yet"),
+            match (sources.activity.delivery_error(), webhooks) {
+                (Some(error), _) => PartState::Fails(error),
+                (None, Some(at)) => PartState::Works(Some(at)),
+                (None, None) => PartState::Unused("no result delivered yet"),
             },
         ),
         ("Redis", or_works(sources.redis.link.error().or_else(|| sources.redis.writes.refusal()))),

@@ -169,6 +169,7 @@ impl Registered {
                     peers,
                     snapshot: started.snapshot,
                     redis: started.redis.clone(),
+                    store: started.tasks.store.clone(),
                     gate: started.gate,
                     heartbeat: started.beats,
                     vpn: started.vpn,

@@ -309,11 +309,8 @@ impl LocalService {
         let (up, up_seen) = watch::channel(None);
         let stop = CancellationToken::new();
         let mut tasks = Supervisor::new(host.lifecycle.stop.clone()).watching(PanicWatch::of_process());
-        let page = PageSettings {
-            api: settings.api.clone(),
-            api_token: settings.coordinator.api_token.clone(),
-            state_dir: settings.dirs.state.clone(),
-        };
+        let page =
+            PageSettings { api: settings.api.clone(), api_token: settings.coordinator.api_token.clone() };
         let sampling = host_page::sample(up_seen.clone(), page.api.page_sample);
         tasks.spawn(TaskKind::ActivitySampler, sampling);
         tasks.spawn(TaskKind::Api, api::serve(listener, up_seen, page, stop.clone()));

@@ -243,7 +243,7 @@ impl WebhookDispatcher {
             let outcome = sender.attempt(&callback_url, body).await;
             let took = start.elapsed();
             metrics.webhook_seconds.observe(took.as_secs_f64());
-            activity.attempted(took);
+            activity.attempted(took, matches!(outcome, AttemptOutcome::Accepted));
             WorkEnd::Attempt(id, attempt_end(outcome))
         });
     }
@@ -321,7 +321,8 @@ impl WebhookDispatcher {
     /// Logs a failed attempt and notes it in the row.
     fn note_failure(&self, failure: FailedAttempt) {
         let FailedAttempt { message_id, job_id, attempts, why, next } = failure;
-        self.activity.attempts_failed(&job_id, attempts, &why);
+        let is_repeated = !matches!(next, NextAttempt::Never);
+        self.activity.attempts_failed(&job_id, attempts, &why, is_repeated);
         let job_id = &*job_id;
         match next {
             NextAttempt::After(pause) => {

@@ -209,6 +209,17 @@ impl Store {
         wait.await.map_err(|_| StoreError::Stopped)?
     }
 
+    /// How much is kept for the operator, with at most `limit` entries. Asked of the one connection of this process: a
+    /// second one would, when it is closed, end the first one's locks on the file.
+    ///
+    /// # Errors
+    /// When the database can't be read.
+    pub async fn kept_overview(&self, limit: usize) -> Result<KeptOverview, StoreError> {
+        let (answer, wait) = oneshot::channel();
+        self.send(Request::KeptOverview(limit, answer))?;
+        wait.await.map_err(|_| StoreError::Stopped)?
+    }
+
     /// Why the last write failed, whoever asked for it; `None` as soon as one succeeds. While it is set, something is
     /// tried again.
     pub fn failure(&self) -> watch::Receiver<Option<String>> {

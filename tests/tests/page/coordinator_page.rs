@@ -62,6 +62,7 @@ async fn jobs_and_peers_are_on_the_page_and_a_job_has_its_plan_and_counts() {
     for text in ["Counts", "Blocks over time", "block completed", "Reservations", "committed"] {
         assert!(shown.contains(text), "{text}: {shown}");
     }
+    assert!(!shown.contains("data-events"), "the page of an ended job holds no connection: {shown}");
     assert_eq!(page(c, "/jobs/unknown", "").await.0, 404);
 
     let (_, events) = fetch(c, "/events", "", Some("id=\"peers\"")).await;

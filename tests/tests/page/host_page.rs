@@ -1,5 +1,7 @@
 //! The host's page as the server sends it.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use coda_host::dev::cloud::Answer;
 use coda_host_tests::bell;
 use coda_host_tests::{Plan, TestHost};
@@ -154,4 +156,42 @@ async fn too_many_viewers_are_told_to_come_back_and_readers_that_leave_make_room
     assert_eq!(host.ready().await.0, 200, "others are served");
     viewers.clear();
     eventually("there is room again", async || open().await.1.starts_with("HTTP/1.1 200")).await;
+}
+
+/// Whether this machine has a lock on the host's database.
+fn is_locked(host: &TestHost) -> bool {
+    let file = std::fs::metadata(host.state_dir().join("coda-host.db")).expect("the database");
+    let locks = std::fs::read_to_string("/proc/locks").expect("the locks of this machine");
+    let inode = format!(":{}", file.ino());
+    locks.lines().any(|line| line.split_whitespace().any(|word| word.ends_with(&inode)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_the_page_leaves_the_lock_on_the_database_as_it_is() {
+    let host = plan("num_qubits: 5").start().await;
+    host.good_job_goes_through("first").await;
+    assert!(is_locked(&host), "SQLite holds one while the database is open");
+    assert!(section(&host, "kept").await.contains("Nothing is stuck."));
+    // A process that closes any descriptor of a file loses every lock that it has on it.
+    assert!(is_locked(&host), "the page has closed the file beside SQLite");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_that_can_not_be_delivered_hide_nothing_and_are_told() {
+    let host = plan("num_qubits: 5\nexecution_time_ms: 1").start().await;
+    host.cloud.on_webhook(|_| Some(Answer::status(503)));
+    for n in 0..1_100 {
+        host.submit(&format!("stuck-{n}"), &bell(), 1).await;
+    }
+    eventually("the part is told to fail", async || {
+        let parts = section(&host, "parts").await;
+        parts.contains("Cloud (results)</dt><dd><span class=\"mark-word bad\"") && parts.contains("503")
+    })
+    .await;
+    eventually("a thousand results wait", async || {
+        host.metric("coda_host_undelivered_results").await >= 1_050
+    })
+    .await;
+    host.submit("newest", &bell(), 1).await;
+    eventually("the newest job is known", async || host.get("/jobs/newest").await.0 == 200).await;
 }

@@ -4,6 +4,8 @@
 const TOKEN = "coda-host-token";
 const connection = document.getElementById("connection");
 let lastNews = Date.now();
+// Twice the time after which the server shows that it is there, in milliseconds.
+const MOST_SILENCE = 20000;
 
 function headers() {
   const token = sessionStorage.getItem(TOKEN);
@@ -86,7 +88,7 @@ function tick() {
     const text = "since" in time.dataset ? duration(seconds) : seconds < 2 ? "just now" : duration(seconds) + " ago";
     if (time.textContent !== text) time.textContent = text;
   }
-  if (document.body.dataset.events && Date.now() - lastNews > 20000) stale("no news for " + duration((Date.now() - lastNews) / 1000));
+  if (attempt && Date.now() - lastNews > MOST_SILENCE) attempt.abort(new Error("no news for " + MOST_SILENCE / 1000 + " s"));
 }
 
 // ---- The stream ---------------------------------------------------------------------------------------------------
@@ -103,7 +105,11 @@ function fresh() {
   if (connection.textContent !== "Live") connection.textContent = "Live";
 }
 
+// How many events have come.
+let events = 0;
+
 function take(block) {
+  events += 1;
   let kind = "message";
   const data = [];
   for (const line of block.split("\n")) {
@@ -118,8 +124,18 @@ function take(block) {
   fresh();
 }
 
+// The attempt that goes on. A connection that is silent for too long is given up: the network between may have changed, and
+// then neither end hears of it.
+let attempt = null;
+
 async function follow(url) {
-  const answer = await fetch(url, { headers: { Accept: "text/event-stream", ...headers() }, cache: "no-store" });
+  attempt = new AbortController();
+  lastNews = Date.now();
+  const answer = await fetch(url, {
+    headers: { Accept: "text/event-stream", ...headers() },
+    cache: "no-store",
+    signal: attempt.signal,
+  });
   if (answer.status === 401) return askForToken();
   if (!answer.ok || !answer.body) throw new Error("the server answered " + answer.status);
   const date = Date.parse(answer.headers.get("date"));
@@ -139,15 +155,42 @@ async function follow(url) {
   }
 }
 
+// A browser opens six connections to a server at most, so a tab that no one sees gives its connection back.
+const HIDDEN_LIMIT = 5000;
+
+function seen() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resume) => {
+    document.addEventListener("visibilitychange", function look() {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", look);
+      resume();
+    });
+  });
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) return;
+  setTimeout(() => document.hidden && attempt?.abort(new Error("this tab was in the background")), HIDDEN_LIMIT);
+});
+
 async function live() {
+  // Attempts in a row that brought nothing.
+  let silent = 0;
   for (let pause = 500; ; pause = Math.min(pause * 2, 8000)) {
+    const before = events;
+    await seen();
     try {
       await follow(document.body.dataset.events);
       return;
     } catch (error) {
       if (document.body.classList.contains("stale") === false) pause = 500;
+      silent = events > before || document.hidden ? 0 : silent + 1;
       stale(error.message);
     }
+    if (document.hidden) continue;
+    // A proxy may hold the stream back for ever and pass pages on.
+    if (silent >= 2 && !sessionStorage.getItem(TOKEN)) await poll();
     await new Promise((resume) => setTimeout(resume, pause));
   }
 }

@@ -1,6 +1,6 @@
 //! The database as an operator sees it: what is kept, one row, removing it. Beside a running host.
 
-use rusqlite::{OptionalExtension as _, Row, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::rows::{Phase, ResultRow};
 use super::writer::{read_failed, write_failed};
@@ -97,51 +97,47 @@ fn letter_entry(r: &Row<'_>) -> rusqlite::Result<KeptEntry> {
     })
 }
 
+fn entries(
+    conn: &Connection,
+    sql: &str,
+    parameters: impl rusqlite::Params,
+    entry: fn(&Row<'_>) -> rusqlite::Result<KeptEntry>,
+) -> rusqlite::Result<Vec<KeptEntry>> {
+    let mut rows = conn.prepare_cached(sql)?;
+    rows.query_map(parameters, entry)?.collect()
+}
+
+/// How much is kept of a QPU, with at most `limit` entries: for looking at it again and again.
+pub(super) fn overview(conn: &Connection, qpu_id: &str, limit: usize) -> rusqlite::Result<KeptOverview> {
+    const REFUSED: &str = "qpu_id = ?1 AND phase = 'refused'";
+    const TRIED: &str = "qpu_id = ?1 AND phase <> 'refused' AND attempts > 0";
+    let count = |table: &str, rows: &str| {
+        let sql = format!("SELECT count(*) FROM {table} WHERE {rows}");
+        conn.prepare_cached(&sql)?.query_row([qpu_id], |r| r.get::<_, i64>(0)).map(i64::unsigned_abs)
+    };
+    let (refused, undelivered) = (count("results", REFUSED)?, count("results", TRIED)?);
+    let dead_letters = count("dead_letters", "qpu_id = ?1")?;
+    let mut first = Vec::new();
+    for (sql, entry) in [
+        (format!("{RESULTS} WHERE {REFUSED}"), result_entry as fn(&Row<'_>) -> _),
+        (format!("{LETTERS} WHERE qpu_id = ?1"), letter_entry),
+        (format!("{RESULTS} WHERE {TRIED}"), result_entry),
+    ] {
+        let left = limit.saturating_sub(first.len()) as i64;
+        first.extend(entries(conn, &format!("{sql} LIMIT ?2"), params![qpu_id, left], entry)?);
+    }
+    Ok(KeptOverview { undelivered, refused, dead_letters, first })
+}
+
 impl Database {
     /// Everything that is kept, results first, without the contents.
     ///
     /// # Errors
     /// When the database can't be read.
     pub fn list(&self) -> Result<Vec<KeptEntry>, StoreError> {
-        let mut found = self.entries(RESULTS, [], result_entry)?;
-        found.extend(self.entries(LETTERS, [], letter_entry)?);
+        let mut found = entries(&self.conn, RESULTS, [], result_entry).map_err(read_failed)?;
+        found.extend(entries(&self.conn, LETTERS, [], letter_entry).map_err(read_failed)?);
         Ok(found)
-    }
-
-    /// How much is kept, with at most `limit` entries: for looking at it again and again.
-    ///
-    /// # Errors
-    /// When the database can't be read.
-    pub fn overview(&self, limit: usize) -> Result<KeptOverview, StoreError> {
-        const TRIED: &str = "phase <> 'refused' AND attempts > 0";
-        let count = |table: &str, rows: &str| {
-            let sql = format!("SELECT count(*) FROM {table} WHERE {rows}");
-            self.conn.query_row(&sql, [], |r| r.get::<_, i64>(0)).map(i64::unsigned_abs).map_err(read_failed)
-        };
-        let (refused, dead_letters) =
-            (count("results", "phase = 'refused'")?, count("dead_letters", "true")?);
-        let undelivered = count("results", TRIED)?;
-        let mut first = Vec::new();
-        for (sql, entry) in [
-            (format!("{RESULTS} WHERE phase = 'refused'"), result_entry as fn(&Row<'_>) -> _),
-            (LETTERS.into(), letter_entry),
-            (format!("{RESULTS} WHERE {TRIED}"), result_entry),
-        ] {
-            let left = (limit - first.len()) as i64;
-            first.extend(self.entries(&format!("{sql} LIMIT ?1"), [left], entry)?);
-        }
-        Ok(KeptOverview { undelivered, refused, dead_letters, first })
-    }
-
-    fn entries(
-        &self,
-        sql: &str,
-        limits: impl rusqlite::Params,
-        entry: fn(&Row<'_>) -> rusqlite::Result<KeptEntry>,
-    ) -> Result<Vec<KeptEntry>, StoreError> {
-        let mut rows = self.conn.prepare(sql).map_err(read_failed)?;
-        let rows = rows.query_map(limits, entry);
-        rows.and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>).map_err(read_failed)
     }
 
     /// The body of a result's webhook, or the fields of a dead letter; `None` when it is gone meanwhile.

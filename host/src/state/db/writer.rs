@@ -10,6 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::rows::{HistoryEntry, ResultRow};
 use super::sql::{Op, apply, result_row, status};
+use super::view::{self, KeptOverview};
 use super::{NewestInHistory, StoreError};
 use crate::model::MessageId;
 use crate::state::sqlite_actor::{Gather, GroupCommit, SqliteFailure, SqliteWorker, TakeOutcome};
@@ -37,6 +38,8 @@ pub(super) enum Request {
     Lazy(Op),
     History(Vec<MessageId>, Reply<Vec<Option<HistoryEntry>>>),
     LoadResult(MessageId, Reply<Option<ResultRow>>),
+    /// With so many entries.
+    KeptOverview(usize, Reply<KeptOverview>),
 }
 
 /// A write that waits for the next transaction; lazy ones have no one to answer.
@@ -91,6 +94,11 @@ impl SqliteWorker for Writer {
             }
             Request::History(ids, reply) => {
                 drop(reply.send(self.history_of(&ids).map_err(read_failed)));
+                TakeOutcome::Answered
+            }
+            Request::KeptOverview(limit, reply) => {
+                let overview = view::overview(&self.conn, &self.qpu_id, limit);
+                drop(reply.send(overview.map_err(read_failed)));
                 TakeOutcome::Answered
             }
             Request::LoadResult(id, reply) => {
