@@ -19,7 +19,7 @@ use coda_host::reservation::job_options::JobOptions;
 use coda_host::reservation::journal::JobFact;
 use coda_host::reservation::log::{Log, LogError};
 use coda_host_tests::misbehaving_peers::settings;
-use coda_host_tests::net::coordinator;
+use coda_host_tests::net::{Node, coordinator};
 use coda_host_tests::process::rss_mib;
 use coda_host_tests::simulated_peers::SimulatedPeer;
 use libp2p::identity::Keypair;
@@ -33,6 +33,9 @@ const HEARTBEATS: u32 = 5;
 /// Of the heartbeat's interval for each peer, so that two cores carry what all peers of this process hear.
 const INTERVAL_PER_PEER: Duration = Duration::from_millis(60);
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(2);
+/// Peers that are started at once: the next ones begin when these are connected, so that no queue of handshakes forms.
+const STARTED_AT_ONCE: usize = 25;
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 /// The usual interval of heartbeats.
 const USUAL_INTERVAL: f64 = 30.0;
 
@@ -47,7 +50,8 @@ const MEASURED: Duration = Duration::from_secs(30);
 fn peer_settings(bootstrap: Option<&str>, heartbeat: Duration) -> NetworkSettings {
     let some =
         bootstrap.unwrap_or("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp");
-    let mut settings = NetworkSettings { heartbeat, ..settings(some) };
+    // The redial of the product: that of the tests, 0.1 s, is a storm where a thousand peers do it.
+    let mut settings = NetworkSettings { heartbeat, redial: Duration::from_secs(5), ..settings(some) };
     if bootstrap.is_none() {
         settings.bootstrap.clear();
     }
@@ -64,18 +68,27 @@ pub async fn gossip(peers: usize) {
     let hub_before = rss_mib(hub.host.pid());
     let before = resident();
     let mut all: Vec<SimulatedPeer> = Vec::with_capacity(peers);
-    for _ in 0..peers {
-        let settings = peer_settings(Some(&hub.address), interval);
-        all.push(SimulatedPeer::start(settings, 1, Duration::ZERO).await);
-    }
     let start = Instant::now();
-    let mut known = 0;
-    while known < peers && start.elapsed() < Duration::from_secs(300) {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let (_, body) = hub.get("/api/v1/peers").await;
-        let is_healthy = |peer: &&serde_json::Value| peer["health"] == "healthy";
-        known = body["peers"].as_array().map_or(0, |peers| peers.iter().filter(is_healthy).count());
+    while all.len() < peers {
+        let from = all.len();
+        for _ in 0..STARTED_AT_ONCE.min(peers - from) {
+            let settings = peer_settings(Some(&hub.address), interval);
+            all.push(SimulatedPeer::start(settings, 1, Duration::ZERO).await);
+        }
+        for peer in &all[from..] {
+            let mut view = peer.network.view();
+            let connected = view.wait_for(|view| view.connected > 0);
+            if !matches!(tokio::time::timeout(CONNECT_LIMIT, connected).await, Ok(Ok(_))) {
+                println!("  {} is not connected after {CONNECT_LIMIT:?}", peer.peer_id);
+            }
+        }
     }
+    let connected_in = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    while heard_since(&hub, u64::MAX).await < peers && start.elapsed() < Duration::from_secs(60) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let known_in = start.elapsed().as_secs_f64();
     // The meshes form, and the first advertisements are through.
     tokio::time::sleep(interval.max(Duration::from_secs(10))).await;
     let heard = || all.iter().map(|peer| peer.counts.heard.load(Ordering::Relaxed)).sum::<u64>();
@@ -84,6 +97,9 @@ pub async fn gossip(peers: usize) {
     let start = Instant::now();
     tokio::time::sleep(HEARTBEATS * interval).await;
     let seconds = start.elapsed().as_secs_f64();
+    // A heartbeat of each peer has arrived within its interval.
+    let known = heard_since(&hub, interval.as_secs() + 1).await;
+    let connected = all.iter().filter(|peer| peer.network.view().borrow().connected > 0).count();
     let per_heartbeat = (loopback_bytes() - bytes) as f64 / peers as f64 / f64::from(HEARTBEATS);
     let usual = per_heartbeat / USUAL_INTERVAL;
     // Each peer sends so many, and each could hear those of all others.
@@ -94,12 +110,22 @@ pub async fn gossip(peers: usize) {
     let memory = (rss_mib(hub.host.pid()) - hub_before) * 1024.0 / peers as f64;
     let own = resident().saturating_sub(before) / peers as u64 / 1024;
     println!(
-        "  {peers:5} peers around a coordinator that knows {known}, a heartbeat in {interval:?}: {:.1} KiB of traffic per peer and \
-         heartbeat ({usual:.0} bytes/s at the usual 30 s), {share:.0} % of all messages arrive at a peer, {memory:.0} KiB of memory \
-         per peer in the coordinator, {own} KiB in a peer; the coordinator {hub_cores:.2} cores, the peers together {cores:.2}",
+        "  {peers:5} peers ({connected} connected, in {connected_in:.1} s, known {known_in:.1} s later) around a coordinator that heard \
+         {known} within a heartbeat's interval, {interval:?}: {:.1} KiB of traffic per peer and heartbeat ({usual:.0} bytes/s at the \
+         usual 30 s), {share:.0} % of all messages arrive at a peer, {memory:.0} KiB of memory per peer in the coordinator, {own} KiB \
+         in a peer; the coordinator {hub_cores:.2} cores, the peers together {cores:.2}",
         per_heartbeat / 1024.0
     );
     stop(all).await;
+}
+
+/// Healthy peers that the coordinator has heard within so many seconds.
+async fn heard_since(hub: &Node, seconds: u64) -> usize {
+    let (_, body) = hub.get("/api/v1/peers").await;
+    let is_heard = |peer: &&serde_json::Value| {
+        peer["health"] == "healthy" && peer["heard_seconds_ago"].as_u64().is_some_and(|ago| ago <= seconds)
+    };
+    body["peers"].as_array().map_or(0, |peers| peers.iter().filter(is_heard).count())
 }
 
 async fn stop(peers: Vec<SimulatedPeer>) {

@@ -178,6 +178,9 @@ async fn bench() {
     if wanted("scale") {
         scale::measure().await;
     }
+    if only.as_deref().is_some_and(|only| only.split(',').any(|o| o == "gossip")) {
+        scale::measure_gossip(scale).await;
+    }
     if wanted("crowds") {
         scale::measure_crowds(scale).await;
     }

@@ -34,13 +34,19 @@ pub async fn measure() {
 pub async fn measure_crowds(scale: f64) {
     sys::raise_open_files();
     let sized = |peers: u32| ((f64::from(peers) * scale) as usize).max(5);
-    println!("\nGossip:");
-    for peers in [10, 100, 300, 1000] {
-        crowd::gossip(sized(peers)).await;
-    }
+    measure_gossip(scale).await;
     println!("\nJobs of several coordinators, {} blocks each, on peers with one slot:", 4);
     for peers in [100, 1000] {
         crowd::jobs(sized(peers), &[1, 10, 100]).await;
+    }
+}
+
+/// Prints what gossip around one coordinator costs.
+pub async fn measure_gossip(scale: f64) {
+    sys::raise_open_files();
+    println!("\nGossip:");
+    for peers in [10, 100, 300, 1000] {
+        crowd::gossip(((f64::from(peers) * scale) as usize).max(5)).await;
     }
 }
 
