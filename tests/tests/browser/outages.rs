@@ -58,10 +58,15 @@ async fn passing(to: u16) -> (u16, watch::Sender<u64>) {
             let mine = *abandoned.borrow_and_update();
             tokio::spawn(async move {
                 let Ok(mut far) = TcpStream::connect(("127.0.0.1", to)).await else { return };
+                let is_abandoned = async {
+                    while *abandoned.borrow_and_update() <= mine && abandoned.changed().await.is_ok() {}
+                };
                 tokio::select! {
-                    _ = copy_bidirectional(&mut near, &mut far) => {}
-                    _ = abandoned.wait_for(|now| *now > mine) => std::future::pending().await,
+                    _ = copy_bidirectional(&mut near, &mut far) => return,
+                    () = is_abandoned => {}
                 }
+                // Both ends stay open.
+                std::future::pending::<()>().await;
             });
         }
     });
