@@ -70,7 +70,7 @@ test-qiskit: deps qiskit-deps build ## Run the tests of Qiskit backends (install
 test-qdmi: deps qdmi-deps build plugins ## Run the tests of QDMI device libraries (downloads 80 MB of wheels once; a few minutes)
 	CODA_TEST_QDMI='$(QDMI_LIBRARIES)' $(CARGO) test --release -p coda-host-tests --test scenarios -- qdmi:: --test-threads=2
 
-# Apart from `test`, for the size of a browser. Each test has one of its own, so few run at once.
+# Apart from `test`, for the size of a browser. Each test starts one, so few run at once.
 test-browser: deps browser-deps build plugins ## Run the tests of the pages in a real browser; keeps pictures in target/screenshots (installs chromium once; a few minutes)
 	CODA_TEST_AXE='$(AXE)' $(CARGO) test --release -p coda-host-tests --test scenarios -- browser:: --test-threads=2
 

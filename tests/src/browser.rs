@@ -1,7 +1,7 @@
 //! A real browser without a window, driven over WebDriver: Debian's chromium and chromedriver.
 //!
 //! Every session notes what the console says and what is requested, so that a scenario can show that a page is silent and
-//! asks nobody else. `make browser-deps` installs what is needed; without it scenarios are skipped with a message.
+//! asks no one else. `make browser-deps` installs what is needed; without it scenarios are skipped with a message.
 //!
 //! WebDriver is JSON over HTTP, and eight of its commands are used here, so there is no crate for it: those that were looked
 //! at bring up to 19 others, or operators on `String` that other code of the tests no longer compiles with.

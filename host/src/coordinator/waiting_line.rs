@@ -66,7 +66,7 @@ mod tests {
     fn the_earliest_job_goes_first_where_the_slot_fits_it() {
         let mut line = WaitingLine::default();
         let (late, early) = (line.ticket(20), line.ticket(10));
-        assert!(!line.is_left_to_another(None, |_| true), "nobody waits");
+        assert!(!line.is_left_to_another(None, |_| true), "no one waits");
         line.wait(early, "hadamard");
         line.wait(late, "cnot");
         assert!(line.is_left_to_another(Some(late), |needs| *needs == "hadamard"));

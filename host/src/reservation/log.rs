@@ -151,7 +151,7 @@ impl Log {
         }
     }
 
-    /// Waits for the answer to a question, not for as long as a server may hang: whoever asked is to hear of it.
+    /// Waits for the answer to a question, not for as long as a server may hang: the one who asked is to hear of it.
     async fn in_time<T>(&self, wait: oneshot::Receiver<Result<T, LogError>>) -> Result<T, LogError> {
         match tokio::time::timeout(READ_LIMIT, wait).await {
             Ok(answer) => answer.map_err(|_| self.unanswered())?,

@@ -79,7 +79,7 @@ async fn two_coordinators_share_a_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_nobody_asks_anything_closes_at_once() {
+async fn an_idle_log_closes_at_once() {
     let Some(server) = Postgres::start().await else { return };
     let log = Log::open(&server.url(), std::path::Path::new("/")).await.unwrap();
     // Every worker waits for a request.
