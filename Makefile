@@ -45,7 +45,7 @@ AXE := $(abspath $(or $(CARGO_TARGET_DIR),target)/axe-core/$(AXE_VERSION))
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: wheel test-wheel cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: wheel wheel-deps test-wheel cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
@@ -346,10 +346,13 @@ install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, S
 	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
 	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
 
-# The binary finds its plugins in lib/coda-host of the environment, where the wheel's data goes.
-wheel: build plugins ## Build a wheel of binary, simulator, QDMI plugin and the typed module for executors, in target/wheels
+wheel-deps: ## Create a venv with maturin, which builds the wheel; the test of the wheel is skipped without
 	@[ -x '$(WHEEL_VENV)/bin/maturin' ] || { $(PYTHON) -m venv '$(WHEEL_VENV)' \
-	  && '$(WHEEL_VENV)/bin/pip' install --quiet --disable-pip-version-check 'maturin==1.9.4'; }
+	  && '$(WHEEL_VENV)/bin/pip' install --quiet --disable-pip-version-check 'maturin==1.9.4'; } \
+	|| { rm -rf '$(WHEEL_VENV)'; echo 'no venv with maturin could be created (install python3-venv); there is no wheel'; }
+
+# The binary finds its plugins in lib/coda-host of the environment, where the wheel's data goes.
+wheel: wheel-deps build plugins ## Build a wheel of binary, simulator, QDMI plugin and the typed module for executors, in target/wheels
 	rm -rf packaging/wheel/coda_host.data packaging/wheel/python '$(WHEELS)'
 	install -d packaging/wheel/coda_host.data/data/lib/coda-host packaging/wheel/python/coda_executor
 	install -m 755 $(RELEASE)/libcoda_simulator.so $(RELEASE)/libcoda_qdmi.so packaging/wheel/coda_host.data/data/lib/coda-host/
@@ -357,8 +360,9 @@ wheel: build plugins ## Build a wheel of binary, simulator, QDMI plugin and the 
 	install -m 644 /dev/null packaging/wheel/python/coda_executor/py.typed
 	cd packaging/wheel && '$(WHEEL_VENV)/bin/maturin' build --quiet --release --out '$(WHEELS)'
 
-test-wheel: wheel ## Install the wheel into a fresh environment and run an executor and a plugin with it
-	CODA_TEST_WHEEL="$$(ls '$(WHEELS)'/*.whl)" $(CARGO) test --release -p coda-host-tests --test scenarios -- python::wheel
+test-wheel: wheel-deps ## Install the wheel into a fresh environment and run an executor and a plugin with it
+	[ ! -x '$(WHEEL_VENV)/bin/maturin' ] || { $(MAKE) wheel && \
+	  CODA_TEST_WHEEL="$$(ls '$(WHEELS)'/*.whl)" $(CARGO) test --release -p coda-host-tests --test scenarios -- python::wheel; }
 
 deb: build plugins ## Build a Debian package in target/debian: binary, simulator, QDMI plugin, units, manual pages, completions, docs
 	rm -rf '$(DEB)'
