@@ -155,6 +155,10 @@ impl JobTraces {
         let Some(trace) = self.in_flight.get_mut(job_id) else { return };
         trace.stored = Some(now);
         trace.error = error.map(kept);
+        // Also of a job that was judged again and did not run: its circuit is not needed any more.
+        if let Some(live) = trace.live.take() {
+            self.tickets.remove(&live.ticket);
+        }
         self.stored.push_back(job_id.clone());
     }
 

@@ -23,7 +23,9 @@ use crate::config::settings::ApiSettings;
 use crate::executor::{ActivePlugin, ExecutorStatus};
 use crate::model::Secret;
 use crate::page::draw::DeviceGraph;
-use crate::page::host::{ExecutorModel, HostModel, JobPageModel, LentModel, PeersModel, job_document};
+use crate::page::host::{
+    ExecutorModel, HostModel, JobPageModel, LentModel, PeersModel, SandboxModel, job_document,
+};
 use crate::page::live::{LivePage, MAX_STREAMS};
 use crate::page::shell::{self, PageDocument};
 use crate::state::db::{KeptOverview, Store};
@@ -31,6 +33,8 @@ use crate::vpn::guard::VpnState;
 
 /// Kept results that are listed.
 const KEPT_SHOWN: usize = 10;
+/// How long the database, or the cloud of a sandbox, may take: the page answers whatever hangs.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How old the list of kept results may be: it is read from the database.
 const KEPT_AGE: Duration = Duration::from_secs(5);
 
@@ -166,7 +170,12 @@ impl HostPage {
                 model.waiting = s.snapshot.borrow().waiting;
                 model.kept = Some(self.kept(&s.store).await);
                 if let Some(sandbox) = &self.sandbox {
-                    model.sandbox = Some(sandbox.model(&model.activity.ended).await);
+                    let asked = sandbox.model(&model.activity.ended);
+                    let late = |_| SandboxModel {
+                        results: Err(format!("the development cloud did not answer within {ANSWER_LIMIT:?}")),
+                    };
+                    model.sandbox =
+                        Some(tokio::time::timeout(ANSWER_LIMIT, asked).await.unwrap_or_else(late));
                 }
                 model.peers = s.peers.as_ref().map(PeerSources::model);
             }
@@ -204,7 +213,11 @@ impl HostPage {
         {
             return kept.clone();
         }
-        let kept = Arc::new(store.kept_overview(KEPT_SHOWN).await.map_err(|error| error.to_string()));
+        let read = tokio::time::timeout(ANSWER_LIMIT, store.kept_overview(KEPT_SHOWN)).await;
+        let kept = Arc::new(match read {
+            Ok(kept) => kept.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("the state database did not answer within {ANSWER_LIMIT:?}")),
+        });
         *self.kept.lock() = Some((Instant::now(), kept.clone()));
         kept
     }
@@ -219,7 +232,8 @@ impl PeerSources {
             owner: slot.owner,
             reservation_id: slot.reservation_id,
             executes: slot.executes,
-            until: now + slot.ends.saturating_sub(elapsed),
+            // The owner has chosen how long, within the limits of this peer.
+            until: slot.ends.saturating_sub(elapsed).try_into().ok().and_then(|left| now.checked_add(left)),
         };
         PeersModel {
             peer_id: network.peer_id,

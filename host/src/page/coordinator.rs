@@ -11,6 +11,9 @@ use super::text::{count, counted, elapsed, moment};
 use crate::coordinator::job_view::{JobStatus, JobSummary};
 use crate::model::cut;
 
+/// Peers that are listed: the table is sent again with each heartbeat.
+const MAX_PEERS: usize = 100;
+
 /// Circuits that the form can be filled with.
 const EXAMPLES: [(&str, &str); 3] = [
     (
@@ -148,7 +151,7 @@ impl CoordinatorModel {
                             th scope="col" { "Heard" } th scope="col" { "Services" }
                         } }
                         tbody {
-                            @for peer in &self.peers {
+                            @for peer in self.peers.iter().take(MAX_PEERS) {
                                 tr data-key=(peer.peer_id) {
                                     td { code { (peer.peer_id) } }
                                     td { (mark(peer.class, peer.state)) }
@@ -163,6 +166,9 @@ impl CoordinatorModel {
                         }
                     }
                 }
+            }
+            @if self.peers.len() > MAX_PEERS {
+                p.quiet { "and " (self.peers.len() - MAX_PEERS) " more: " code { "coda-host peers" } }
             }
         };
         Section::new("peers", "Peers", "wide", content)

@@ -66,7 +66,8 @@ pub struct LentModel {
     pub owner: String,
     pub reservation_id: String,
     pub executes: bool,
-    pub until: OffsetDateTime,
+    /// `None` for a time beyond the calendar.
+    pub until: Option<OffsetDateTime>,
 }
 
 /// The sandbox of `coda-host dev`.
@@ -206,7 +207,7 @@ impl HostModel {
                                     td { code { (slot.owner) } }
                                     td { code { (slot.reservation_id) } }
                                     td { (if slot.executes { "executing" } else { "reserved" }) }
-                                    td { (moment(slot.until, self.now)) }
+                                    td { @if let Some(until) = slot.until { (moment(until, self.now)) } }
                                 }
                             }
                         }

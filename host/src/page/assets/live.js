@@ -198,15 +198,16 @@ async function live() {
 // A page without a stream is asked for again while it can change.
 async function poll() {
   try {
-    const answer = await fetch(location.href, { cache: "no-store" });
+    const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(MOST_SILENCE) });
+    if (!answer.ok) throw new Error("the server answered " + answer.status);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const section of page.querySelectorAll("main > section")) {
       const old = document.getElementById(section.id);
       if (old) morph(old, document.adoptNode(section));
     }
     fresh();
-  } catch {
-    stale("the server can't be reached");
+  } catch (error) {
+    stale(error.message);
   }
 }
 
@@ -249,6 +250,7 @@ document.addEventListener("submit", async (event) => {
       method: form.dataset.method || "POST",
       headers: { "Content-Type": "application/json", ...headers() },
       body: JSON.stringify(body),
+      signal: AbortSignal.timeout(MOST_SILENCE),
     });
     const said = await answer.json().catch(() => ({}));
     result.textContent = answer.ok ? form.dataset.done || "Done" : said.detail || said.error || "The server answered " + answer.status;
