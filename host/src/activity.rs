@@ -18,7 +18,7 @@ use time::OffsetDateTime;
 
 use self::jobs::{CircuitSize, JobTrace, JobTraces};
 use self::minutes::{JobEnd, Minutes};
-use self::parts::{PartState, Parts};
+use self::parts::{PartName, PartState, Parts};
 use self::samples::Samples;
 use crate::executor::JobContext;
 use crate::model::{JobId, cut};
@@ -132,7 +132,7 @@ impl Activity {
         since_last: Duration,
         worked: &[Duration],
         gauges: &[(String, f64)],
-        parts: Vec<(&'static str, PartState)>,
+        parts: Vec<(PartName, PartState)>,
     ) {
         let now = OffsetDateTime::now_utc();
         let mut state = self.0.lock();

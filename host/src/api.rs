@@ -42,7 +42,7 @@ use self::ready_body::{
     ReloadsBody,
 };
 use crate::activity::Activity;
-use crate::activity::parts::PartState;
+use crate::activity::parts::{PartName, PartState};
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
@@ -338,16 +338,10 @@ fn levels(sources: &ApiSources) -> HostLevels {
         }
         ApiSources::PeerOnly { .. } => (Vec::new(), None),
     };
-    let up = |(name, state): (&'static str, PartState)| {
-        let works = match state {
-            PartState::Works(_) => true,
-            PartState::Fails(_) => false,
-            PartState::Unused(_) => return None,
-        };
-        // "Cloud (heartbeat)" is cloud_heartbeat.
-        let words: Vec<&str> =
-            name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
-        Some((words.join("_").to_ascii_lowercase(), works))
+    let up = |(name, state): (PartName, PartState)| match state {
+        PartState::Works(_) => Some((name.label().to_string(), true)),
+        PartState::Fails(_) => Some((name.label().to_string(), false)),
+        PartState::Unused(_) => None,
     };
     HostLevels {
         ready,

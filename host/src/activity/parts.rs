@@ -5,6 +5,40 @@ use std::collections::BTreeMap;
 
 use time::OffsetDateTime;
 
+/// A part that a host depends on, in the order of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PartName {
+    CloudHeartbeat,
+    CloudResults,
+    Redis,
+    StateDatabase,
+    Vpn,
+}
+
+impl PartName {
+    /// On the page.
+    pub fn title(self) -> &'static str {
+        match self {
+            PartName::CloudHeartbeat => "Cloud (heartbeat)",
+            PartName::CloudResults => "Cloud (results)",
+            PartName::Redis => "Redis",
+            PartName::StateDatabase => "State database",
+            PartName::Vpn => "VPN",
+        }
+    }
+
+    /// In metrics; alert rules name it.
+    pub fn label(self) -> &'static str {
+        match self {
+            PartName::CloudHeartbeat => "cloud_heartbeat",
+            PartName::CloudResults => "cloud_results",
+            PartName::Redis => "redis",
+            PartName::StateDatabase => "state_database",
+            PartName::Vpn => "vpn",
+        }
+    }
+}
+
 /// How a part is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartState {
@@ -27,11 +61,11 @@ pub struct Part {
 
 /// Every part, by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Parts(BTreeMap<&'static str, Part>);
+pub struct Parts(BTreeMap<PartName, Part>);
 
 impl Parts {
     /// Notes how the parts are.
-    pub fn see(&mut self, now: OffsetDateTime, states: Vec<(&'static str, PartState)>) {
+    pub fn see(&mut self, now: OffsetDateTime, states: Vec<(PartName, PartState)>) {
         for (name, state) in states {
             let part = self.0.entry(name).or_insert_with(|| Part {
                 state: state.clone(),
@@ -48,11 +82,11 @@ impl Parts {
         }
     }
 
-    pub fn get(&self, name: &str) -> Option<&Part> {
-        self.0.get(name)
+    pub fn get(&self, name: PartName) -> Option<&Part> {
+        self.0.get(&name)
     }
 
-    pub fn all(&self) -> impl Iterator<Item = (&'static str, &Part)> {
+    pub fn all(&self) -> impl Iterator<Item = (PartName, &Part)> {
         self.0.iter().map(|(name, part)| (*name, part))
     }
 }
@@ -65,15 +99,15 @@ mod tests {
     fn a_failing_part_keeps_its_last_success_and_since_when_it_fails() {
         let at = |seconds: i64| OffsetDateTime::from_unix_timestamp(1_800_000_000 + seconds).unwrap();
         let mut parts = Parts::default();
-        parts.see(at(0), vec![("redis", PartState::Works(None))]);
-        parts.see(at(10), vec![("redis", PartState::Works(None))]);
-        parts.see(at(20), vec![("redis", PartState::Fails("refused".into()))]);
-        parts.see(at(30), vec![("redis", PartState::Fails("timeout".into()))]);
-        let part = parts.get("redis").unwrap();
+        parts.see(at(0), vec![(PartName::Redis, PartState::Works(None))]);
+        parts.see(at(10), vec![(PartName::Redis, PartState::Works(None))]);
+        parts.see(at(20), vec![(PartName::Redis, PartState::Fails("refused".into()))]);
+        parts.see(at(30), vec![(PartName::Redis, PartState::Fails("timeout".into()))]);
+        let part = parts.get(PartName::Redis).unwrap();
         assert_eq!((part.since, part.last_success), (at(20), Some(at(10))));
         assert_eq!(part.state, PartState::Fails("timeout".into()));
-        parts.see(at(40), vec![("redis", PartState::Works(Some(at(39))))]);
-        let part = parts.get("redis").unwrap();
+        parts.see(at(40), vec![(PartName::Redis, PartState::Works(Some(at(39))))]);
+        let part = parts.get(PartName::Redis).unwrap();
         assert_eq!((part.since, part.last_success), (at(40), Some(at(39))));
     }
 }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::readiness::Reason;
 use super::sandbox::Sandbox;
 use super::{ApiSources, HostSources, PeerSources, host_status, peer_only_status};
-use crate::activity::parts::PartState;
+use crate::activity::parts::{PartName, PartState};
 use crate::config::settings::ApiSettings;
 use crate::executor::{ActivePlugin, ExecutorStatus};
 use crate::model::Secret;
@@ -249,7 +249,7 @@ impl PeerSources {
 }
 
 /// How the parts are that a host depends on, for the samples of the activity record.
-pub fn parts(sources: &HostSources) -> Vec<(&'static str, PartState)> {
+pub fn parts(sources: &HostSources) -> Vec<(PartName, PartState)> {
     let snapshot = sources.snapshot.borrow();
     let (heartbeat, vpn) = (sources.heartbeat.borrow(), sources.vpn.borrow());
     let or_works = |error: Option<String>| error.map_or(PartState::Works(None), PartState::Fails);
@@ -260,7 +260,7 @@ pub fn parts(sources: &HostSources) -> Vec<(&'static str, PartState)> {
         .and_then(|at| OffsetDateTime::parse(at, &time::format_description::well_known::Rfc3339).ok());
     vec![
         (
-            "Cloud (heartbeat)",
+            PartName::CloudHeartbeat,
             match (&heartbeat.error, accepted) {
                 (Some(error), _) => PartState::Fails(error.clone()),
                 (None, Some(at)) => PartState::Works(Some(at)),
@@ -268,17 +268,17 @@ pub fn parts(sources: &HostSources) -> Vec<(&'static str, PartState)> {
             },
         ),
         (
-            "Cloud (results)",
+            PartName::CloudResults,
             match (sources.activity.delivery_error(), webhooks) {
                 (Some(error), _) => PartState::Fails(error),
                 (None, Some(at)) => PartState::Works(Some(at)),
                 (None, None) => PartState::Unused("no result delivered yet"),
             },
         ),
-        ("Redis", or_works(sources.redis.link.error().or_else(|| sources.redis.writes.refusal()))),
-        ("State database", or_works(snapshot.store_error.clone())),
+        (PartName::Redis, or_works(sources.redis.link.error().or_else(|| sources.redis.writes.refusal()))),
+        (PartName::StateDatabase, or_works(snapshot.store_error.clone())),
         (
-            "VPN",
+            PartName::Vpn,
             match vpn.state {
                 VpnState::Ready => match &vpn.interface {
                     Some(_) => PartState::Works(None),

@@ -131,7 +131,7 @@ impl HostModel {
             @if self.activity.parts.all().next().is_none() { p.quiet { "Nothing is known yet." } }
             dl.parts {
                 @for (name, part) in self.activity.parts.all() {
-                    dt { (name) }
+                    dt { (name.title()) }
                     dd { (self.part(part)) }
                 }
             }
