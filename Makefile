@@ -6,6 +6,7 @@ CARGO ?= cargo
 DEVICE ?= device-configs/simulator.yaml
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 HOST := $(RELEASE)/coda-host
+HOST_CRATES := coda-host-base coda-host-qasm coda-host-network coda-host-executor
 PLUGINS := coda-plugin-simulator coda-plugin-qdmi coda-plugin-example-rust coda-plugin-example-instrument coda-plugin-faulty
 # Plugins in C and C++, and a device library of either QDMI interface; each is built from one file.
 C_FLAGS := -O2 -g -shared -fPIC -fvisibility=hidden -Wall -Wextra -Iplugin-abi/include
@@ -14,6 +15,9 @@ PLUGIN_OF_simulator := coda-plugin-simulator
 PLUGIN_OF_ddsim := coda-plugin-qdmi
 PLUGIN_OF_example := coda-plugin-example-rust
 RUN_PLUGIN := $(PLUGIN_OF_$(basename $(notdir $(DEVICE))))
+# `make run` is about the first minute, so what it starts is not optimised, unless it needs every plugin.
+QUICK := $(or $(CARGO_TARGET_DIR),target)/quick
+RUN_HOST := $(if $(RUN_PLUGIN),$(QUICK)/coda-host,$(HOST))
 HEADERS := $(wildcard plugin-abi/include/*)
 FOREIGN := $(addprefix $(RELEASE)/,libcoda_example_c.so libcoda_example_cpp.so libcoda_faulty_cpp.so libcoda_faulty_isolated.so \
   libcoda_faulty_qdmi13.so libcoda_faulty_qdmi14.so)
@@ -45,20 +49,20 @@ AXE := $(abspath $(or $(CARGO_TARGET_DIR),target)/axe-core/$(AXE_VERSION))
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: wheel wheel-deps test-wheel cxx run-plugin sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: wheel wheel-deps test-wheel cxx quick sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
 	@echo 'make TARGET, where TARGET is one of'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
-run: deps build $(if $(RUN_PLUGIN),run-plugin,plugins) $(if $(findstring ddsim,$(notdir $(DEVICE))),ddsim-deps) ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
-	$(HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
+run: deps $(if $(RUN_PLUGIN),quick,build plugins) $(if $(findstring ddsim,$(notdir $(DEVICE))),ddsim-deps) ## Start a local Coda sandbox with a simulator: three demo circuits, then live jobs until Ctrl-C (ONCE=1: only the demo)
+	$(RUN_HOST) dev --device $(DEVICE) --demo $(if $(filter 1 yes true,$(ONCE)),--once)
 
 # Scenarios drive the release binary and load the plugins, which cargo doesn't build for tests. Two commands, because the
 # plugins' tests enable the conformance feature, which would make cargo build everything twice.
 test: deps vpn-deps fault-deps python-deps postgres-deps systemd-deps failpoints build plugins sdk ## Run all tests, on the release binary with a real Redis and real plugins
-	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host -p coda-host-tests
+	$(PEERS_ENV) $(CARGO) test --release --no-fail-fast -p coda-host $(addprefix -p ,$(HOST_CRATES)) -p coda-host-tests
 	$(CARGO) test --release -p coda-plugin-abi -p futures-timer $(addprefix -p ,$(PLUGINS))
 
 # Apart from `test`, for the size of what it installs. Each test imports Qiskit several times, so few run at once.
@@ -81,7 +85,7 @@ test-all: test test-qiskit test-qdmi test-wheel test-browser test-monitoring ## 
 
 # The model test of the job table runs fewer events than in `make test`, so that this stays short.
 test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
-	CODA_MODEL_EVENTS=500000 $(CARGO) test --release -p coda-host
+	CODA_MODEL_EVENTS=500000 $(CARGO) test --release -p coda-host $(addprefix -p ,$(HOST_CRATES))
 	$(CARGO) test --release -p coda-plugin-abi
 
 fuzz: ## Feed mutated inputs to every parser (INPUTS=12000000)
@@ -120,8 +124,8 @@ failpoints: ## Build the host for crash tests: it stops at a named step when COD
 	cp --remove-destination $(HOST) $(HOST)-failpoints
 	$(CARGO) build --release -p coda-host
 
-run-plugin:
-	$(CARGO) build --release -p $(RUN_PLUGIN)
+quick:
+	$(CARGO) build --profile quick -p coda-host $(addprefix -p ,$(RUN_PLUGIN))
 
 plugins: cxx $(FOREIGN) ## Build the plugins of this repository, in release: Rust, C and C++
 	$(CARGO) build --release $(addprefix -p ,$(PLUGINS))
@@ -336,7 +340,7 @@ install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, S
 	cp -r '$(SDK)' '$(ROOT)/share/coda-host/sdk'
 	rm -rf '$(ROOT)/share/coda-host/python'
 	install -d '$(ROOT)/share/coda-host/python/coda_executor'
-	install -m 644 host/src/executor/python/carried/coda_executor.py '$(ROOT)/share/coda-host/python/coda_executor/__init__.py'
+	install -m 644 host/executor/src/executor/python/carried/coda_executor.py '$(ROOT)/share/coda-host/python/coda_executor/__init__.py'
 	install -m 644 /dev/null '$(ROOT)/share/coda-host/python/coda_executor/py.typed'
 	sed 's/@VERSION@/$(VERSION)/' packaging/python/pyproject.toml > '$(ROOT)/share/coda-host/python/pyproject.toml'
 	install -d '$(ROOT)/share/doc/coda-host/monitoring'
@@ -356,7 +360,7 @@ wheel: wheel-deps build plugins ## Build a wheel of binary, simulator, QDMI plug
 	rm -rf packaging/wheel/coda_host.data packaging/wheel/python '$(WHEELS)'
 	install -d packaging/wheel/coda_host.data/data/lib/coda-host packaging/wheel/python/coda_executor
 	install -m 755 $(RELEASE)/libcoda_simulator.so $(RELEASE)/libcoda_qdmi.so packaging/wheel/coda_host.data/data/lib/coda-host/
-	install -m 644 host/src/executor/python/carried/coda_executor.py packaging/wheel/python/coda_executor/__init__.py
+	install -m 644 host/executor/src/executor/python/carried/coda_executor.py packaging/wheel/python/coda_executor/__init__.py
 	install -m 644 /dev/null packaging/wheel/python/coda_executor/py.typed
 	cd packaging/wheel && '$(WHEEL_VENV)/bin/maturin' build --quiet --release --out '$(WHEELS)'
 

@@ -1,4 +1,4 @@
-//! Lets a plugin's calls of `_exit` find those of the host instead of the C library's; see `src/sys/exit_guard.rs`.
+//! Lets a plugin's calls of `_exit` find those of the host instead of the C library's; see `base/src/sys/exit_guard.rs`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -8,9 +8,9 @@ use std::io;
 use std::mem::discriminant;
 use std::path::Path;
 
-use super::{Explain, Failure, exit};
 use crate::api::BindError;
 use crate::app::AppError;
+use crate::error::{Explain, Failure, exit};
 
 use self::samples::{join_error, path, text};
 
@@ -169,7 +169,9 @@ fn types_in_sources() -> BTreeMap<String, usize> {
         }
     }
     let mut texts = Vec::new();
-    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut texts);
+    for sources in ["src", "base/src", "qasm/src", "network/src", "executor/src"] {
+        collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join(sources), &mut texts);
+    }
     let name = |line: &str| -> Option<String> {
         let (before, after) = line.split_once("Explain for ")?;
         let plain = |c: &char| c.is_ascii_alphanumeric() || *c == '_';

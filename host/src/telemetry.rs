@@ -233,12 +233,31 @@ pub enum LogFormat {
     Json,
 }
 
+/// The modules of a filter that are in a crate of their own, which the log names in their place.
+const MODULES_OF_CRATES: &[(&str, &[&str])] = &[
+    ("coda_host_base", &["state", "sys"]),
+    ("coda_host_executor", &["check", "executor"]),
+    ("coda_host_network", &["coordinator", "peers", "reservation"]),
+    ("coda_host_qasm", &["qasm"]),
+];
+
+/// A filter in which modules have the names that the log knows: people need not know which module is in which crate.
+fn with_crate_names(filter: &str) -> String {
+    let directives = filter.split(',').map(|directive| {
+        let Some(path) = directive.trim().strip_prefix("coda_host::") else { return directive.to_string() };
+        let module = path.split([':', '=', '[']).next().unwrap_or(path);
+        let found = MODULES_OF_CRATES.iter().find(|(_, modules)| modules.contains(&module));
+        found.map_or_else(|| directive.to_string(), |(name, _)| format!("{name}::{path}"))
+    });
+    directives.collect::<Vec<_>>().join(",")
+}
+
 /// Installs the log on stderr; `filter` is CODA_LOG, for instance `debug` or `info,coda_host::jobs=trace`.
 pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
     use tracing_subscriber::EnvFilter;
     let colour = output::notices_to_terminal() && format == LogFormat::Text;
     let wanted = filter.filter(|f| !f.trim().is_empty()).unwrap_or(level);
-    let (filter, bad) = match EnvFilter::try_new(wanted) {
+    let (filter, bad) = match EnvFilter::try_new(with_crate_names(wanted)) {
         Ok(filter) => (filter, None),
         Err(e) => (EnvFilter::new(level), Some(e.to_string())),
     };
@@ -266,6 +285,34 @@ pub fn start_log(filter: Option<&str>, level: &str, format: LogFormat) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_names_modules_and_not_crates() {
+        for (filter, expected) in [
+            ("debug", "debug"),
+            ("info,coda_host=debug", "info,coda_host=debug"),
+            ("info,coda_host::jobs=trace", "info,coda_host::jobs=trace"),
+            ("warn, coda_host::peers::swarm=info", "warn,coda_host_network::peers::swarm=info"),
+            ("coda_host::executor,plugin=debug", "coda_host_executor::executor,plugin=debug"),
+            ("coda_host::state[db]=debug", "coda_host_base::state[db]=debug"),
+        ] {
+            assert_eq!(with_crate_names(filter), expected);
+        }
+    }
+
+    #[test]
+    fn modules_are_in_the_crates_that_the_filter_names() {
+        use std::any::type_name;
+        for (module, path) in [
+            ("state", type_name::<crate::state::files::FileError>()),
+            ("executor", type_name::<crate::executor::ExecutorStatus>()),
+            ("peers", type_name::<crate::peers::wire::PeerStep>()),
+            ("qasm", type_name::<crate::qasm::CircuitError>()),
+        ] {
+            let named = with_crate_names(&format!("coda_host::{module}"));
+            assert!(path.starts_with(&format!("{named}::")), "{path} is not below {named}");
+        }
+    }
 
     #[test]
     fn the_plugins_metrics_come_before_the_end_and_are_escaped() {

@@ -29,7 +29,7 @@ use crate::config::load::ProcessEnv;
 use crate::config::settings::{Identity, Settings};
 use crate::daemon::conflicts::{self, ConsumerLock};
 use crate::daemon::instance_lock::InstanceLock;
-use crate::error::{Explain, Failure};
+use crate::error::Failure;
 use crate::executor::account::{self, RunsAs};
 use crate::executor::locate::Located;
 use crate::executor::{Executor, PythonInfo, SlotReport};
@@ -49,15 +49,9 @@ pub enum Halt {
     Stopped,
 }
 
-impl<E: Explain> From<E> for Halt {
+impl<E: Into<Failure>> From<E> for Halt {
     fn from(error: E) -> Halt {
         Halt::Failed(error.into())
-    }
-}
-
-impl From<Failure> for Halt {
-    fn from(failure: Failure) -> Halt {
-        Halt::Failed(failure)
     }
 }
 

@@ -169,7 +169,9 @@ async fn an_order_that_overtakes_its_job_cancels_it_and_a_late_one_nothing() {
     let Some(venv) = venv() else { return };
     let dir = tempfile::tempdir().unwrap();
     let mut script = tokio::process::Command::new(venv.join("bin/python"));
-    script.arg(project_file("tests/python/early_cancel.py")).arg(project_file("host/src/executor/python"));
+    script
+        .arg(project_file("tests/python/early_cancel.py"))
+        .arg(project_file("host/executor/src/executor/python"));
     script.env("PYTHONPATH", executors()).env("LAB_NOTES", dir.path().join("notes")).kill_on_drop(true);
     let output = tokio::time::timeout(LIMIT, script.output()).await.expect("it ends").unwrap();
     let said = String::from_utf8_lossy(&output.stdout);

@@ -290,7 +290,7 @@ async fn counts_of_every_form_are_taken_or_refused_in_words() {
 #[test]
 fn the_carried_modules_are_typed() {
     let Some(venv) = venv() else { return };
-    let carried = coda_host_tests::artifacts::project_file("host/src/executor/python/carried");
+    let carried = coda_host_tests::artifacts::project_file("host/executor/src/executor/python/carried");
     let mut mypy = std::process::Command::new(venv.join("bin/python"));
     mypy.args(["-m", "mypy", "--strict", "--ignore-missing-imports", "--cache-dir=/dev/null", "coda_qiskit"]);
     let done = mypy.arg("coda_executor.py").current_dir(&carried).env("MYPYPATH", &carried).output().unwrap();

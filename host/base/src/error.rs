@@ -127,7 +127,3 @@ impl Failure {
         out
     }
 }
-
-#[cfg(test)]
-#[path = "error_tests.rs"]
-mod tests;

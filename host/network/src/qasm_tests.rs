@@ -1,4 +1,8 @@
-use super::*;
+//! OpenQASM as the peers run it: what a text is parsed to has the effect that the text says. Here, because the states
+//! are those of the peers.
+
+use coda_host_qasm::qasm::*;
+
 use crate::peers::amplitude::{Complex, zeros};
 use crate::peers::evolution::apply;
 use crate::peers::operation;

@@ -92,7 +92,3 @@ pub fn parse(source: &str) -> Result<Circuit, CircuitError> {
 pub fn parse_with_inputs(source: &str, inputs: &BTreeMap<String, f64>) -> Result<Circuit, CircuitError> {
     parser::parse(source, inputs)
 }
-
-#[cfg(test)]
-#[path = "qasm_tests.rs"]
-mod tests;
