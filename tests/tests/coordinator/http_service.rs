@@ -237,7 +237,7 @@ async fn readiness_and_metrics_tell_how_it_is() {
     assert_eq!((status, &ready["store"]["writable"]), (503, &json!(false)), "{ready}");
     // The log may be on the same disk.
     assert_eq!(net.coordinator.post("/api/v1/jobs", &json!({ "qasm": ONE })).await.0, 503);
-    let said = net.coordinator.log().matches("ERROR coda_host::reservation::log::sqlite").count();
+    let said = net.coordinator.log().matches("ERROR coda_host_network::reservation::log::sqlite").count();
     assert_eq!(said, 1, "{}", net.coordinator.log());
     other.execute_batch("DROP TRIGGER full_events; DROP TRIGGER full_open").expect("no trigger");
     eventually("it is ready again", async || net.coordinator.get("/ready").await.0 == 200).await;
