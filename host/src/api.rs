@@ -38,11 +38,12 @@ use self::readiness::{
     CloudHealth, ExecutorHealth, ReadinessInputs, Reason, StuckControlCall, StuckJob, VpnHealth, WorkerDeaths,
 };
 use self::ready_body::{
-    CloudBody, ExecutorBody, HeartbeatBody, PeerBody, PluginBody, ProgressBody, PythonBody, ReadyBody,
-    ReloadsBody,
+    CloudBody, ExecutorBody, HeartbeatBody, HoldBody, PeerBody, PluginBody, ProgressBody, PythonBody,
+    ReadyBody, ReloadsBody,
 };
 use crate::activity::Activity;
 use crate::activity::parts::{PartName, PartState};
+use crate::availability::Hold;
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
@@ -51,6 +52,7 @@ use crate::executor::{ControlCall, ExecutorStatus, PluginInfo, PythonInfo, Reloa
 use crate::jobs::claim_gate::{ClaimGate, ClaimStep};
 use crate::jobs::driver::Snapshot;
 use crate::jobs::redis::Redis;
+use crate::model::iso_time;
 use crate::peers::peer::PeerView;
 use crate::peers::swarm::NetworkView;
 use crate::state::db::Store;
@@ -96,6 +98,7 @@ pub enum ApiSources {
         activity: Arc<Activity>,
         executor: ExecutorStatus,
         reloads: watch::Receiver<ReloadReport>,
+        hold: watch::Receiver<Option<Hold>>,
     },
 }
 
@@ -136,6 +139,7 @@ pub struct HostSources {
     pub activity: Arc<Activity>,
     pub executor: ExecutorStatus,
     pub reloads: watch::Receiver<ReloadReport>,
+    pub hold: watch::Receiver<Option<Hold>>,
     pub qpu_id: String,
 }
 
@@ -172,8 +176,8 @@ async fn ready(State(up): State<SourcesReceiver>) -> Response {
     let sources = up.borrow().clone();
     let (reasons, body) = match sources.as_deref() {
         Some(ApiSources::Host(sources)) => host_status(sources),
-        Some(ApiSources::PeerOnly { peers, executor, reloads, .. }) => {
-            peer_only_status(peers.as_ref(), executor, reloads)
+        Some(ApiSources::PeerOnly { peers, executor, reloads, hold, .. }) => {
+            peer_only_status(peers.as_ref(), executor, reloads, hold)
         }
         None => {
             let reasons = vec![Reason::Starting];
@@ -218,9 +222,12 @@ fn peer_only_status(
     peers: Option<&PeerSources>,
     executor: &ExecutorStatus,
     reloads: &watch::Receiver<ReloadReport>,
+    hold: &watch::Receiver<Option<Hold>>,
 ) -> (Vec<Reason>, ReadyBody) {
+    let hold = hold.borrow().clone();
     let panic = PanicWatch::of_process().first().map(|panic| panic.to_string());
-    let inputs = ReadinessInputs { panic, executor: executor_health(executor), cloud: None };
+    let inputs =
+        ReadinessInputs { panic, executor: executor_health(executor), hold: hold.clone(), cloud: None };
     let (reasons, load) = (readiness::reasons(&inputs), executor.load());
     let body = ReadyBody {
         ready: reasons.is_empty(),
@@ -231,6 +238,7 @@ fn peer_only_status(
         executor: Some(ExecutorBody {
             slots: load.slots,
             slots_busy: load.busy + load.reserved,
+            hold: hold.as_ref().map(hold_body),
             plugin: plugin_body(&executor.active_plugin().info),
             reloads: reloads_body(reloads),
             peer: peers.map(PeerSources::body),
@@ -245,6 +253,7 @@ fn peer_only_status(
 fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
     let snapshot = s.snapshot.borrow().clone();
     let vpn = s.vpn.borrow().clone();
+    let hold = s.hold.borrow().clone();
     let redis_error = s.redis.link.error();
     let is_redis_up = redis_error.is_none();
     let cloud = CloudHealth {
@@ -263,7 +272,12 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
         },
     };
     let panic = PanicWatch::of_process().first().map(|panic| panic.to_string());
-    let inputs = ReadinessInputs { panic, executor: executor_health(&s.executor), cloud: Some(cloud) };
+    let inputs = ReadinessInputs {
+        panic,
+        executor: executor_health(&s.executor),
+        hold: hold.clone(),
+        cloud: Some(cloud),
+    };
     let reasons = readiness::reasons(&inputs);
     let heartbeat = s.heartbeat.borrow().clone();
     let active = s.executor.active_plugin();
@@ -277,6 +291,7 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
         executor: Some(ExecutorBody {
             slots: snapshot.slots,
             slots_busy: snapshot.slots_busy,
+            hold: hold.as_ref().map(hold_body),
             plugin: plugin_body(&active.info),
             reloads: reloads_body(&s.reloads),
             peer: s.peers.as_ref().map(PeerSources::body),
@@ -297,6 +312,10 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
         }),
     };
     (reasons, body)
+}
+
+fn hold_body(hold: &Hold) -> HoldBody {
+    HoldBody { state: hold.name(), note: hold.note().map(String::from), until: hold.until().map(iso_time) }
 }
 
 fn reloads_body(last: &watch::Receiver<ReloadReport>) -> ReloadsBody {
@@ -327,8 +346,8 @@ fn plugin_body(p: &PluginInfo) -> PluginBody {
 fn levels(sources: &ApiSources) -> HostLevels {
     let (executor, ready) = match sources {
         ApiSources::Host(host) => (&host.executor, host_status(host).0.is_empty()),
-        ApiSources::PeerOnly { peers, executor, reloads, .. } => {
-            (executor, peer_only_status(peers.as_ref(), executor, reloads).0.is_empty())
+        ApiSources::PeerOnly { peers, executor, reloads, hold, .. } => {
+            (executor, peer_only_status(peers.as_ref(), executor, reloads, hold).0.is_empty())
         }
     };
     let (parts, heartbeat_age) = match sources {
@@ -343,8 +362,13 @@ fn levels(sources: &ApiSources) -> HostLevels {
         PartState::Fails(_) => Some((name.label().to_string(), false)),
         PartState::Unused(_) => None,
     };
+    let hold = match sources {
+        ApiSources::Host(host) => &host.hold,
+        ApiSources::PeerOnly { hold, .. } => hold,
+    };
     HostLevels {
         ready,
+        held: hold.borrow().as_ref().map(Hold::name),
         executor_stuck: executor.stuck_run().is_some() || executor.stuck_call().is_some(),
         executor_deaths: executor.worker_trouble().map_or(0, |trouble| trouble.in_a_row),
         worked: executor.worked(),

@@ -13,6 +13,7 @@
 //! ```
 
 mod abrupt_end;
+mod availability;
 pub mod coordinator;
 mod lifecycle;
 pub mod peer;
@@ -101,6 +102,9 @@ pub async fn run(env: ProcessEnv, flags: HashMap<&'static str, String>) -> Resul
     let dirs = prepared.settings.dirs.clone();
     let lock = InstanceLock::acquire(&dirs.state, &dirs.credentials)?;
     conflicts::no_python_node(&dirs.credentials, prepared.qpu_id())?;
+    if let Some(hold) = availability::hold_at_start(&dirs.state) {
+        tracing::warn!("starting in a pause: {hold}");
+    }
     let peer = &prepared.settings.peer;
     if peer.no_cloud && !peer.enabled {
         return Err(AppError::NothingToDo.into());

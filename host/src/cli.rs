@@ -19,6 +19,7 @@ pub(crate) mod jobs;
 pub mod kit;
 pub(crate) mod logs;
 mod measures;
+mod pause;
 mod peers;
 pub(crate) mod plugin;
 mod reload;
@@ -162,6 +163,10 @@ enum Command {
     /// Inspect, check and create plugins
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
+    /// Finish what runs and begin nothing more, for a limited time
+    Pause(pause::Args),
+    /// End a pause
+    Resume(pause::ResumeArgs),
     /// Load a new plugin or device config into the running host without a stop
     Reload(reload::Args),
     /// Run as the worker process of an isolated plugin
@@ -197,6 +202,8 @@ impl Command {
             | Command::Logs(_)
             | Command::Coordinator(_)
             | Command::Coordinate(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
             | Command::Reload(_)
             | Command::ExecutorWorker { .. } => true,
             Command::Plugin(command) => command.takes_signals(),
@@ -227,6 +234,8 @@ impl Command {
             | Command::Reset(_)
             | Command::Config(_)
             | Command::Reservation(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
             | Command::Reload(_) => true,
             Command::Start(_)
             | Command::Run(_)
@@ -287,6 +296,8 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Jobs(command)) => jobs::run(command, &env),
         Some(Command::Reset(args)) => reset::run(args, &env),
         Some(Command::Config(args)) => config::run(args, &env),
+        Some(Command::Pause(args)) => pause::run(args, &env),
+        Some(Command::Resume(args)) => pause::resume(args, &env),
         Some(Command::Reload(args)) => reload::run(args, &env),
         Some(Command::Coordinator(args)) => coordinator::run(args, env),
         Some(Command::Coordinate(args)) => coordinate::run(args, env),

@@ -12,6 +12,7 @@ use coda_plugin_abi::{Error, ErrorCode};
 
 use crate::api::BindError;
 use crate::app::AppError;
+use crate::availability::pause::PauseError;
 use crate::cli::circuit_file::CircuitFileError;
 use crate::cli::daemonize::DaemonizeError;
 use crate::cli::dev::{DevError, LogLines};
@@ -374,6 +375,10 @@ pub(super) fn of_daemon_and_dev(found: &mut Findings) {
     found.of_enum(vec![
         ConflictError::PythonNode { pid: 1, dir: path() },
         ConflictError::Host { qpu_id: text(), consumer: text() },
+    ]);
+    found.of_enum(vec![
+        PauseError::File(FileError::NoName { path: path() }),
+        PauseError::Malformed { path: path(), source: json_error() },
     ]);
     found.of_enum(vec![
         InstanceLockError::Taken { dir: path(), holder: None },

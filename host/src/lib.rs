@@ -9,6 +9,7 @@
 pub mod activity;
 pub mod api;
 pub mod app;
+pub mod availability;
 pub mod cli;
 pub mod cloud;
 pub mod config;

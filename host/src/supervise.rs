@@ -38,6 +38,8 @@ pub enum TaskKind {
     Notifier,
     /// Keeps samples of slots, gauges and connections for the page.
     ActivitySampler,
+    /// Looks after the pause.
+    Availability,
     /// Keeps the log file small.
     LogRotation,
     /// Ends the lending to peers once the host is stopped.
@@ -75,6 +77,7 @@ impl TaskKind {
             TaskKind::Reloads => "reloads",
             TaskKind::Notifier => "notifier",
             TaskKind::ActivitySampler => "activity-sampler",
+            TaskKind::Availability => "availability",
             TaskKind::LogRotation => "log-rotation",
             TaskKind::PeerLending => "peer-lending",
             TaskKind::ReservationExpiry => "reservation-expiry",
@@ -93,6 +96,7 @@ impl TaskKind {
             | TaskKind::Heartbeat
             | TaskKind::Notifier
             | TaskKind::ActivitySampler
+            | TaskKind::Availability
             | TaskKind::LogRotation => OnEnd::Fatal,
             // At a terminal no one can ask for a reload.
             TaskKind::Reloads => OnEnd::Expected,

@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vpn", &["cloud", "config", "error", "model", "state", "sys"]),
     ("executor", &["backoff", "error", "model", "output", "sys"]),
     ("activity", &["executor", "model"]),
+    ("availability", &["error", "model", "state"]),
     ("page", &["activity", "coordinator", "executor", "model", "reservation", "state"]),
     ("check", &["error", "executor", "model", "sys"]),
     ("request_guard", &["cloud"]),
@@ -49,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "api",
         &[
             "activity",
+            "availability",
             "cloud",
             "config",
             "connections",
@@ -75,6 +77,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "activity",
             "api",
+            "availability",
             "cloud",
             "config",
             "coordinator",
@@ -97,6 +100,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "cli",
         &[
             "app",
+            "availability",
             "check",
             "cloud",
             "config",
@@ -126,6 +130,7 @@ const PURE: &[&str] = &[
     "activity/parts.rs",
     "activity/samples.rs",
     "api/readiness.rs",
+    "availability.rs",
     "backoff.rs",
     "cloud/bundle.rs",
     "cloud/no_proxy.rs",

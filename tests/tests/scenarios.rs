@@ -190,6 +190,8 @@ mod operator {
     mod daemon;
     /// Other hosts, or a Python node, for the same QPU.
     mod multiple_hosts;
+    /// `coda-host pause` and `resume`.
+    mod pause;
     /// No secret in any output.
     mod secrets;
     /// Starts that fail after the executor was created: it is shut down and dropped.

@@ -27,6 +27,7 @@
 //! usage     how long each slot has worked
 //! refresh   asks for the device again, and publishes what has changed
 //! reload    replaces the executor
+//! hold      keeps calls from beginning while the device is paused
 //! lender    what the peer network may use of it
 //! pool      Executor, the one handle the rest of the host holds
 //! output_budget  how much a plugin may log
@@ -43,6 +44,7 @@ mod evolve;
 #[allow(unsafe_code)]
 pub(crate) mod ffi;
 pub mod gauges;
+mod hold;
 mod in_flight;
 mod job;
 mod lease;
@@ -73,6 +75,7 @@ pub use active::{ActivePlugin, PluginInfo, PythonInfo};
 pub use control::ControlCall;
 pub use direct::{DirectExecutor, inspect_python};
 pub use ffi::JobContext;
+pub use hold::StartHold;
 pub use job::{Answer, EvolveJob, EvolveOutcome, Generation, RunJob, SlotReport};
 pub use lease::{LeaseRefusal, SlotLease, SlotLoad};
 pub use lender::SlotLender;

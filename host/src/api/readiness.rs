@@ -9,12 +9,16 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::availability::Hold;
+
 /// What readiness depends on, as it was at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadinessInputs {
     /// What has panicked in the host, if anything has. It is ending then.
     pub panic: Option<String>,
     pub executor: ExecutorHealth,
+    /// Why no run begins, because of a person or the device itself.
+    pub hold: Option<Hold>,
     /// `None` in a host that only lends its slots to peers.
     pub cloud: Option<CloudHealth>,
 }
@@ -93,6 +97,7 @@ pub enum VpnHealth {
 pub enum Reason {
     /// The host has not connected to its cloud yet.
     Starting,
+    Held(Hold),
     RedisUnreachable(String),
     Panicked(String),
     StuckCall(StuckControlCall),
@@ -113,6 +118,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::Starting => f.write_str("starting: not connected to the cloud yet"),
+            Reason::Held(hold) => hold.fmt(f),
             Reason::RedisUnreachable(error) => {
                 write!(
                     f,
@@ -187,9 +193,11 @@ impl fmt::Display for Reason {
 
 /// Every reason why no jobs are taken; none when the host is ready.
 pub fn reasons(inputs: &ReadinessInputs) -> Vec<Reason> {
-    let ReadinessInputs { panic, executor, cloud } = inputs;
+    let ReadinessInputs { panic, executor, hold, cloud } = inputs;
     let mut reasons = Vec::new();
     reasons.extend(panic.clone().map(Reason::Panicked));
+
+    reasons.extend(hold.clone().map(Reason::Held));
 
     if let Some(cloud) = cloud {
         reasons.extend(cloud.redis_error.clone().map(Reason::RedisUnreachable));
@@ -235,7 +243,10 @@ mod tests {
     }
 
     fn texts(executor: ExecutorHealth, cloud: Option<CloudHealth>) -> Vec<String> {
-        reasons(&ReadinessInputs { panic: None, executor, cloud }).iter().map(Reason::to_string).collect()
+        reasons(&ReadinessInputs { executor, cloud, ..ReadinessInputs::default() })
+            .iter()
+            .map(Reason::to_string)
+            .collect()
     }
 
     #[test]
@@ -353,12 +364,13 @@ mod tests {
         let all = reasons(&ReadinessInputs {
             panic: Some("x".into()),
             executor: executor.clone(),
+            hold: Some(Hold::PauseUnreadable("no JSON".into())),
             cloud: Some(cloud),
         });
-        assert_eq!(all.len(), 15);
+        assert_eq!(all.len(), 16);
         assert_eq!(all[0], Reason::Panicked("x".into()), "first what most depends on");
-        assert_eq!(all[1], Reason::RedisUnreachable("refused".into()));
-        let alone = reasons(&ReadinessInputs { panic: None, executor, cloud: None });
+        assert_eq!(all[2], Reason::RedisUnreachable("refused".into()));
+        let alone = reasons(&ReadinessInputs { executor, ..ReadinessInputs::default() });
         assert!(
             matches!(alone[..], [Reason::StuckCall(_), Reason::StuckJob(_), Reason::WorkerDied(_)]),
             "{alone:?}"

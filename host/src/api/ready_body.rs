@@ -31,11 +31,24 @@ pub struct ExecutorBody {
     /// Runs that the device takes at once.
     pub slots: usize,
     pub slots_busy: usize,
+    /// Why no run begins, because of a person or the device itself; null when runs may begin.
+    pub hold: Option<HoldBody>,
     pub plugin: PluginBody,
     pub reloads: ReloadsBody,
     /// The peer network, where slots are lent to it.
     pub peer: Option<PeerBody>,
     pub version: &'static str,
+}
+
+/// A time in which no run begins.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct HoldBody {
+    /// `paused`.
+    pub state: &'static str,
+    /// What a person or the device says about it.
+    pub note: Option<String>,
+    /// When it ends by itself, if that is known: RFC 3339.
+    pub until: Option<String>,
 }
 
 /// The plugin in use.
@@ -153,6 +166,7 @@ mod tests {
             executor: Some(ExecutorBody {
                 slots: 1,
                 slots_busy: 0,
+                hold: None,
                 plugin,
                 reloads,
                 peer: None,

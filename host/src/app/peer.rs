@@ -166,6 +166,7 @@ impl Slots for PeerExecutor {
         self.lender.try_lease().map_err(|refusal| match refusal {
             LeaseRefusal::Full => NoSlot::Full,
             LeaseRefusal::JobsWait => NoSlot::JobsWait,
+            LeaseRefusal::Held => NoSlot::Paused,
             LeaseRefusal::Stopping => NoSlot::Closing,
         })
     }
@@ -176,6 +177,10 @@ impl Slots for PeerExecutor {
 
     fn max_qubits(&self) -> Option<u16> {
         self.lender.active_plugin().hooks.evolve_qubits
+    }
+
+    fn is_paused(&self) -> bool {
+        self.lender.is_held()
     }
 }
 

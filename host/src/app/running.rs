@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::AppError;
 use super::abrupt_end::AbruptEnd;
+use super::availability::AvailabilityKeeper;
 use super::lifecycle::{self, Readiness};
 use super::peer::{self, PeerStage};
 use super::reload::Reloads;
@@ -145,6 +146,9 @@ impl Registered {
             report,
         };
         tasks.spawn(TaskKind::Reloads, serving.serve());
+        let interval = settings.availability.interval;
+        let keeper = AvailabilityKeeper::new(settings.dirs.state.clone(), interval, executor.start_hold());
+        let hold = keeper.hold();
         let peers = connections.peers.as_ref().map(PeerSources::from_stage);
         // Ends beside the jobs, within the same limit.
         let lending =
@@ -163,7 +167,11 @@ impl Registered {
                     stop: stop.clone(),
                     late_stop: late_stop.clone(),
                     abrupt_end: host.lifecycle.abrupt_end.clone(),
+                    gate: Arc::new(ClaimGate::default()),
                 };
+                // Before the reader begins.
+                let keeper = keeper.with_gate(parts.gate.clone());
+                tasks.spawn(TaskKind::Availability, keeper.keep());
                 let started = parts.start(tasks, cloud, jobs);
                 reading = ApiSources::Host(Box::new(HostSources {
                     peers,
@@ -177,6 +185,7 @@ impl Registered {
                     activity,
                     executor: status,
                     reloads,
+                    hold,
                     qpu_id: started.qpu_id.clone(),
                 }));
                 let wait = settings.jobs.redis_timeout;
@@ -184,7 +193,8 @@ impl Registered {
                 running = (Work::Jobs(Box::new(started.driver)), Some(started.tasks));
             }
             _ => {
-                reading = ApiSources::PeerOnly { peers, metrics, activity, executor: status, reloads };
+                tasks.spawn(TaskKind::Availability, keeper.keep());
+                reading = ApiSources::PeerOnly { peers, metrics, activity, executor: status, reloads, hold };
                 readiness = Readiness::PeerOnly;
                 running = (Work::Lending { executor: Box::new(executor), reports }, None);
                 tracing::info!("coda-host is up, without a cloud");
@@ -341,6 +351,7 @@ struct JobParts {
     stop: CancellationToken,
     late_stop: CancellationToken,
     abrupt_end: AbruptEnd,
+    gate: Arc<ClaimGate>,
 }
 
 /// The job path, ready to run.
@@ -387,6 +398,7 @@ impl JobParts {
             stop,
             late_stop,
             abrupt_end,
+            gate,
         } = self;
         activity.remember(cloud.contents.recent.into_iter().map(earlier).collect());
         let JobConnections { redis, writer, sender, heartbeat, beat_state } = jobs;
@@ -397,7 +409,6 @@ impl JobParts {
         let active = executor.active_plugin();
         let per_slot = if active.hooks.batch_run { settings.jobs.batch_max } else { settings.jobs.prefetch };
         let prefetch = Arc::new(Semaphore::new(per_slot * usize::from(active.device.slots)));
-        let gate = Arc::new(ClaimGate::default());
         let (claims, claimed) = mpsc::channel(16);
         let (snapshot, snapshot_seen) = watch::channel(Snapshot::default());
         let reader = Reader {

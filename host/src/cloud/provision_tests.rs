@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cloud::testing::{self, Reply, Scripted, answer, scripted};
 use crate::config::settings::{
-    ApiSettings, CallbackPolicy, Credentials, Dirs, ExecutorSettings, JobSettings, ShutdownSettings,
-    WebhookSettings,
+    ApiSettings, AvailabilitySettings, CallbackPolicy, Credentials, Dirs, ExecutorSettings, JobSettings,
+    ShutdownSettings, WebhookSettings,
 };
 use crate::error::Failure;
 
@@ -72,6 +72,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             stuck_exit: false,
             sha256: None,
         },
+        availability: AvailabilitySettings { interval: Duration::from_secs(1) },
         api: ApiSettings {
             host: "127.0.0.1".into(),
             port: 0,

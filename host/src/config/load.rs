@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::ConfigError;
 use super::settings::{
-    ApiSettings, CallbackPolicy, CloudSettings, Credentials, DEFAULT_QUBITS, DaemonSettings, Dirs,
-    ExecutorSettings, Identity, JobSettings, Settings, ShutdownSettings, VpnSettings, WebhookSettings,
+    ApiSettings, AvailabilitySettings, CallbackPolicy, CloudSettings, Credentials, DEFAULT_QUBITS,
+    DaemonSettings, Dirs, ExecutorSettings, Identity, JobSettings, Settings, ShutdownSettings, VpnSettings,
+    WebhookSettings,
 };
 use super::source::{EffectiveSetting, Source};
 use crate::model::Secret;
@@ -122,6 +123,8 @@ pub fn settings(
         drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)?,
         margin: s.seconds("CODA_SHUTDOWN_MARGIN_SEC", None, 25.0)?,
     };
+    let availability =
+        AvailabilitySettings { interval: s.seconds("CODA_AVAILABILITY_INTERVAL_SEC", None, 0.2)? };
     let daemon = DaemonSettings {
         log_max_bytes: s.integer("CODA_LOG_MAX_MIB", None, 20, 1..=1 << 20)? << 20,
         log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 5.0)?,
@@ -139,6 +142,7 @@ pub fn settings(
         vpn,
         dirs,
         shutdown,
+        availability,
         daemon,
         peer,
         coordinator,

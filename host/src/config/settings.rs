@@ -24,11 +24,19 @@ pub struct Settings {
     pub vpn: VpnSettings,
     pub dirs: Dirs,
     pub shutdown: ShutdownSettings,
+    pub availability: AvailabilitySettings,
     pub daemon: DaemonSettings,
     pub peer: PeerSettings,
     pub coordinator: CoordinatorSettings,
     /// Told to executors in Python code, and unused besides, as in the Python node.
     pub advertised_provider: String,
+}
+
+/// When runs may begin.
+#[derive(Debug, Clone)]
+pub struct AvailabilitySettings {
+    /// Between two looks at the pause.
+    pub interval: Duration,
 }
 
 /// The identity of the QPU; the cloud's bundle replaces all of it.

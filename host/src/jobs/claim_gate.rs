@@ -24,6 +24,8 @@ pub struct ClaimGate {
     store_failing: AtomicBool,
     /// As much is held as may be.
     full: watch::Sender<bool>,
+    /// Nothing is begun on the device now.
+    held: watch::Sender<bool>,
     errors: Mutex<Errors>,
     /// The moment that the errors' times count from.
     started: Instant,
@@ -35,6 +37,7 @@ impl Default for ClaimGate {
             disk_full: AtomicBool::default(),
             store_failing: AtomicBool::default(),
             full: watch::Sender::default(),
+            held: watch::Sender::default(),
             errors: Mutex::default(),
             started: Instant::now(),
         }
@@ -91,6 +94,22 @@ impl ClaimGate {
     pub(super) async fn wait_not_full(&self) {
         // The sender is this value's own, so that the wait ends in no other way.
         self.full.subscribe().wait_for(|full| !full).await.ok();
+    }
+
+    /// Notes whether nothing is begun on the device now: jobs wait in the stream then.
+    pub fn set_held(&self, held: bool) {
+        self.held.send_if_modified(|now| std::mem::replace(now, held) != held);
+    }
+
+    /// Whether nothing is begun on the device now.
+    pub(super) fn is_held(&self) -> bool {
+        *self.held.borrow()
+    }
+
+    /// Waits until something may be begun.
+    pub(super) async fn wait_not_held(&self) {
+        // The sender is this value's own, so that the wait ends in no other way.
+        self.held.subscribe().wait_for(|held| !held).await.ok();
     }
 
     /// Why a step is refused now.

@@ -177,6 +177,15 @@ impl Reader {
                 }
                 progress.next_sweep = Instant::now() + self.settings.recover_interval;
             }
+            if self.gate.is_held() {
+                // What was left pending is older than what is new, so it is looked at first.
+                progress.next_sweep = Instant::now();
+                tokio::select! {
+                    () = self.gate.wait_not_held() => continue,
+                    () = self.stop.cancelled() => return End::Stopped,
+                    why = self.redis.link.wait_failed() => return End::Lost(why),
+                }
+            }
             if self.executor.stuck_run().is_some() || self.gate.store_failing() {
                 // Nothing runs beside a run that hasn't come back, or while results can't be stored.
                 if timeout(DISK_CHECK, self.stop.cancelled()).await.is_ok() {
@@ -326,7 +335,11 @@ impl Reader {
                 tracing::info!(messages = unheld.len(), "taking up messages that were left pending");
             }
             while !unheld.is_empty() {
-                if self.disk_is_full() || self.gate.store_failing() || self.gate.is_full() {
+                if self.gate.is_held()
+                    || self.disk_is_full()
+                    || self.gate.store_failing()
+                    || self.gate.is_full()
+                {
                     // What could not be stored is not run, what can't be held is not fetched; the next look finds it
                     // again.
                     return Ok(None);

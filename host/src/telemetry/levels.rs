@@ -9,10 +9,15 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+/// Reasons for which no run begins, because of a person or the device itself.
+pub const HOLDS: [&str; 1] = ["paused"];
+
 /// The levels of one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostLevels {
     pub ready: bool,
+    /// Why no run begins, as a word of [`HOLDS`].
+    pub held: Option<&'static str>,
     /// A run or a control call of the plugin does not return.
     pub executor_stuck: bool,
     /// Deaths of the plugin's process since it last answered.
@@ -41,12 +46,24 @@ impl Collector for HostLevels {
             let kind = value.metric_type();
             value.encode(encoder.encode_descriptor(&format!("coda_host_{name}"), help, None, kind)?)?;
         }
+        self.encode_holds(&mut encoder)?;
         self.encode_parts(&mut encoder)?;
         self.encode_slots(&mut encoder)
     }
 }
 
 impl HostLevels {
+    fn encode_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (name, help) = ("coda_host_held", "Whether no run begins because of a pause or the device.");
+        let kind = ConstGauge::new(0_i64).metric_type();
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for reason in HOLDS {
+            let is_held = ConstGauge::new(i64::from(self.held == Some(reason)));
+            is_held.encode(family.encode_family(&[("reason", reason)])?)?;
+        }
+        Ok(())
+    }
+
     fn encode_parts(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let (name, help) = ("coda_host_part_up", "Whether a part that the host depends on works.");
         let kind = ConstGauge::new(0_i64).metric_type();

@@ -79,6 +79,21 @@ async fn a_slot_is_held_for_the_whole_ttl() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_peer_declines_with_that_reason_and_lends_again_afterwards() {
+    let (host, address, peer) = lent(Plan::simulator("")).await;
+    let client = join(&address, Behave::Idle, &[]).await.network;
+    let view = client.view();
+    eventually("the client is connected", async || view.borrow().connected > 0).await;
+    assert_eq!(host.cli(&["pause", "--note", "warm"]).await.code, 0);
+    let declined = call(&client, &peer, PeerStep::Prepare, prepare("reservation-1", 60)).await;
+    assert_eq!((&declined["transition"], &declined["reason"]), (&"rejected".into(), &"paused".into()), "{declined}");
+    assert_eq!(host.cli(&["resume"]).await.code, 0);
+    let accepted = call(&client, &peer, PeerStep::Prepare, prepare("reservation-2", 60)).await;
+    assert_eq!(accepted["transition"], "accepted", "{accepted}");
+    client.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_and_running_never_exceed_the_slots() {
     let dir = tempfile::tempdir().unwrap();
     let record = dir.path().join("record").display().to_string();

@@ -96,3 +96,10 @@ pub(super) fn cancelled() -> Error {
 pub(super) fn stopped() -> Error {
     Error::new(ErrorCode::Other, "the executor stopped before the job ran").at(Stage::Run)
 }
+
+/// The error of an evolution that came while no call begins.
+pub(super) fn held(why: &str) -> Error {
+    Error::new(ErrorCode::Other, format!("nothing is begun on this device now: {why}"))
+        .at(Stage::Run)
+        .retryable()
+}

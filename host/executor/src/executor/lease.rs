@@ -32,6 +32,8 @@ pub enum LeaseRefusal {
     Full,
     /// Jobs wait for a slot: they go first.
     JobsWait,
+    /// No call begins now: the device is paused or not available.
+    Held,
     /// The executor is stopping.
     Stopping,
 }

@@ -25,9 +25,14 @@ impl SlotLender {
     /// Leases a slot.
     ///
     /// # Errors
-    /// When every slot is leased, jobs wait for one, or the executor is stopping.
+    /// When every slot is leased, jobs wait for one, starts are held, or the executor is stopping.
     pub fn try_lease(&self) -> Result<SlotLease, LeaseRefusal> {
         self.queue.try_lease()
+    }
+
+    /// Whether no call begins now.
+    pub fn is_held(&self) -> bool {
+        self.queue.is_held()
     }
 
     /// How the slots are used now.

@@ -24,6 +24,7 @@ use super::JobContext;
 use super::active::{ActivePlugin, check_device};
 use super::control::{Canceller, ControlCalls, ControlRequest, ControlThread};
 use super::ffi::{Common, DeviceReply};
+use super::hold::StartHold;
 use super::in_flight::InFlightCalls;
 use super::job::{Generation, RunJob, SlotReport};
 use super::lender::SlotLender;
@@ -186,6 +187,11 @@ impl Executor {
     /// The means to replace the executor. For the reload alone.
     pub fn reloader(&self) -> ExecutorReloader {
         self.reloader.clone()
+    }
+
+    /// The means to keep calls from beginning.
+    pub fn start_hold(&self) -> StartHold {
+        StartHold { queue: self.threads.shared.queue.clone() }
     }
 
     /// The part of the executor that the peer network may use.

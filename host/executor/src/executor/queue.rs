@@ -9,15 +9,19 @@
 //! again alone.
 //!
 //! A slot is leased for a reservation only while no job waits. See [`lease`](super::lease) for what a lease is.
+//!
+//! While starts are held, no call begins: jobs wait on and can be withdrawn, no slot is leased for a reservation, and
+//! evolutions in slots that are leased already are answered with an error, so that their coordinators go elsewhere.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coda_plugin_abi::Error;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::job::{EvolveJob, EvolveOutcome, Generation, RunJob, stopped};
+use super::job::{EvolveJob, EvolveOutcome, Generation, RunJob, held, stopped};
 use super::lease::{LeaseOwner, LeasePurpose, LeaseRefusal, SlotLease, SlotLoad};
 
 /// What a slot thread does next, with the lease of the slot in which it does so.
@@ -56,6 +60,8 @@ struct State {
     paused: bool,
     /// The plugin's process is down: no call can be made.
     away: bool,
+    /// Why no call begins, in words: the device is paused or not available.
+    held: Option<Arc<str>>,
     /// Calls that wait to be alone in the plugin, or are.
     suspects: usize,
     /// One of them is alone in the plugin.
@@ -76,7 +82,7 @@ impl State {
 
     /// Whether a call may begin.
     fn may_take(&self) -> bool {
-        !self.paused && !self.away && self.suspects == 0
+        !self.paused && !self.away && self.suspects == 0 && self.held.is_none()
     }
 
     /// The jobs of the next call.
@@ -239,11 +245,14 @@ impl Queue {
     /// Leases a slot for a reservation.
     ///
     /// # Errors
-    /// When every slot is leased, jobs wait for one, or the executor is stopping.
+    /// When every slot is leased, jobs wait for one, starts are held, or the executor is stopping.
     pub fn try_lease(self: &Arc<Self>) -> Result<SlotLease, LeaseRefusal> {
         let mut state = self.state.lock();
         if state.stopping {
             return Err(LeaseRefusal::Stopping);
+        }
+        if state.held.is_some() {
+            return Err(LeaseRefusal::Held);
         }
         if !state.waiting.is_empty() {
             return Err(LeaseRefusal::JobsWait);
@@ -265,10 +274,15 @@ impl Queue {
     /// an error.
     pub fn evolve(&self, lease: SlotLease, job: Box<EvolveJob>) {
         let mut state = self.state.lock();
-        if state.stopping {
+        let refusal = match &state.held {
+            _ if state.stopping => Some(stopped()),
+            Some(why) => Some(held(why)),
+            None => None,
+        };
+        if let Some(refusal) = refusal {
             // The answer gives the lease back, which needs the lock.
             drop(state);
-            refuse(lease, *job);
+            refuse(lease, *job, refusal);
             return;
         }
         state.leased_calls.push_back((lease, job));
@@ -331,6 +345,27 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Begins no call while there is a reason; calls in the plugin go on. Evolutions that wait are answered with an error.
+    pub fn hold(&self, why: Option<Arc<str>>) {
+        let refused = {
+            let mut state = self.state.lock();
+            state.held = why;
+            state.held.clone().map(|why| (why, std::mem::take(&mut state.leased_calls)))
+        };
+        // Without the lock: the end of each lease needs it.
+        if let Some((why, leased_calls)) = refused {
+            for (lease, job) in leased_calls {
+                refuse(lease, *job, held(&why));
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether no call begins now.
+    pub fn is_held(&self) -> bool {
+        self.state.lock().held.is_some()
+    }
+
     /// Takes no more calls: threads end when their call has come back, evolutions that wait are answered with an
     /// error.
     pub fn stop(&self) {
@@ -341,7 +376,7 @@ impl Queue {
         };
         // Without the lock: the end of each lease needs it.
         for (lease, job) in leased_calls {
-            refuse(lease, *job);
+            refuse(lease, *job, stopped());
         }
         self.changed.notify_all();
     }
@@ -380,8 +415,8 @@ impl LeaseOwner for Queue {
 }
 
 /// Answers an evolution that will not run.
-fn refuse(lease: SlotLease, job: EvolveJob) {
-    (job.answer)(EvolveOutcome { answer: Err(stopped()), run_time: Duration::ZERO, lease });
+fn refuse(lease: SlotLease, job: EvolveJob, error: Error) {
+    (job.answer)(EvolveOutcome { answer: Err(error), run_time: Duration::ZERO, lease });
 }
 
 #[cfg(test)]

@@ -116,6 +116,42 @@ fn one_addition_wakes_as_many_slots_as_it_has_calls_for() {
 }
 
 #[test]
+fn while_starts_are_held_nothing_begins_and_reservations_are_refused() {
+    let queue = open(2, 1);
+    let lease = queue.try_lease().unwrap();
+    let (answered, outcomes) = channel();
+    queue.hold(Some("paused: new cables".into()));
+    assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Held);
+    queue.evolve(lease, evolution(move |outcome| answered.send(outcome.answer).unwrap()));
+    let refusal = outcomes.recv().unwrap().unwrap_err();
+    assert!(refusal.retryable && refusal.text.contains("paused: new cables"), "{refusal:?}");
+    queue.add(Generation::default(), jobs([1, 2]));
+    let (taken, seen) = channel();
+    let slot = {
+        let queue = queue.clone();
+        std::thread::spawn(move || while queue.take(|call| taken.send(tickets(call)).unwrap()).is_some() {})
+    };
+    assert!(queue.withdraw(1), "a job that waits can be withdrawn");
+    assert_eq!(queue.load(), SlotLoad { slots: 2, waiting: 1, ..SlotLoad::default() });
+    assert!(seen.try_recv().is_err(), "nothing has begun");
+    queue.hold(None);
+    assert_eq!(seen.recv().unwrap(), [2]);
+    queue.stop();
+    slot.join().unwrap();
+}
+
+#[test]
+fn evolutions_that_wait_when_starts_are_held_are_refused() {
+    let queue = open(1, 1);
+    let lease = queue.try_lease().unwrap();
+    let (answered, outcomes) = channel();
+    queue.evolve(lease, evolution(move |outcome| answered.send(outcome.answer.is_err()).unwrap()));
+    queue.hold(Some("paused".into()));
+    assert!(outcomes.recv().unwrap());
+    assert_eq!(queue.load().reserved, 0, "the lease is over");
+}
+
+#[test]
 fn a_lease_takes_a_slot_until_it_is_dropped_and_none_is_given_while_jobs_wait() {
     let queue = open(2, 1);
     let lease = queue.try_lease().unwrap();

@@ -21,7 +21,7 @@ use super::fallback::{BlockRun, BlockRunner, uuid4};
 use super::plan::PlannedFragment;
 use super::track_record::PeerFailure;
 use crate::peers::amplitude;
-use crate::peers::protocol::FULL;
+use crate::peers::protocol::{FULL, PAUSED};
 use crate::peers::swarm::Document;
 use crate::peers::wire::{
     CancelRequest, CommitRequest, DispatchRequest, Fragment, InputPayload, PeerStep, PrepareAnswer,
@@ -176,7 +176,8 @@ impl PeerReservation {
             Ok((transition, reason)) => {
                 let reason = reason.filter(|r| !r.is_empty());
                 let reason = reason.unwrap_or_else(|| format!("reservation {}", transition.name()));
-                let full = reason.starts_with(FULL);
+                // Neither says anything against the peer: it may have a slot later.
+                let full = reason.starts_with(FULL) || reason == PAUSED;
                 match self.claim.take() {
                     Some(claim) if full => claim.declined(),
                     claim => drop(claim),

@@ -557,9 +557,10 @@ impl<E: FragmentExecutor> Role for Peer<E> {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let heartbeat = PeerHeartbeat {
             peer_id: limits.peer_id.clone(),
+            // Coordinators plan on healthy peers alone.
             health_status: match self.executor.max_qubits() {
-                Some(_) => HealthStatus::Healthy,
-                None => HealthStatus::Degraded,
+                Some(_) if !self.executor.is_paused() => HealthStatus::Healthy,
+                _ => HealthStatus::Degraded,
             },
             active_reservations: count(load.reservations),
             active_executions: count(load.executions),

@@ -38,6 +38,8 @@ use crate::reservation::ledger::{self, ReservationCommand, ReservationState};
 pub const MIN_TTL: i64 = 5;
 /// The contract's text for a peer without a free slot.
 pub const FULL: &str = "peer capacity exhausted";
+/// The reason for a prepare while nothing is begun on this device: it is paused, or not available.
+pub const PAUSED: &str = "paused";
 /// The contract's text for a dispatch without a committed reservation.
 pub const NOT_COMMITTED: &str = "reservation not committed on target peer";
 
@@ -96,6 +98,8 @@ pub enum NoSlot {
     Full,
     /// Cloud jobs wait for one: they go first.
     JobsWait,
+    /// Nothing is begun on the device now.
+    Paused,
     /// The host is stopping.
     Closing,
 }
@@ -119,6 +123,11 @@ pub trait Slots {
 
     /// Most qubits of a state that the executor takes now; `None` when it can't take over a state at all.
     fn max_qubits(&self) -> Option<u16>;
+
+    /// Whether nothing is begun on the device now.
+    fn is_paused(&self) -> bool {
+        false
+    }
 }
 
 /// Which reservation is meant: its id is the owner's own, so two owners may use the same one.
@@ -314,6 +323,7 @@ impl<Lease> ReservationTable<Lease> {
             None => slots.try_acquire().map_err(|no| match no {
                 NoSlot::Full => FULL.to_string(),
                 NoSlot::JobsWait => format!("{FULL}: cloud jobs wait for the next slot"),
+                NoSlot::Paused => PAUSED.into(),
                 NoSlot::Closing => "this peer is stopping".into(),
             }),
         };

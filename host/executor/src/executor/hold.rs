@@ -1,0 +1,18 @@
+//! Keeps the executor from beginning anything, while the device is paused or not available. What runs goes on.
+
+use std::sync::Arc;
+
+use super::queue::Queue;
+
+/// The means to hold every start of an executor, also of the one that a reload puts in its place.
+#[derive(Clone)]
+pub struct StartHold {
+    pub(super) queue: Arc<Queue>,
+}
+
+impl StartHold {
+    /// Holds starts for this reason, or lets them begin again. Jobs wait meanwhile; reservations are refused.
+    pub fn set(&self, why: Option<&str>) {
+        self.queue.hold(why.map(Arc::from));
+    }
+}
