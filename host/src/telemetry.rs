@@ -6,6 +6,7 @@ pub mod levels;
 use std::fmt::{self, Write as _};
 use std::sync::atomic::AtomicU64;
 
+use coda_plugin_abi::ErrorCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric as _, LabelValueEncoder, text,
@@ -72,10 +73,17 @@ pub struct ResultLabel {
     pub result: AttemptResult,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CodeLabel {
+    /// The name of an [`ErrorCode`].
+    pub code: &'static str,
+}
+
 /// Everything that `/metrics` shows. Counters are lock-free; the histograms take a short lock.
 pub struct Metrics {
     registry: Registry,
     jobs: Family<OutcomeLabel, Counter>,
+    job_retries: Family<CodeLabel, Counter>,
     webhook_attempts: Family<ResultLabel, Counter>,
     /// From claim to the start of the run.
     pub queue_wait_seconds: Histogram,
@@ -101,6 +109,7 @@ impl Default for Metrics {
         let mut m = Metrics {
             registry: Registry::default(),
             jobs: Family::default(),
+            job_retries: Family::default(),
             webhook_attempts: Family::default(),
             queue_wait_seconds: seconds(),
             run_seconds: seconds(),
@@ -113,6 +122,7 @@ impl Default for Metrics {
             redis_reconnects: Counter::default(),
         };
         r.register("jobs", "Jobs by how they ended", m.jobs.clone());
+        r.register("job_retries", "Runs made again by the error before", m.job_retries.clone());
         r.register("webhook_attempts", "Webhook attempts by their result", m.webhook_attempts.clone());
         let s = Unit::Seconds;
         r.register_with_unit("queue_wait", "From claim to run", s.clone(), m.queue_wait_seconds.clone());
@@ -133,6 +143,9 @@ impl Default for Metrics {
         for outcome in [J::Completed, J::Failed, J::Cancelled, J::Duplicate, J::DeadLetter] {
             drop(m.jobs.get_or_create(&OutcomeLabel { outcome }));
         }
+        for code in [ErrorCode::Other, ErrorCode::Hardware, ErrorCode::Calibration, ErrorCode::Timeout] {
+            drop(m.job_retries.get_or_create(&CodeLabel { code: code.name() }));
+        }
         for result in [A::Accepted, A::Retry, A::Unauthorized, A::Refused] {
             drop(m.webhook_attempts.get_or_create(&ResultLabel { result }));
         }
@@ -141,6 +154,11 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Counts a run that is made again after an error of this code.
+    pub fn job_retry(&self, code: ErrorCode) {
+        self.job_retries.get_or_create(&CodeLabel { code: code.name() }).inc();
+    }
+
     pub fn job(&self, outcome: JobOutcome) {
         self.jobs.get_or_create(&OutcomeLabel { outcome }).inc();
     }

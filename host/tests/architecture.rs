@@ -163,6 +163,7 @@ const PURE: &[&str] = &[
     "jobs/table/hand_over.rs",
     "jobs/table/intake.rs",
     "jobs/table/job_ids.rs",
+    "jobs/table/retries.rs",
     "jobs/table/run.rs",
     "jobs/table/state.rs",
     "jobs/message.rs",

@@ -55,6 +55,8 @@ impl Plan {
             ("CODA_WEBHOOK_BACKOFF_MAX_SEC", "0.2"),
             ("CODA_CONNECT_BACKOFF_SEC", "0.02"),
             ("CODA_CANCEL_POLL_SEC", "0.02"),
+            ("CODA_RETRY_PAUSE_SEC", "0.02"),
+            ("CODA_RETRY_PAUSE_MAX_SEC", "0.2"),
             ("CODA_HEARTBEAT_INTERVAL_SEC", "0.2"),
             ("CODA_MIN_FREE_MIB", "1"),
         ];

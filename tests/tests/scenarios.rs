@@ -12,6 +12,8 @@ mod jobs {
     mod end_to_end;
     /// Malformed messages: the sender is told, or a dead letter is kept.
     mod messages;
+    /// Runs that fail in a way that another one may not.
+    mod retries;
     /// SIGTERM and SIGKILL around a job in flight.
     mod shutdown;
     /// Delivery of results: retries, final answers, limits per receiver.

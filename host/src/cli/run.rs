@@ -124,6 +124,7 @@ async fn one_run(
         message_id: None,
         job_id: "run".into(),
         program: Arc::new(program),
+        attempt: 1,
         shots: args.shots,
         context: context.clone(),
     };

@@ -98,6 +98,13 @@ pub struct JobSettings {
     /// How long a blocking read waits.
     pub block: Duration,
     pub cancel_poll: Duration,
+    /// Runs of a job that are made again after a retryable error; 0 for none.
+    pub retry_max: u32,
+    /// Time since the first failure of a job within which it is run again.
+    pub retry_window: Duration,
+    /// Before the first further run; it doubles each time.
+    pub retry_pause: Duration,
+    pub retry_pause_max: Duration,
     /// How often this consumer's own pending messages are looked through.
     pub recover_interval: Duration,
     /// First pause after Redis was lost, and the longest.

@@ -25,7 +25,7 @@ use super::journal::RunRecorder;
 use super::redis::Redis;
 use super::stream::Claim;
 use super::table::{
-    Event, Fault, JobTable, Leftover, Now, RecoveredResult, TableSettings, TableStatus, Ticket,
+    Event, Fault, JobTable, Leftover, Now, RecoveredResult, RetryRule, TableSettings, TableStatus, Ticket,
 };
 use crate::activity::Activity;
 use crate::config::settings::JobSettings;
@@ -156,6 +156,12 @@ impl Driver {
             max_parked: MAX_PARKED,
             max_held_bytes: MAX_HELD_BYTES,
             retry: parts.retry,
+            runs_again: RetryRule {
+                max: parts.settings.retry_max,
+                window: parts.settings.retry_window,
+                pause: parts.settings.retry_pause,
+                longest_pause: parts.settings.retry_pause_max,
+            },
             device: Arc::new(device.clone()),
             deaths: std::mem::take(&mut parts.deaths),
             answered: std::mem::take(&mut parts.answered),

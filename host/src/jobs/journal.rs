@@ -30,12 +30,17 @@ impl RunRecorder {
 impl RunObserver for RunRecorder {
     fn run_started(&self, slot: usize, jobs: &[&RunJob]) {
         self.running.begin(slot, jobs.iter().filter_map(|job| job.message_id));
+        for job in jobs.iter().filter(|job| job.attempt > 1) {
+            if let Some(id) = job.message_id {
+                self.answers.supersede(id, &job.job_id, job.attempt - 1);
+            }
+        }
         pause_thread_at(Failpoint::Executing);
     }
 
     fn run_answered(&self, job: &RunJob, answer: &Answer) {
         if let Some(id) = job.message_id {
-            self.answers.keep(id, &job.job_id, answer);
+            self.answers.keep(id, &job.job_id, job.attempt, answer);
         }
     }
 

@@ -20,12 +20,14 @@
 //!      └─> burying ───────────────────────┘
 //! ```
 //!
+//! After a retryable error a job goes from running to resting, and from there to queued.
 //! A failure that Redis does not have yet goes from delivering through settling: a completed job stays completed.
 //!
 //! Rules with one home here:
 //! - a cancel wins until [`JobState::Announcing`]; later ones are ignored, the result is sent;
 //! - a second message with a job id in flight is parked ([`JobIds`]);
 //! - jobs run in stream order, a message that the process died on runs alone ([`HandOver`]);
+//! - a run that failed and may be made again rests, keeps its place in the order, and is bounded ([`RetryRule`]);
 //! - a circuit is judged by the device that will run it, at the moment it goes to the executor;
 //! - while results can't be stored nothing new runs;
 //! - an event that fits no state is a [`Fault`]: it is reported, and the message stays pending.
@@ -35,6 +37,7 @@ mod event;
 mod hand_over;
 mod intake;
 mod job_ids;
+mod retries;
 mod run;
 mod state;
 
@@ -60,6 +63,7 @@ pub use event::{
 };
 use hand_over::HandOver;
 use job_ids::JobIds;
+pub use retries::{FailedRuns, RetryRule};
 use state::{CancelProgress, Claim, Job, JobState, Withdrawal};
 
 /// The table's own number of a claimed message; lower ones were claimed earlier.
@@ -78,6 +82,8 @@ pub struct TableSettings {
     pub max_held_bytes: usize,
     /// Before something that failed on disk is tried again.
     pub retry: Duration,
+    /// When a run that failed is made again.
+    pub runs_again: RetryRule,
     pub device: Arc<Device>,
     /// How often the process died while it ran a message.
     pub deaths: HashMap<MessageId, u32>,
@@ -148,6 +154,8 @@ pub struct JobTable {
     /// How many jobs each slot has.
     in_slot: Vec<usize>,
     waiting: usize,
+    /// Jobs that wait for another run.
+    resting: usize,
     /// What messages and circuits take in memory.
     held_bytes: usize,
     /// Jobs whose state holds a drain.
@@ -166,6 +174,7 @@ pub struct JobTable {
     deaths: HashMap<MessageId, u32>,
     answered: KeptAnswers,
     retry: Duration,
+    runs_again: RetryRule,
     max_held_bytes: usize,
     effects: Vec<Effect>,
 }
@@ -181,6 +190,7 @@ impl JobTable {
             running: Vec::new(),
             in_slot: vec![0; settings.slots],
             waiting: 0,
+            resting: 0,
             held_bytes: 0,
             unfinished: 0,
             acknowledging: 0,
@@ -197,6 +207,7 @@ impl JobTable {
             deaths: settings.deaths,
             answered: settings.answered,
             retry: settings.retry,
+            runs_again: settings.runs_again,
             max_held_bytes: settings.max_held_bytes,
             effects: Vec::new(),
         }
@@ -262,7 +273,7 @@ impl JobTable {
             current,
             slots: self.in_slot.len(),
             slots_busy: self.in_slot.iter().filter(|jobs| **jobs > 0).count(),
-            waiting: self.order.queued() + self.waiting,
+            waiting: self.order.queued() + self.waiting + self.resting,
             parked: self.ids.parked(),
             is_full: self.ids.is_full()
                 || self.held_bytes >= self.max_held_bytes
@@ -303,7 +314,7 @@ impl JobTable {
         for ticket in tickets {
             let Some(Job { claim, state }) = self.take(ticket, "drain") else { continue };
             match state {
-                JobState::Parked { .. } | JobState::Queued(_) => {
+                JobState::Parked { .. } | JobState::Queued(_) | JobState::Resting { .. } => {
                     left_pending += 1;
                     self.forget(ticket, claim, &state);
                 }
@@ -374,6 +385,7 @@ impl JobTable {
         }
         let counts = [
             (&mut self.waiting, matches!(state, JobState::Waiting { .. })),
+            (&mut self.resting, matches!(state, JobState::Resting { .. })),
             (&mut self.unfinished, state.holds_drain()),
             (
                 &mut self.acknowledging,

@@ -19,6 +19,10 @@ pub struct Config {
     pub after: u32,
     /// The fault happens in the runs of this job alone.
     pub only: Option<String>,
+    /// Only so many first runs of each job fail with `error_retryable`; 0 stands for all.
+    pub failures: u32,
+    /// `error_retryable` is for want of a calibration.
+    pub calibration: bool,
     /// Offers `batch_run`, whatever the fault is.
     pub batch: bool,
     /// How long every run takes, in milliseconds.

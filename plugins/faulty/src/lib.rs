@@ -8,7 +8,7 @@ mod config;
 mod exact;
 mod process;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write as _;
 use std::panic::panic_any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -51,6 +51,8 @@ pub struct Faulty {
     cancelled: Mutex<BTreeSet<String>>,
     any_cancelled: AtomicBool,
     failed: AtomicBool,
+    /// Runs of each job that were to fail for a moment.
+    failures: Mutex<HashMap<String, u32>>,
     inside: AtomicU32,
 }
 
@@ -95,6 +97,7 @@ pub fn create(ctx: &Context<'_>) -> Result<Faulty, Error> {
         cancelled: Mutex::default(),
         any_cancelled: AtomicBool::new(false),
         failed: AtomicBool::new(false),
+        failures: Mutex::default(),
         inside: AtomicU32::new(0),
     };
     faulty.lives("create")?;
@@ -269,6 +272,14 @@ impl Cancel for Faulty {
 }
 
 impl Faulty {
+    /// Whether this run of a job is one of those that fail.
+    fn fails_for_a_moment(&self, job_id: &str) -> bool {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(job_id.to_string()).or_insert(0);
+        *count += 1;
+        self.config.failures == 0 || *count <= self.config.failures
+    }
+
     fn answer(&self, job: &Job<'_>) -> Result<Outcome, Error> {
         let fault = self.config.fault;
         // Faults of other functions count the calls of those.
@@ -293,8 +304,9 @@ impl Faulty {
             }
             Fault::PanicRun => explode(self.config.payload),
             Fault::ErrorRun => return Err(hardware("the run failed, as asked for")),
-            Fault::ErrorRetryable => {
-                return Err(hardware("the run failed for a moment, as asked for").retryable());
+            Fault::ErrorRetryable if self.fails_for_a_moment(job.id()) => {
+                let code = if self.config.calibration { ErrorCode::Calibration } else { ErrorCode::Hardware };
+                return Err(Error::new(code, "the run failed for a moment, as asked for").retryable());
             }
             Fault::Hang => hang(),
             Fault::Gauges10k => (0..10_000).for_each(|n| job.host().gauge(&format!("gauge_{n}"), 1.0)),

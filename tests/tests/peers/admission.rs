@@ -86,7 +86,11 @@ async fn a_paused_peer_declines_with_that_reason_and_lends_again_afterwards() {
     eventually("the client is connected", async || view.borrow().connected > 0).await;
     assert_eq!(host.cli(&["pause", "--note", "warm"]).await.code, 0);
     let declined = call(&client, &peer, PeerStep::Prepare, prepare("reservation-1", 60)).await;
-    assert_eq!((&declined["transition"], &declined["reason"]), (&"rejected".into(), &"paused".into()), "{declined}");
+    assert_eq!(
+        (&declined["transition"], &declined["reason"]),
+        (&"rejected".into(), &"paused".into()),
+        "{declined}"
+    );
     assert_eq!(host.cli(&["resume"]).await.code, 0);
     let accepted = call(&client, &peer, PeerStep::Prepare, prepare("reservation-2", 60)).await;
     assert_eq!(accepted["transition"], "accepted", "{accepted}");

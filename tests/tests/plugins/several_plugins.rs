@@ -67,6 +67,7 @@ impl Loaded {
             message_id: None,
             job_id: "J".into(),
             program: Arc::new(program),
+            attempt: 1,
             shots,
             context,
         };

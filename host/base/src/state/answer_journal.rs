@@ -38,7 +38,10 @@ pub struct AnswerJournal {
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeptAnswer {
     pub job_id: String,
-    pub answer: JobAnswer,
+    /// Which run of the job it answers, from 1 on.
+    pub attempt: u32,
+    /// `None` once a further run has begun: then the job has as many runs that failed as `attempt` says.
+    pub answer: Option<JobAnswer>,
 }
 
 /// The kept answers, by the message that each one answers.
@@ -48,6 +51,9 @@ pub type KeptAnswers = HashMap<MessageId, KeptAnswer>;
 struct Line {
     id: String,
     job: String,
+    /// Missing for the first run.
+    #[serde(default = "first_attempt", skip_serializing_if = "is_first_attempt")]
+    attempt: u32,
     #[serde(flatten)]
     answer: Stored,
 }
@@ -55,8 +61,29 @@ struct Line {
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Stored {
-    Counts { counts: Vec<(String, i64)>, ms: Option<f64>, shots: Option<i64> },
-    Failed { error: String, code: u32, stage: u32, retryable: bool },
+    Counts {
+        counts: Vec<(String, i64)>,
+        ms: Option<f64>,
+        shots: Option<i64>,
+    },
+    Failed {
+        error: String,
+        code: u32,
+        stage: u32,
+        retryable: bool,
+    },
+    /// The run after this one has begun.
+    Superseded {
+        superseded: bool,
+    },
+}
+
+fn first_attempt() -> u32 {
+    1
+}
+
+fn is_first_attempt(attempt: &u32) -> bool {
+    *attempt == 1
 }
 
 impl AnswerJournal {
@@ -80,8 +107,14 @@ impl AnswerJournal {
         Ok((AnswerJournal { file: Mutex::new((file, size)), dir: dir.to_path_buf() }, kept))
     }
 
-    /// Adds an answer. For the slot's thread, first thing after the run.
-    pub fn keep(&self, id: MessageId, job: &str, answer: &JobAnswer) {
+    /// Notes that a job whose run `attempt` failed is in the plugin again: that answer is not its last any more. For the
+    /// slot's thread, before the run.
+    pub fn supersede(&self, id: MessageId, job: &str, attempt: u32) {
+        self.write(id, job, attempt, Stored::Superseded { superseded: true });
+    }
+
+    /// Adds the answer to run `attempt` of a job. For the slot's thread, first thing after the run.
+    pub fn keep(&self, id: MessageId, job: &str, attempt: u32, answer: &JobAnswer) {
         let stored = match answer {
             Ok(o) if o.counts.len() > MAX_COUNTS => return,
             // NaN and infinity have no JSON; such an answer fails its job anyway.
@@ -96,7 +129,11 @@ impl AnswerJournal {
                 retryable: e.retryable,
             },
         };
-        let line = Line { id: id.to_string(), job: job.to_string(), answer: stored };
+        self.write(id, job, attempt, stored);
+    }
+
+    fn write(&self, id: MessageId, job: &str, attempt: u32, answer: Stored) {
+        let line = Line { id: id.to_string(), job: job.to_string(), attempt, answer };
         let written = serde_json::to_vec(&line).map_err(io::Error::from).and_then(|mut bytes| {
             bytes.push(b'\n');
             self.add(&bytes)
@@ -153,16 +190,17 @@ pub fn parse(bytes: &[u8]) -> impl Iterator<Item = (MessageId, KeptAnswer)> + '_
         let line: Line = serde_json::from_slice(line).ok()?;
         let answer = match line.answer {
             Stored::Counts { counts, ms, shots } => {
-                Ok(Outcome { counts, execution_time_ms: ms, shots_completed: shots })
+                Some(Ok(Outcome { counts, execution_time_ms: ms, shots_completed: shots }))
             }
-            Stored::Failed { error, code, stage, retryable } => Err(Error {
+            Stored::Failed { error, code, stage, retryable } => Some(Err(Error {
                 code: ErrorCode::from_code(code),
                 stage: Stage::from_code(stage),
                 retryable,
                 text: error,
-            }),
+            })),
+            Stored::Superseded { .. } => None,
         };
-        Some((line.id.parse().ok()?, KeptAnswer { job_id: line.job, answer }))
+        Some((line.id.parse().ok()?, KeptAnswer { job_id: line.job, attempt: line.attempt, answer }))
     })
 }
 
@@ -182,11 +220,12 @@ mod tests {
         {
             let (answers, kept) = AnswerJournal::open(dir.path()).unwrap();
             assert!(kept.is_empty());
-            answers.keep(id(1), "J1", &good);
-            answers.keep(id(2), "J2", &bad);
+            answers.keep(id(1), "J1", 1, &good);
+            answers.keep(id(2), "J2", 2, &bad);
             answers.keep(
                 id(3),
                 "J3",
+                1,
                 &Ok(Outcome { execution_time_ms: Some(f64::NAN), ..Outcome::default() }),
             );
         }
@@ -196,8 +235,20 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let (_, kept) = AnswerJournal::open(dir.path()).unwrap();
         assert_eq!(kept.len(), 2);
-        assert_eq!(kept[&id(1)], KeptAnswer { job_id: "J1".into(), answer: good });
-        assert_eq!(kept[&id(2)], KeptAnswer { job_id: "J2".into(), answer: bad });
+        assert_eq!(kept[&id(1)], KeptAnswer { job_id: "J1".into(), attempt: 1, answer: Some(good) });
+        assert_eq!(kept[&id(2)], KeptAnswer { job_id: "J2".into(), attempt: 2, answer: Some(bad) });
+    }
+
+    #[test]
+    fn an_answer_is_superseded_by_the_next_run_and_lines_of_a_former_version_are_first_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = r#"{"id":"1-0","job":"J1","error":"cold","code":4,"stage":2,"retryable":true}"#;
+        std::fs::write(dir.path().join(FILE), format!("{old}\n")).unwrap();
+        let (answers, kept) = AnswerJournal::open(dir.path()).unwrap();
+        assert!(kept[&id(1)].attempt == 1 && kept[&id(1)].answer.is_some(), "{kept:?}");
+        answers.supersede(id(1), "J1", 1);
+        let (_, kept) = AnswerJournal::open(dir.path()).unwrap();
+        assert_eq!(kept[&id(1)], KeptAnswer { job_id: "J1".into(), attempt: 1, answer: None });
     }
 
     #[test]
@@ -206,7 +257,7 @@ mod tests {
         let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
         let answer: JobAnswer = Ok(Outcome::from_counts([("0".repeat(50), 7)]));
         for n in 0..10_000 {
-            answers.keep(id(n), "J", &answer);
+            answers.keep(id(n), "J", 1, &answer);
         }
         for name in [FILE, OLD_FILE] {
             assert!(std::fs::metadata(dir.path().join(name)).unwrap().len() < MAX_BYTES + 1000);
@@ -221,7 +272,7 @@ mod tests {
         let answer: JobAnswer = Ok(Outcome::from_counts([("0".to_string(), 1)]));
         {
             let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
-            (1..=3).for_each(|n| answers.keep(id(n), "J", &answer));
+            (1..=3).for_each(|n| answers.keep(id(n), "J", 1, &answer));
         }
         let path = dir.path().join(FILE);
         let text = std::fs::read_to_string(&path).unwrap().replace("\"2-0\"", "\"2-");
@@ -244,7 +295,7 @@ mod tests {
         let counts = (0..=MAX_COUNTS).map(|n| (format!("{n:013b}"), 1));
         {
             let (answers, _) = AnswerJournal::open(dir.path()).unwrap();
-            answers.keep(id(1), "J", &Ok(Outcome::from_counts(counts)));
+            answers.keep(id(1), "J", 1, &Ok(Outcome::from_counts(counts)));
         }
         assert!(AnswerJournal::open(dir.path()).unwrap().1.is_empty());
     }

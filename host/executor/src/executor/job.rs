@@ -25,6 +25,8 @@ pub struct RunJob {
     pub job_id: JobId,
     pub program: Arc<Program>,
     pub shots: u32,
+    /// Which run of the job this is, from 1 on.
+    pub attempt: u32,
     pub context: Arc<JobContext>,
 }
 

@@ -16,6 +16,7 @@ fn job(ticket: u64) -> RunJob {
         job_id: "J".into(),
         program: Arc::new(Program::parse(ir).unwrap()),
         shots: 1,
+        attempt: 1,
         context: Arc::new(JobContext::new("p".into(), "J".into())),
     }
 }

@@ -46,6 +46,17 @@ impl Driver {
             Notice::Unfit { job_id, error } => {
                 tracing::warn!(job_id = &*job_id, error, "the job can't be run; its sender is told");
             }
+            Notice::RunsAgain { job_id, failed_runs, pause, error } => {
+                metrics.job_retry(error.code);
+                tracing::warn!(
+                    job_id = &*job_id,
+                    failed_runs,
+                    code = error.code.name(),
+                    pause_ms = pause.as_millis() as u64,
+                    error = error.text,
+                    "a run failed in a way that another one may not; the job runs again"
+                );
+            }
             Notice::AnsweredBefore { job_id } => tracing::info!(
                 job_id = &*job_id,
                 "the plugin had answered this before the process died; not run again"

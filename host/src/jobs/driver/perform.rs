@@ -145,6 +145,7 @@ impl Driver {
 
     fn run_job(&self, submission: Submission) -> RunJob {
         let Submission { ticket, message_id, job } = submission;
+        let attempt = job.failed.count.saturating_add(1);
         let job_id = job.envelope.job_id;
         let job = RunJob {
             ticket,
@@ -153,6 +154,7 @@ impl Driver {
             job_id,
             program: job.work.program,
             shots: job.work.shots,
+            attempt,
         };
         self.observe_queued(&job);
         job
@@ -174,7 +176,13 @@ pub(super) fn row_of(
             let conclusion = fail(&envelope.job_id, &error);
             (envelope, conclusion)
         }
-        Unstored::Answer { envelope, work, answer } => {
+        Unstored::Answer { envelope, work, failed_runs, mut answer } => {
+            // The sender hears the last error, and that it was not the only one.
+            if let Err(error) = &mut answer
+                && failed_runs > 1
+            {
+                error.text = format!("{} (the last error of {failed_runs} runs)", error.text);
+            }
             let judged = judge(answer, work.program.measurements().len(), work.shots, rule);
             if let Err(error) = &judged {
                 tracing::warn!(job_id = &*envelope.job_id, error, "the job failed");

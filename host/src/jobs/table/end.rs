@@ -334,7 +334,7 @@ impl JobTable {
         }
     }
 
-    /// Tries again what failed on disk and is due.
+    /// Tries again what failed, on disk or in the plugin, and is due.
     pub(super) fn retry_due(&mut self, now: Now) {
         while let Some(&(at, ticket)) = self.retries.first()
             && at <= now.elapsed
@@ -344,6 +344,7 @@ impl JobTable {
                 JobState::Storing { retry: Some(retry), .. } => {
                     self.store(now, ticket, claim, Unstored::Row(retry.value));
                 }
+                JobState::Resting { job, .. } => self.rested(ticket, claim, job),
                 JobState::Marking { result, .. } => self.mark(ticket, claim, result),
                 JobState::Discarding { job_id, .. } => self.discard(ticket, claim, job_id),
                 JobState::Settling { job_id, end, .. } => {

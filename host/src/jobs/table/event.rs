@@ -10,6 +10,7 @@ use coda_plugin_abi::{Device, Error, Outcome};
 use time::OffsetDateTime;
 
 use super::Ticket;
+use super::retries::FailedRuns;
 use crate::jobs::admission::{JobRecord, PastEnd};
 use crate::jobs::message::{Envelope, Message, Work};
 use crate::model::{JobId, MessageId};
@@ -32,6 +33,8 @@ pub struct Runnable {
     pub work: Work,
     /// The process died while it ran this message: it runs alone.
     pub suspect: bool,
+    /// Its runs that have failed, and after which it runs again.
+    pub failed: FailedRuns,
 }
 
 /// What a check looks at.
@@ -102,7 +105,8 @@ pub struct RecoveredResult {
 #[derive(Debug)]
 pub enum Unstored {
     /// An answer of the executor that must be judged.
-    Answer { envelope: Envelope, work: Work, answer: Result<Outcome, Error> },
+    /// `failed_runs` is how many runs have failed, this one included.
+    Answer { envelope: Envelope, work: Work, failed_runs: u32, answer: Result<Outcome, Error> },
     /// A job that fails without a run.
     Failure { envelope: Envelope, error: String },
     /// A row that could not be written before.
@@ -328,6 +332,13 @@ pub enum Notice {
     Unfit {
         job_id: JobId,
         error: String,
+    },
+    /// A run failed in a way that another one may not: it is made again after the pause.
+    RunsAgain {
+        job_id: JobId,
+        failed_runs: u32,
+        pause: Duration,
+        error: Error,
     },
     /// The executor had answered this message before the process died.
     AnsweredBefore {

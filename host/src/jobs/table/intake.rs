@@ -1,10 +1,13 @@
 //! From the claim to the executor: checks, job ids, order.
 
+use coda_plugin_abi::Error;
+
 use super::event::{
     CheckOutcome, CheckRequest, ClaimOrigin, Effect, Notice, Now, Runnable, Subject, Submission,
 };
 use super::event::{TerminalStatus, Unstored, Verdict};
 use super::job_ids::IdClaim;
+use super::retries::FailedRuns;
 use super::state::{Claim, EntryOwner, Job, JobState};
 use super::{Drain, JobTable, Ticket};
 use crate::jobs::message::{self, Envelope, Message, Work};
@@ -155,15 +158,21 @@ impl JobTable {
     fn admit(&mut self, now: Now, ticket: Ticket, mut claim: Claim, envelope: Envelope, work: Work) {
         let message_id = claim.message_id;
         let answered = self.answered.remove(&message_id).filter(|kept| *kept.job_id == *envelope.job_id);
-        if let Some(KeptAnswer { answer, .. }) = answered {
-            // A former process died between the answer and the result on disk: the job is not run again.
-            self.notify(Notice::AnsweredBefore { job_id: envelope.job_id.clone() });
-            self.return_permit(&mut claim);
-            return self.store(now, ticket, claim, Unstored::Answer { envelope, work, answer });
+        let mut failed = FailedRuns::default();
+        if let Some(KeptAnswer { answer, attempt, .. }) = answered {
+            failed = FailedRuns::of_former_process(attempt);
+            let is_final = |error: &Error| self.runs_again.next_run(now.elapsed, failed, error).is_none();
+            if let Some(answer) = answer.filter(|answer| answer.as_ref().err().is_none_or(is_final)) {
+                // A former process died between the answer and the result on disk: the job is not run again.
+                self.notify(Notice::AnsweredBefore { job_id: envelope.job_id.clone() });
+                self.return_permit(&mut claim);
+                let result = Unstored::Answer { envelope, work, failed_runs: attempt, answer };
+                return self.store(now, ticket, claim, result);
+            }
         }
         let suspect = self.deaths.contains_key(&message_id);
         self.order.queue(ticket, suspect);
-        self.put(ticket, claim, JobState::Queued(Runnable { envelope, work, suspect }));
+        self.put(ticket, claim, JobState::Queued(Runnable { envelope, work, suspect, failed }));
     }
 
     /// Sends a failure for a job that does not run.

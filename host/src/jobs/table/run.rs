@@ -1,12 +1,13 @@
 //! With the executor: starts, answers, cancels, and jobs that it gives back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use coda_plugin_abi::{Device, Error, Outcome};
 
-use super::event::{Effect, Notice, Now, TerminalStatus, Unstored};
+use super::event::{Effect, Notice, Now, Runnable, TerminalStatus, Unstored};
 use super::state::{CancelProgress, Claim, Job, JobState, Withdrawal};
-use super::{JobTable, Ticket};
+use super::{Drain, JobTable, Ticket};
 use crate::model::{JobId, iso_time};
 
 impl JobTable {
@@ -59,10 +60,7 @@ impl JobTable {
 
         let job_id = job.envelope.job_id.clone();
         match cancel {
-            CancelProgress::NotCancelled => {
-                let result = Unstored::Answer { envelope: job.envelope, work: job.work, answer };
-                self.store(now, ticket, claim, result);
-            }
+            CancelProgress::NotCancelled => self.conclude(now, ticket, claim, job, answer),
             // The answer of a cancelled run is dropped, whatever it is.
             CancelProgress::Closing => {
                 self.put(ticket, claim, JobState::Acknowledging { job_id: Some(job_id), completed: false });
@@ -75,6 +73,57 @@ impl JobTable {
                 );
             }
         }
+    }
+
+    /// Has an answer stored, unless it is an error after which the job runs again.
+    fn conclude(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        claim: Claim,
+        mut job: Runnable,
+        answer: Result<Outcome, Error>,
+    ) {
+        if let Err(error) = &answer {
+            job.failed.add(now.elapsed, error);
+            if let Some(until) = self.runs_again.next_run(now.elapsed, job.failed, error) {
+                return self.rest(now, ticket, claim, job, until, error);
+            }
+        }
+        let Runnable { envelope, work, failed, .. } = job;
+        let result = Unstored::Answer { envelope, work, failed_runs: failed.count, answer };
+        self.store(now, ticket, claim, result);
+    }
+
+    fn rest(
+        &mut self,
+        now: Now,
+        ticket: Ticket,
+        claim: Claim,
+        job: Runnable,
+        until: Duration,
+        error: &Error,
+    ) {
+        self.notify(Notice::RunsAgain {
+            job_id: job.envelope.job_id.clone(),
+            failed_runs: job.failed.count,
+            pause: until.saturating_sub(now.elapsed),
+            error: error.clone(),
+        });
+        // Its answer cleared what the process died of.
+        let job = Runnable { suspect: false, ..job };
+        let state = JobState::Resting { job, until };
+        match self.drain {
+            Drain::NotAsked => self.put(ticket, claim, state),
+            // The kept answer tells the next start how often it has failed.
+            _ => self.forget(ticket, claim, &state),
+        }
+    }
+
+    /// The pause before another run is over: the job is queued where it was in the order.
+    pub(super) fn rested(&mut self, ticket: Ticket, claim: Claim, job: Runnable) {
+        self.order.queue(ticket, job.suspect);
+        self.put(ticket, claim, JobState::Queued(job));
     }
 
     /// The executor gave a job back that was in no slot.
@@ -150,7 +199,9 @@ impl JobTable {
             return;
         };
         match state {
-            JobState::Queued(job) => self.close_cancelled(now, ticket, claim, job.envelope.job_id),
+            JobState::Queued(job) | JobState::Resting { job, .. } => {
+                self.close_cancelled(now, ticket, claim, job.envelope.job_id)
+            }
             JobState::Waiting { job, withdrawal: None | Some(Withdrawal::Hold) } => {
                 self.effects.push(Effect::Withdraw(ticket));
                 let withdrawal = Some(Withdrawal::Cancel);

@@ -104,6 +104,8 @@ pub(super) enum JobState {
     Queued(Runnable),
     /// With the executor, in no slot.
     Waiting { job: Runnable, withdrawal: Option<Withdrawal> },
+    /// Its last run failed, and it runs again when the pause is over.
+    Resting { job: Runnable, until: Duration },
     /// In the plugin.
     Running { job: Runnable, slot: usize, cancel: CancelProgress },
     /// Its result is being judged and stored; nothing is on disk for certain.
@@ -163,6 +165,7 @@ impl JobState {
             JobState::Parked { .. } => "parked",
             JobState::Queued(_) => "queued",
             JobState::Waiting { .. } => "waiting",
+            JobState::Resting { .. } => "resting",
             JobState::Running { .. } => "running",
             JobState::Storing { .. } => "storing",
             JobState::Resuming { .. } => "resuming",
@@ -180,9 +183,10 @@ impl JobState {
     pub fn job_id(&self) -> Option<&JobId> {
         match self {
             JobState::Checking | JobState::Burying { .. } => None,
-            JobState::Queued(job) | JobState::Waiting { job, .. } | JobState::Running { job, .. } => {
-                Some(&job.envelope.job_id)
-            }
+            JobState::Queued(job)
+            | JobState::Waiting { job, .. }
+            | JobState::Resting { job, .. }
+            | JobState::Running { job, .. } => Some(&job.envelope.job_id),
             JobState::Resuming { result }
             | JobState::Deciding { result }
             | JobState::Announcing { result }
@@ -200,6 +204,7 @@ impl JobState {
     pub fn cancellable(&self) -> Option<&JobId> {
         match self {
             JobState::Queued(job)
+            | JobState::Resting { job, .. }
             | JobState::Waiting { job, withdrawal: None | Some(Withdrawal::Hold) }
             | JobState::Running { job, cancel: CancelProgress::NotCancelled, .. } => {
                 Some(&job.envelope.job_id)
@@ -216,6 +221,7 @@ impl JobState {
                 | JobState::Parked { .. }
                 | JobState::Queued(_)
                 | JobState::Waiting { .. }
+                | JobState::Resting { .. }
                 | JobState::Running { .. }
         )
     }
@@ -251,6 +257,7 @@ impl JobState {
     /// When it is to be tried again.
     pub fn retry_at(&self) -> Option<Duration> {
         match self {
+            JobState::Resting { until, .. } => Some(*until),
             JobState::Storing { retry, .. } => retry.as_ref().map(|r| r.at),
             JobState::Marking { retry, .. }
             | JobState::Discarding { retry, .. }

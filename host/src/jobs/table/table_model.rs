@@ -3,7 +3,9 @@
 //!
 //! Invariants, by name:
 //! - `acknowledged_after_its_end`: a message is acknowledged only when its end is durable;
-//! - `one_run_unless_cut_off`: a message runs again only when a crash fell into its run;
+//! - `one_run_unless_cut_off`: a message runs again only when a crash fell into its run, or its run failed in a way that
+//!   another one may not;
+//! - `attempts_are_bounded`: a message runs again after a retryable error at most so many times, over crashes too;
 //! - `never_after_its_end`: a message that has ended does not run;
 //! - `one_message_of_a_job`: two messages with one job id are never with the executor together;
 //! - `cancel_before_the_decision_wins`, `decision_is_final`: exactly one of result and cancel wins;
@@ -48,6 +50,8 @@ const BATCH_MAX: usize = 2;
 const PERMITS: usize = 6;
 const MAX_PARKED: usize = 3;
 const MAX_DEATHS: u32 = 3;
+/// Runs that are made again after a retryable error.
+const MAX_RETRIES: u32 = 2;
 const RETRY: Duration = Duration::from_secs(1);
 /// Job ids in use at one time: few, so that messages collide.
 const JOB_WINDOW: u64 = 4;
@@ -113,6 +117,8 @@ struct Observed {
     starts: u32,
     /// Runs that a crash or a forced stop cut off.
     cut_runs: u32,
+    /// Runs that ended with a retryable error.
+    retryable: u32,
     accepted: u32,
     /// Deliveries that a crash cut off after the cloud's answer.
     cut_deliveries: u32,
@@ -171,6 +177,8 @@ enum Defect {
     RunsDuplicates,
     KeepsTheFormerDevice,
     ForgetsParking,
+    RetriesForEver,
+    RetriesWhatIsFinal,
 }
 
 struct World {
@@ -249,6 +257,12 @@ impl Memory {
             max_parked: MAX_PARKED,
             max_held_bytes: usize::MAX,
             retry: RETRY,
+            runs_again: RetryRule {
+                max: MAX_RETRIES,
+                window: Duration::from_secs(3600),
+                pause: RETRY,
+                longest_pause: RETRY * 4,
+            },
             device: device(qubits),
             deaths,
             answered,
@@ -355,6 +369,8 @@ fn each_invariant_catches_a_table_that_is_wrong() {
         (Defect::KeepsTheFormerDevice, "judged_by_its_device"),
         (Defect::RunsDuplicates, "never_after_its_end"),
         (Defect::ForgetsParking, "one_message_of_a_job"),
+        (Defect::RetriesForEver, "attempts_are_bounded"),
+        (Defect::RetriesWhatIsFinal, "one_run_unless_cut_off"),
     ];
     for (defect, invariant) in cases {
         let found = (0..3).find_map(|seed| World::new(seed, Some(defect)).run(100_000).err());

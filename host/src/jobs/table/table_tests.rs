@@ -15,6 +15,14 @@ struct Fixture {
     effects: Vec<Effect>,
 }
 
+/// One retry after a second.
+const RULE: RetryRule = RetryRule {
+    max: 1,
+    window: Duration::from_secs(60),
+    pause: Duration::from_secs(1),
+    longest_pause: Duration::from_secs(60),
+};
+
 fn id(ms: u64) -> MessageId {
     MessageId { ms, seq: 0 }
 }
@@ -64,6 +72,7 @@ impl Fixture {
             max_parked: 2,
             max_held_bytes: 1000,
             retry: Duration::from_secs(1),
+            runs_again: RULE,
             device: device(3),
             deaths: deaths.iter().copied().collect(),
             answered: KeptAnswers::new(),
@@ -583,4 +592,75 @@ fn a_resubmission_that_was_not_decided_before_a_crash_is_decided_after_it() {
         assert_eq!(f.has(|e| matches!(e, Effect::ReadCancelKey { .. })), is_open, "{replaces:?} {recorded}");
         assert_eq!(f.has(|e| matches!(e, Effect::Deliver(_))), !is_open, "{replaces:?} {recorded}");
     }
+}
+
+fn cold() -> coda_plugin_abi::Error {
+    coda_plugin_abi::Error::new(coda_plugin_abi::ErrorCode::Hardware, "cold")
+}
+
+#[test]
+fn a_retryable_error_leads_to_another_run_in_the_jobs_place_and_the_last_one_is_told() {
+    let mut f = Fixture::new();
+    f.run(1, 0, "J1");
+    f.claim(&[2, 3]);
+    f.checked(1, "J2", Verdict::Run(work(2)));
+    f.checked(2, "J3", Verdict::Run(work(9)));
+    f.on(Event::Answered { slot: 0, ticket: 0, answer: Err(cold().retryable()) });
+    assert!(
+        f.has(|e| matches!(e, Effect::Notify(Notice::RunsAgain { failed_runs: 1, .. }))),
+        "{:?}",
+        f.effects
+    );
+    assert!(!f.has(|e| matches!(e, Effect::Store { .. })), "nothing has ended");
+    assert_eq!(f.table.next_wake(), Some(Duration::from_secs(1)));
+    assert_eq!(f.table.status().waiting, 2, "it waits like the other one");
+    f.elapsed = Duration::from_secs(1);
+    f.on(Event::Tick);
+    assert_eq!(f.submitted(), [0]);
+    f.on(Event::Started { slot: 0, tickets: vec![0] });
+    f.on(Event::Answered { slot: 0, ticket: 0, answer: Err(cold().retryable()) });
+    let is_told = |e: &Effect| {
+        matches!(e, Effect::Store { result: Unstored::Answer { failed_runs: 2, answer: Err(_), .. }, .. })
+    };
+    assert!(f.has(is_told), "{:?}", f.effects);
+}
+
+#[test]
+fn an_error_that_is_not_retryable_ends_the_job() {
+    let mut f = Fixture::new();
+    f.run(1, 0, "J1");
+    f.on(Event::Answered { slot: 0, ticket: 0, answer: Err(cold()) });
+    assert!(f.has(|e| matches!(e, Effect::Store { .. })));
+}
+
+#[test]
+fn a_job_that_rests_can_be_cancelled_and_is_left_pending_by_a_stop() {
+    let mut f = Fixture::new();
+    f.run(1, 0, "J1");
+    f.on(Event::Answered { slot: 0, ticket: 0, answer: Err(cold().retryable()) });
+    f.on(Event::CancelPoll);
+    assert!(f.has(|e| matches!(e, Effect::ReadCancelKeys(_))), "its key is looked at");
+    f.on(Event::CancelKeysRead { cancelled: vec![0], error: None });
+    let is_cancelled = |e: &Effect| {
+        matches!(e, Effect::Acknowledge { status: Some((_, TerminalStatus::Cancelled { .. })), .. })
+    };
+    assert!(f.has(is_cancelled), "{:?}", f.effects);
+
+    let mut f = Fixture::new();
+    f.run(1, 0, "J1");
+    f.on(Event::Answered { slot: 0, ticket: 0, answer: Err(cold().retryable()) });
+    f.on(Event::DrainRequested);
+    assert!(
+        f.has(|e| matches!(e, Effect::Notify(Notice::Draining { left_pending: 1, .. }))),
+        "{:?}",
+        f.effects
+    );
+    assert!(f.has(|e| matches!(e, Effect::AwaitFirstAttempts)), "the stop does not wait for it");
+
+    let mut f = Fixture::new();
+    f.run(1, 0, "J1");
+    f.on(Event::DrainRequested);
+    f.on(Event::Answered { slot: 0, ticket: 0, answer: Err(cold().retryable()) });
+    assert!(!f.has(|e| matches!(e, Effect::Store { .. })), "it runs again after the next start");
+    assert!(f.table.jobs.is_empty());
 }

@@ -55,6 +55,14 @@ impl World {
                 (Defect::RunsWhileTheStoreFails, Effect::Notify(Notice::StoreFails { .. })) => {
                     self.memory.table.store_error = StandingError::default();
                 }
+                (Defect::RetriesForEver, Effect::Notify(Notice::RunsAgain { job_id, .. })) => {
+                    let jobs = self.memory.table.jobs.values_mut();
+                    for job in jobs.filter(|job| job.state.job_id() == Some(&job_id)) {
+                        if let JobState::Resting { job, .. } = &mut job.state {
+                            job.failed = FailedRuns::default();
+                        }
+                    }
+                }
                 (Defect::ForgetsParking, Effect::Notify(Notice::Parked { job_id })) => {
                     let owner = self.memory.table.ids.owner(&job_id);
                     for parked in owner.map(|t| self.memory.table.ids.release(&job_id, t)).unwrap_or_default()

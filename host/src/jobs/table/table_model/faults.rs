@@ -58,7 +58,8 @@ impl World {
         let started: Vec<MessageId> = self.memory.slots.iter().flatten().map(|job| job.message_id).collect();
         for id in started {
             self.observed(id).cut_runs += 1;
-            if death && !self.durable.answers.contains_key(&id) {
+            let is_answered = self.durable.answers.get(&id).is_some_and(|kept| kept.answer.is_some());
+            if death && !is_answered {
                 *self.durable.deaths.entry(id).or_insert(0) += 1;
             }
         }

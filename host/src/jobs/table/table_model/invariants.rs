@@ -18,8 +18,11 @@ impl World {
             return Err(format!("one_message_of_a_job: {job_id} is with the executor twice"));
         }
         let seen = self.observed(id);
-        if seen.starts > seen.cut_runs {
+        if seen.starts > seen.cut_runs + seen.retryable {
             return Err(format!("one_run_unless_cut_off: {id} runs again"));
+        }
+        if seen.retryable > MAX_RETRIES {
+            return Err(format!("attempts_are_bounded: {id} has failed {} times", seen.retryable));
         }
         let is_suspect = self.durable.deaths.contains_key(&id);
         let others = self.memory.queue.len() + self.memory.slots.iter().flatten().count();

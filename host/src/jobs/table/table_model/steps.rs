@@ -143,6 +143,12 @@ impl World {
             let tickets = jobs.iter().map(|job| job.ticket).collect();
             for job in &jobs {
                 self.observed(job.message_id).starts += 1;
+                // As the slot's thread does before the call.
+                if job.job.failed.count > 0 {
+                    let (job_id, attempt) = (job.job.envelope.job_id.to_string(), job.job.failed.count);
+                    let kept = KeptAnswer { job_id, attempt, answer: None };
+                    self.durable.answers.insert(job.message_id, kept);
+                }
             }
             self.memory.slots[slot] = jobs;
             self.memory.reports.push_back(Event::Started { slot, tickets });
@@ -152,12 +158,23 @@ impl World {
     pub(super) fn slot_answers(&mut self) {
         let slot = self.pick(SLOTS);
         for job in std::mem::take(&mut self.memory.slots[slot]) {
-            let answer = match self.chance(6) {
-                true => Err(Error::new(ErrorCode::Hardware, "cold")),
-                false => Ok(Outcome::from_counts([("0".to_string(), 1)])),
+            let answer = match self.random.random_range(0..12) {
+                0 => Err(Error::new(ErrorCode::Hardware, "cold")),
+                1..4 => {
+                    self.observed(job.message_id).retryable += 1;
+                    Err(Error::new(ErrorCode::Hardware, "busy").retryable())
+                }
+                _ => Ok(Outcome::from_counts([("0".to_string(), 1)])),
             };
             let job_id = job.job.envelope.job_id.to_string();
-            self.durable.answers.insert(job.message_id, KeptAnswer { job_id, answer: answer.clone() });
+            let attempt = job.job.failed.count + 1;
+            self.durable
+                .answers
+                .insert(job.message_id, KeptAnswer { job_id, attempt, answer: Some(answer.clone()) });
+            let answer = match answer {
+                Err(error) if self.is(Defect::RetriesWhatIsFinal) => Err(error.retryable()),
+                answer => answer,
+            };
             let times = if self.is(Defect::ReportsAnAnswerTwice) && self.chance(20) { 2 } else { 1 };
             for _ in 0..times {
                 let (ticket, answer) = (job.ticket, answer.clone());
