@@ -45,7 +45,8 @@ pub async fn measure_crowds(scale: f64) {
 pub async fn measure_gossip(scale: f64) {
     sys::raise_open_files();
     println!("\nGossip:");
-    for peers in [10, 100, 300, 1000] {
+    let only = std::env::var("CODA_BENCH_PEERS").ok().and_then(|peers| peers.parse::<u32>().ok());
+    for peers in [10, 100, 300, 1000].into_iter().filter(|peers| only.is_none_or(|only| only == *peers)) {
         crowd::gossip(((f64::from(peers) * scale) as usize).max(5)).await;
     }
 }
