@@ -24,6 +24,11 @@ pub async fn measure() {
     println!("\nA coordinator with two peers, each a process of this machine:");
     jobs(None).await;
     jobs(Some(ONE_WAY)).await;
+    measure_planning();
+}
+
+/// Prints the time to plan a job and to choose a peer, and the memory of a known peer.
+pub fn measure_planning() {
     println!("\nGrowth with the number of peers:");
     for peers in [1000, 300, 100, 10] {
         planning(peers);
