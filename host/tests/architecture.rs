@@ -179,6 +179,7 @@ const PURE: &[&str] = &[
     "peers/operation.rs",
     "peers/protocol.rs",
     "peers/protocol/lent.rs",
+    "peers/protocol/slots.rs",
     "peers/registry.rs",
     "peers/scan.rs",
     "peers/statement.rs",

@@ -40,6 +40,8 @@ pub mod combine;
 pub mod directory;
 pub mod expiry;
 pub mod fallback;
+#[cfg(test)]
+mod growth_tests;
 pub mod job;
 pub mod job_events;
 pub mod job_list;

@@ -173,7 +173,7 @@ impl ExecutorStarted {
         let (run_journal, mut died_running) = RunJournal::open(state_dir).map_err(unusable)?;
         let (answer_journal, answered) = AnswerJournal::open(state_dir).map_err(unusable)?;
         // What was answered did not die in the plugin.
-        died_running.retain(|id| !answered.get(id).is_some_and(|kept| kept.answer.is_some()));
+        died_running.retain(|id| answered.get(id).is_none_or(|kept| kept.answer.is_none()));
         let client = (&mut self.client).await.map_err(AppError::Setup)?.map_err(AppError::Http)?;
 
         let (registration, guard) = self.connect(&client).await?;

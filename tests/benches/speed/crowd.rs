@@ -28,13 +28,15 @@ use tokio_util::task::TaskTracker;
 use super::percentile;
 use super::scale::{cpu_seconds, ghz, loopback_bytes, resident};
 
-/// Every fifth heartbeat comes with an advertisement.
+/// Every fifth heartbeat comes with an advertisement. A thousand peers are measured for two heartbeats, which have none.
 const HEARTBEATS: u32 = 5;
-/// Of the heartbeat's interval for each peer, so that two cores carry what all peers of this process hear.
+const HEARTBEATS_OF_MANY: u32 = 2;
+/// Of the heartbeat's interval for each peer, so that two cores carry what all peers of this process hear. A peer is started
+/// after each of these, as peers are by different people: their heartbeats then come evenly and not all at once.
 const INTERVAL_PER_PEER: Duration = Duration::from_millis(60);
+const INTERVAL_PER_PEER_OF_MANY: Duration = Duration::from_millis(120);
+const MANY: usize = 500;
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(2);
-/// Peers that are started at once: the next ones begin when these are connected, so that no queue of handshakes forms.
-const STARTED_AT_ONCE: usize = 25;
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 /// The usual interval of heartbeats.
 const USUAL_INTERVAL: f64 = 30.0;
@@ -60,7 +62,11 @@ fn peer_settings(bootstrap: Option<&str>, heartbeat: Duration) -> NetworkSetting
 
 /// Peers that are connected to one coordinator process, as they are by `CODA_PEER_BOOTSTRAP`.
 pub async fn gossip(peers: usize) {
-    let interval = SHORTEST_INTERVAL.max(INTERVAL_PER_PEER * peers as u32);
+    let (per_peer, heartbeats) = match peers > MANY {
+        true => (INTERVAL_PER_PEER_OF_MANY, HEARTBEATS_OF_MANY),
+        false => (INTERVAL_PER_PEER, HEARTBEATS),
+    };
+    let interval = SHORTEST_INTERVAL.max(per_peer * peers as u32);
     let dir = tempfile::tempdir().expect("a directory");
     let connections = (2 * peers + 64).to_string();
     let env = [("CODA_COORDINATOR_MAX_CONNECTIONS", connections.as_str()), ("CODA_LOG", "info")];
@@ -69,18 +75,17 @@ pub async fn gossip(peers: usize) {
     let before = resident();
     let mut all: Vec<SimulatedPeer> = Vec::with_capacity(peers);
     let start = Instant::now();
-    while all.len() < peers {
-        let from = all.len();
-        for _ in 0..STARTED_AT_ONCE.min(peers - from) {
-            let settings = peer_settings(Some(&hub.address), interval);
-            all.push(SimulatedPeer::start(settings, 1, Duration::ZERO).await);
-        }
-        for peer in &all[from..] {
-            let mut view = peer.network.view();
-            let connected = view.wait_for(|view| view.connected > 0);
-            if !matches!(tokio::time::timeout(CONNECT_LIMIT, connected).await, Ok(Ok(_))) {
-                println!("  {} is not connected after {CONNECT_LIMIT:?}", peer.peer_id);
-            }
+    let mut pace = tokio::time::interval(interval / peers as u32);
+    for _ in 0..peers {
+        pace.tick().await;
+        let settings = peer_settings(Some(&hub.address), interval);
+        all.push(SimulatedPeer::start(settings, 1, Duration::ZERO).await);
+    }
+    for peer in &all {
+        let mut view = peer.network.view();
+        let connected = view.wait_for(|view| view.connected > 0);
+        if !matches!(tokio::time::timeout(CONNECT_LIMIT, connected).await, Ok(Ok(_))) {
+            println!("  {} is not connected after {CONNECT_LIMIT:?}", peer.peer_id);
         }
     }
     let connected_in = start.elapsed().as_secs_f64();
@@ -90,21 +95,27 @@ pub async fn gossip(peers: usize) {
     }
     let known_in = start.elapsed().as_secs_f64();
     // The meshes form, and the first advertisements are through.
-    tokio::time::sleep(interval.max(Duration::from_secs(10))).await;
-    let heard = || all.iter().map(|peer| peer.counts.heard.load(Ordering::Relaxed)).sum::<u64>();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let heard = || all.iter().map(|peer| peer.counts.heard.load(Ordering::Relaxed)).collect::<Vec<u64>>();
     let (bytes, cpu, hub_cpu, heard_before) =
         (loopback_bytes(), cpu_seconds(), super::cpu_seconds(hub.host.pid()), heard());
     let start = Instant::now();
-    tokio::time::sleep(HEARTBEATS * interval).await;
+    tokio::time::sleep(heartbeats * interval).await;
     let seconds = start.elapsed().as_secs_f64();
     // A heartbeat of each peer has arrived within its interval.
     let known = heard_since(&hub, interval.as_secs() + 1).await;
     let connected = all.iter().filter(|peer| peer.network.view().borrow().connected > 0).count();
-    let per_heartbeat = (loopback_bytes() - bytes) as f64 / peers as f64 / f64::from(HEARTBEATS);
+    let per_heartbeat = (loopback_bytes() - bytes) as f64 / peers as f64 / f64::from(heartbeats);
     let usual = per_heartbeat / USUAL_INTERVAL;
     // Each peer sends so many, and each could hear those of all others.
-    let messages = f64::from(HEARTBEATS + 1) * peers as f64 * (peers - 1) as f64;
-    let share = (heard() - heard_before) as f64 / messages * 100.0;
+    let advertisements = u32::from(heartbeats >= HEARTBEATS);
+    let each = f64::from(heartbeats + advertisements) * (peers - 1) as f64 / 100.0;
+    let (before_all, after_all) = (heard_before, heard());
+    let mut shares: Vec<f64> =
+        before_all.iter().zip(&after_all).map(|(before, after)| (after - before) as f64 / each).collect();
+    shares.sort_by(f64::total_cmp);
+    let share = shares.iter().sum::<f64>() / peers as f64;
+    let (least, median, most) = (shares[0], percentile(&shares, 0.5), shares[peers - 1]);
     let (cores, hub_cores) =
         ((cpu_seconds() - cpu) / seconds, (super::cpu_seconds(hub.host.pid()) - hub_cpu) / seconds);
     let memory = (rss_mib(hub.host.pid()) - hub_before) * 1024.0 / peers as f64;
@@ -112,7 +123,7 @@ pub async fn gossip(peers: usize) {
     println!(
         "  {peers:5} peers ({connected} connected, in {connected_in:.1} s, known {known_in:.1} s later) around a coordinator that heard \
          {known} within a heartbeat's interval, {interval:?}: {:.1} KiB of traffic per peer and heartbeat ({usual:.0} bytes/s at the \
-         usual 30 s), {share:.0} % of all messages arrive at a peer, {memory:.0} KiB of memory per peer in the coordinator, {own} KiB \
+         usual 30 s), {share:.0} % of all messages arrive at a peer ({least:.0} % to {most:.0} %, median {median:.0} %), {memory:.0} KiB of memory per peer in the coordinator, {own} KiB \
          in a peer; the coordinator {hub_cores:.2} cores, the peers together {cores:.2}",
         per_heartbeat / 1024.0
     );

@@ -178,7 +178,11 @@ async fn bench() {
     if wanted("scale") {
         scale::measure().await;
     }
-    if only.as_deref().is_some_and(|only| only.split(',').any(|o| o == "gossip")) {
+    let asked = |part: &str| only.as_deref().is_some_and(|only| only.split(',').any(|o| o == part));
+    if asked("planning") {
+        scale::measure_planning();
+    }
+    if asked("gossip") {
         scale::measure_gossip(scale).await;
     }
     if wanted("crowds") {

@@ -24,6 +24,11 @@ pub async fn measure() {
     println!("\nA coordinator with two peers, each a process of this machine:");
     jobs(None).await;
     jobs(Some(ONE_WAY)).await;
+    measure_planning();
+}
+
+/// Prints the time to plan a job and to choose a peer, and the memory of a known peer.
+pub fn measure_planning() {
     println!("\nGrowth with the number of peers:");
     for peers in [1000, 300, 100, 10] {
         planning(peers);
@@ -45,7 +50,8 @@ pub async fn measure_crowds(scale: f64) {
 pub async fn measure_gossip(scale: f64) {
     sys::raise_open_files();
     println!("\nGossip:");
-    for peers in [10, 100, 300, 1000] {
+    let only = std::env::var("CODA_BENCH_PEERS").ok().and_then(|peers| peers.parse::<u32>().ok());
+    for peers in [10, 100, 300, 1000].into_iter().filter(|peers| only.is_none_or(|only| only == *peers)) {
         crowd::gossip(((f64::from(peers) * scale) as usize).max(5)).await;
     }
 }

@@ -6,12 +6,13 @@
 //! such as gossip, a connection or a slot that comes free, wakes the blocks that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::plan::{Block, Candidate, rank};
+use super::plan::{Block, Candidate, RankedCandidate, Ties, rank};
 use super::probe::{Proofs, StatementKind};
 use super::slot_book::SlotBook;
 use super::track_record::{BreakerState, PeerAdmission, PeerFailure, TrackRecords};
@@ -21,13 +22,18 @@ use crate::peers::wire::HealthStatus;
 
 /// When a peer that is being tried is looked at again, if nothing tells before.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Peers whose ranks differ by less are equals, for each peer that was full and not found out otherwise.
+const EQUAL_RANKS: f64 = 0.02;
 
 /// The handle.
 #[derive(Clone)]
 pub struct Directory {
     peers: Arc<Mutex<Peers>>,
     changes: watch::Sender<()>,
-    started: Instant,
+    /// The time since a fixed moment.
+    clock: Arc<dyn Fn() -> Duration + Send + Sync>,
+    /// What makes this coordinator prefer other peers than others do.
+    salt: u128,
 }
 
 struct Peers {
@@ -43,6 +49,15 @@ struct BlockNeeds {
     block: Block,
     kinds: BTreeSet<StatementKind>,
     apart: BTreeSet<String>,
+}
+
+impl BlockNeeds {
+    /// Whether every peer that is able to run this other block is able to run the one that waits.
+    fn can_use_all(&self, block: &Block, kinds: &BTreeSet<StatementKind>, apart: &BTreeSet<String>) -> bool {
+        self.block.services.iter().all(|service| block.services.contains(service))
+            && self.kinds.is_subset(kinds)
+            && self.apart.is_subset(apart)
+    }
 }
 
 /// A block's place among those that look for a slot. Dropped, it is given up.
@@ -131,6 +146,17 @@ impl Drop for SlotClaim {
 
 impl Directory {
     pub fn new(stale: Duration) -> Directory {
+        let started = Instant::now();
+        Directory::with_clock(stale, uuid::Uuid::new_v4().as_u128(), move || started.elapsed())
+    }
+
+    /// One that lives by another clock, which tells the time since a fixed moment. Those with different salts prefer different
+    /// peers among equals.
+    pub fn with_clock(
+        stale: Duration,
+        salt: u128,
+        clock: impl Fn() -> Duration + Send + Sync + 'static,
+    ) -> Directory {
         let stale_ms = u64::try_from(stale.as_millis()).unwrap_or(u64::MAX);
         let registry = Registry::new(stale_ms);
         let (book, records, proofs) = (SlotBook::default(), TrackRecords::default(), Proofs::default());
@@ -138,7 +164,8 @@ impl Directory {
         Directory {
             peers: Arc::new(Mutex::new(peers)),
             changes: watch::Sender::new(()),
-            started: Instant::now(),
+            clock: Arc::new(clock),
+            salt,
         }
     }
 
@@ -148,7 +175,7 @@ impl Directory {
     }
 
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        (self.clock)()
     }
 
     fn now_ms(&self) -> u64 {
@@ -282,10 +309,17 @@ impl Directory {
         let may_ask = |id: &str| peers.book.may_ask(now, id);
         let admission = |id: &str| peers.records.admission(now, id);
         let admitted = |id: &str| matches!(admission(id), PeerAdmission::Yes | PeerAdmission::Trial);
-        let mut free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id) && admitted(id));
         let ticket = place.map(|place| place.ticket);
         let needs = || BlockNeeds { block: block.clone(), kinds: kinds.clone(), apart: apart.clone() };
         let waiting = ticket.map(|ticket| (ticket, Arc::new(needs())));
+        // Without a look at the peers: hundreds of blocks may wait, and each change wakes them all.
+        if peers.line.is_left_to_another(ticket, |earlier| earlier.can_use_all(block, kinds, apart)) {
+            if let Some((ticket, needs)) = waiting {
+                peers.line.wait(ticket, needs);
+            }
+            return SlotChoice::Full(LOOK_AGAIN);
+        }
+        let mut free = peers.candidates(now_ms, |id, p| able(id, p) && may_ask(id) && admitted(id));
         let found = free.len();
         let is_left = |peer: &Candidate| {
             peers.line.is_left_to_another(ticket, |needs| {
@@ -304,8 +338,12 @@ impl Directory {
             }
         }
         // The book has the load of blocks that are on their way already.
-        let Some(best) = rank(block, &free, &before, &BTreeMap::new()).into_iter().next() else {
-            let again = |id: &String| peers.book.ask_again(id).unwrap_or(now + LOOK_AGAIN);
+        let Some(best) = self.best(block, free, &before, &peers.book) else {
+            // A peer whose pause is over is left for another reason: a block that looked again at once would look for ever.
+            let again = |id: &String| {
+                let pause = peers.book.ask_again(id).filter(|again| *again > now);
+                pause.unwrap_or(now + LOOK_AGAIN)
+            };
             let again = match is_held_back {
                 // The earlier block tells when it has its slot.
                 true => Some(now + LOOK_AGAIN),
@@ -332,6 +370,31 @@ impl Directory {
             trial,
             place: waiting,
         })
+    }
+
+    /// The best of these peers. Coordinators that think the same peers the best would all ask those and be declined. So each
+    /// prefers others among equals, the more it is declined the more peers are equals, and one that has just declined is
+    /// asked after all others.
+    fn best(
+        &self,
+        block: &Block,
+        mut free: Vec<Candidate>,
+        before: &BTreeSet<&str>,
+        book: &SlotBook,
+    ) -> Option<RankedCandidate> {
+        let (now, step) = (self.now(), EQUAL_RANKS * f64::from(book.contention()));
+        let declined = |peer: &Candidate| book.declined_recently(now, &peer.peer_id);
+        if free.iter().any(|peer| declined(peer).is_none()) {
+            free.retain(|peer| declined(peer).is_none());
+        } else if let Some(longest_ago) = free.iter().filter_map(declined).min() {
+            free.retain(|peer| declined(peer) == Some(longest_ago));
+        }
+        let preference = |peer: &str| {
+            let mut hasher = DefaultHasher::new();
+            (self.salt, peer).hash(&mut hasher);
+            hasher.finish()
+        };
+        rank(block, &free, before, &BTreeMap::new(), &Ties { step, preference }).into_iter().next()
     }
 
     /// Counts a further slot of a peer as held, if one may be free.

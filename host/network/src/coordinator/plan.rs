@@ -102,7 +102,7 @@ pub fn plan(plan_id: &str, circuit: &Circuit, candidates: &[Candidate]) -> Resul
                 qubits: draft.qubits.clone(),
             };
             let before = draft.predecessors.iter().map(|p| primaries[*p].as_str()).collect();
-            block.candidates = rank(&block, candidates, &before, &planned);
+            block.candidates = rank(&block, candidates, &before, &planned, &Ties::by_id());
             let Some(primary) = block.candidates.first().map(|c| c.peer_id.clone()) else {
                 let block_id = block.block_id;
                 return Err(NoCandidate { block_id, services: block.services, known: candidates.len() });
@@ -198,6 +198,22 @@ fn groups(here: &[usize], fragments: &[PlannedFragment], component_of: &[usize])
     groups
 }
 
+/// How peers of about the same rank are ordered.
+#[derive(Debug, Clone, Copy)]
+pub struct Ties<P> {
+    /// Totals are compared by how many of these they have; exactly when it is 0.
+    pub step: f64,
+    /// What decides between equals, the lower first, before the peer id does.
+    pub preference: P,
+}
+
+impl Ties<fn(&str) -> u64> {
+    /// The order of the head of this file.
+    pub fn by_id() -> Ties<fn(&str) -> u64> {
+        Ties { step: 0.0, preference: |_| 0 }
+    }
+}
+
 /// The peers among these that may run a block, best first. `before` has the peers that the block's state comes from,
 /// `planned` the number of blocks that are planned on each and that its load does not have.
 pub fn rank(
@@ -205,10 +221,11 @@ pub fn rank(
     candidates: &[Candidate],
     before: &BTreeSet<&str>,
     planned: &BTreeMap<String, u64>,
+    ties: &Ties<impl Fn(&str) -> u64>,
 ) -> Vec<RankedCandidate> {
     let able: Vec<&Candidate> = candidates.iter().filter(|c| block.is_offered_by(&c.services)).collect();
     let highest = able.iter().map(|c| c.load).max().unwrap_or(0);
-    let mut ranked: Vec<RankedCandidate> = able
+    let ranked: Vec<RankedCandidate> = able
         .into_iter()
         .map(|c| {
             let assumed = |service: &String| match SERVICES.contains(&service.as_str()) {
@@ -232,12 +249,18 @@ pub fn rank(
             RankedCandidate { peer_id: c.peer_id.clone(), total, fidelity, movement, load, penalty }
         })
         .collect();
-    ranked.sort_by(|a, b| {
-        let order = a.total.total_cmp(&b.total).then(a.load.total_cmp(&b.load));
-        order.then(b.fidelity.total_cmp(&a.fidelity)).then(a.peer_id.cmp(&b.peer_id))
+    let is_exact = ties.step <= 0.0;
+    let rough = |total: f64| if is_exact { total } else { (total / ties.step).floor() };
+    let exact = |value: f64| if is_exact { value } else { 0.0 };
+    let preferred: Vec<u64> = ranked.iter().map(|c| (ties.preference)(&c.peer_id)).collect();
+    let mut ranked: Vec<(u64, RankedCandidate)> = preferred.into_iter().zip(ranked).collect();
+    ranked.sort_by(|(first, a), (second, b)| {
+        let order = rough(a.total).total_cmp(&rough(b.total)).then(exact(a.load).total_cmp(&exact(b.load)));
+        let order = order.then(exact(b.fidelity).total_cmp(&exact(a.fidelity)));
+        order.then(first.cmp(second)).then(a.peer_id.cmp(&b.peer_id))
     });
     ranked.truncate(MAX_CANDIDATES);
-    ranked
+    ranked.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 fn round6(value: f64) -> f64 {

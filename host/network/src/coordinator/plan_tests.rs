@@ -112,3 +112,18 @@ fn no_more_than_four_are_kept_and_none_is_an_error() {
     assert_eq!(error.block_id, "block-s02-b01");
     assert!(error.to_string().contains("no healthy peer offers cnot"), "{error}");
 }
+
+#[test]
+fn among_equals_a_coordinator_prefers_peers_of_its_own_and_roughly_equal_ones_are_equals() {
+    let mut far = peer("c", 0);
+    far.penalty = 0.05;
+    let peers = [peer("a", 0), peer("b", 0), far];
+    let block = planned(GHZ, &peers).stages[0][0].clone();
+    let first = |step: f64, preferred: &str| {
+        let ties = Ties { step, preference: |peer: &str| u64::from(peer != preferred) };
+        rank(&block, &peers, &BTreeSet::new(), &BTreeMap::new(), &ties)[0].peer_id.clone()
+    };
+    assert_eq!((first(0.0, "a"), first(0.0, "b")), ("a".into(), "b".into()));
+    assert_eq!(first(0.0, "c"), "a", "its rank is worse");
+    assert_eq!(first(0.1, "c"), "c", "not by much");
+}

@@ -6,6 +6,8 @@
 //! - a peer that declined because it was full is asked again when one of the own slots there has come free, or after a
 //!   pause: others may have held the slots. The pause doubles while nothing changes, and is longer where more peers are
 //!   full, so that many coordinators that wait don't spend their time and the peers' on questions;
+//! - a peer that has declined counts as one to be asked after all others for a while, since its slots are most often still
+//!   taken, until an own one comes free there;
 //! - holds of others are what the peer reports less the most that was held here since its report before, so that a report
 //!   that comes late does not count an own slot twice.
 //!
@@ -19,6 +21,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Between two questions to full peers, on average, where there are many: hundreds of coordinators ask them too.
 const QUESTION_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_CONTENTION: u32 = 5;
+/// How long others are preferred to a peer that has declined: most often its slots are still taken.
+const RECENT: Duration = Duration::from_secs(10);
 
 /// The slots of one peer, as this coordinator sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,6 +41,7 @@ struct PeerSlots {
 struct Full {
     /// So many slots were held here without the one that was declined.
     held: u64,
+    since: Duration,
     ask_again: Duration,
     pause: Duration,
 }
@@ -44,6 +50,8 @@ struct Full {
 #[derive(Debug, Clone, Default)]
 pub struct SlotBook {
     peers: BTreeMap<String, PeerSlots>,
+    /// More declined than accepted of late.
+    contention: u32,
 }
 
 impl SlotBook {
@@ -58,9 +66,21 @@ impl SlotBook {
         self.peers.get(peer)?.full.as_ref().map(|full| full.ask_again)
     }
 
+    /// When the peer declined, if that was a short while ago and none of the own slots there has come free since.
+    pub fn declined_recently(&self, now: Duration, peer: &str) -> Option<Duration> {
+        let slots = self.peers.get(peer)?;
+        let full = slots.full.as_ref().filter(|full| slots.held >= full.held)?;
+        (now < full.since.saturating_add(RECENT)).then_some(full.since)
+    }
+
     /// Own slots and those that others hold.
     pub fn load(&self, peer: &str) -> u64 {
         self.peers.get(peer).map_or(0, |slots| slots.held.saturating_add(slots.others))
+    }
+
+    /// From 0, where peers give the slots that are asked for, to 5, where they are full more often than not.
+    pub fn contention(&self) -> u32 {
+        self.contention
     }
 
     /// A slot is about to be asked for.
@@ -78,6 +98,7 @@ impl SlotBook {
 
     /// The peer has given the slot.
     pub fn accepted(&mut self, peer: &str) {
+        self.contention = self.contention.saturating_sub(1);
         let Some(slots) = self.peers.get_mut(peer) else { return };
         if slots.full.as_ref().is_some_and(|full| slots.held > full.held) {
             slots.full = None;
@@ -86,6 +107,7 @@ impl SlotBook {
 
     /// The peer had no slot. The hold is given back.
     pub fn declined(&mut self, now: Duration, peer: &str) {
+        self.contention = (self.contention + 1).min(MAX_CONTENTION);
         self.released(peer);
         let full = self.peers.values().filter(|slots| slots.full.is_some()).count();
         let longest = LONGEST_PAUSE.max(QUESTION_INTERVAL * u32::try_from(full).unwrap_or(u32::MAX));
@@ -94,7 +116,7 @@ impl SlotBook {
             Some(full) => full.pause.saturating_mul(2).min(longest),
             None => FIRST_PAUSE,
         };
-        slots.full = Some(Full { held: slots.held, ask_again: now.saturating_add(pause), pause });
+        slots.full = Some(Full { held: slots.held, since: now, ask_again: now.saturating_add(pause), pause });
     }
 
     /// The reservation has ended at the peer, or was never made.
@@ -184,6 +206,29 @@ mod tests {
         book.released(P);
         book.reported(P, 0);
         assert_eq!((book.load(P), book.peers.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_peer_that_has_declined_is_known_for_a_while_unless_an_own_slot_comes_free() {
+        let mut book = SlotBook::default();
+        assert_eq!((book.declined_recently(ms(0), P), book.contention()), (None, 0));
+        book.hold(ms(5), P);
+        book.declined(ms(5), P);
+        assert_eq!((book.declined_recently(ms(10_004), P), book.contention()), (Some(ms(5)), 1));
+        assert_eq!(book.declined_recently(ms(10_005), P), None);
+        // With one own slot there and none for a second block.
+        book.hold(ms(20), P);
+        book.accepted(P);
+        book.hold(ms(20), P);
+        book.declined(ms(20), P);
+        assert_eq!(book.declined_recently(ms(30), P), Some(ms(20)));
+        book.released(P);
+        assert_eq!(book.declined_recently(ms(30), P), None, "the own slot is free");
+        (0..20).for_each(|_| {
+            book.hold(ms(40), P);
+            book.declined(ms(40), P);
+        });
+        assert_eq!(book.contention(), MAX_CONTENTION);
     }
 
     #[test]
