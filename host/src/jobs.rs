@@ -19,6 +19,7 @@ mod check;
 pub mod claim_gate;
 pub mod driver;
 pub mod journal;
+pub mod limits;
 pub mod message;
 pub mod redis;
 pub mod standing_error;

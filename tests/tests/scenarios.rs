@@ -190,6 +190,8 @@ mod operator {
     mod credentials;
     /// start --daemon, status, logs, stop.
     mod daemon;
+    /// Times of maintenance in a calendar, and limits of the site.
+    mod maintenance;
     /// Other hosts, or a Python node, for the same QPU.
     mod multiple_hosts;
     /// `coda-host pause` and `resume`.

@@ -120,7 +120,9 @@ impl Registered {
             None => None,
         };
         let peers = match settings.peer.enabled {
-            true => Some(peer::start(&settings.peer, executor, &settings.dirs.state).await?),
+            true => Some(
+                peer::start(&settings.peer, &settings.jobs.limits, executor, &settings.dirs.state).await?,
+            ),
             false => None,
         };
         Ok(Connections { jobs, peers })
@@ -146,9 +148,12 @@ impl Registered {
             report,
         };
         tasks.spawn(TaskKind::Reloads, serving.serve());
-        let interval = settings.availability.interval;
-        let keeper = AvailabilityKeeper::new(settings.dirs.state.clone(), interval, executor.start_hold());
-        let hold = keeper.hold();
+        let keeper = AvailabilityKeeper::new(
+            settings.dirs.state.clone(),
+            settings.availability.clone(),
+            executor.start_hold(),
+        );
+        let availability = keeper.availability();
         let peers = connections.peers.as_ref().map(PeerSources::from_stage);
         // Ends beside the jobs, within the same limit.
         let lending =
@@ -185,7 +190,7 @@ impl Registered {
                     activity,
                     executor: status,
                     reloads,
-                    hold,
+                    availability,
                     qpu_id: started.qpu_id.clone(),
                 }));
                 let wait = settings.jobs.redis_timeout;
@@ -194,7 +199,14 @@ impl Registered {
             }
             _ => {
                 tasks.spawn(TaskKind::Availability, keeper.keep());
-                reading = ApiSources::PeerOnly { peers, metrics, activity, executor: status, reloads, hold };
+                reading = ApiSources::PeerOnly {
+                    peers,
+                    metrics,
+                    activity,
+                    executor: status,
+                    reloads,
+                    availability,
+                };
                 readiness = Readiness::PeerOnly;
                 running = (Work::Lending { executor: Box::new(executor), reports }, None);
                 tracing::info!("coda-host is up, without a cloud");
