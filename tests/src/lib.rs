@@ -32,6 +32,7 @@ mod state;
 pub mod swaps;
 pub mod systemd;
 mod test_host;
+pub mod tree;
 pub mod tunnel;
 mod wait;
 
