@@ -56,6 +56,8 @@ mod monitoring {
 mod install {
     /// The archive of `make dist`: its content, and that it runs in other distributions.
     mod archive;
+    /// Containers and the Kubernetes example.
+    mod container;
     /// The commands of docs/install.md, typed.
     mod page;
 }
