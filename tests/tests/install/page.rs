@@ -58,7 +58,7 @@ fn the_package_is_installed_as_the_page_says() {
         let said = tree.run(&format!(
             "cp no-recommends /etc/apt/apt.conf.d/\n{typed}\n\
              getent passwd coda-executor\ncoda-host config --device /etc/coda-host/device.yaml > /dev/null\n\
-             apt purge --yes coda-host\n! command -v coda-host"
+             apt purge --yes coda-host\ntest ! -e /usr/bin/coda-host"
         ));
         assert!(is_bell_pair(&said), "{said}");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use coda_host_tests::artifacts::project_file;
-use coda_host_tests::{Plan, example, said};
+use coda_host_tests::{LIMIT, Plan, example, said, said_within};
 
 /// What is stored for each interface version and architecture.
 const STORED: &[(&str, &str, &[&str])] = &[
@@ -93,7 +93,8 @@ async fn they_pass_the_checks_of_today() {
         let env = BTreeMap::from([("CODA_STATE_DIR".into(), dir.path().join("state").display().to_string())]);
         let file = Path::new(&file).display().to_string();
         let check = ["plugin", "check", &file, "--device", "device.yaml", "--quick", "--seed", "7"];
-        let done = said(&check, &env, dir.path()).await;
+        // By qemu it takes longer.
+        let done = said_within(10 * LIMIT, &check, &env, dir.path()).await;
         assert_eq!(done.code, 0, "interface {version}, {file}: {}", done.text());
         assert!(done.out.contains(" 0 failed"), "{}", done.text());
         let inspected = said(&["plugin", "inspect", &file], &env, dir.path()).await;
