@@ -411,7 +411,8 @@ async fn a_device_that_takes_no_jobs_says_why() {
         ("no_formats", "takes no program format that is known here"),
         ("formats=2,7", "it takes 2, 7"),
     ] {
-        let host = plan(Abi::V1_4, faults, "").start().await;
+        // A device may be back a moment later, so its refusal is retryable.
+        let host = plan(Abi::V1_4, faults, "").env("CODA_RETRY_MAX", "0").start().await;
         host.submit("J1", &example(), 10).await;
         let error = host.failure("J1").await;
         assert!(error.contains(says), "{faults}: {error}");

@@ -162,7 +162,7 @@ async fn a_look_that_fails_is_repeated_and_given_up_after_a_time() {
     assert_eq!(host.delivered("J1").await["counts"], json!({ "00": 10 }));
     host.wait_log("to check; trying again").await;
 
-    let host = on(&server, &library, "check_retry_ms: 100\n").start().await;
+    let host = on(&server, &library, "check_retry_ms: 100\n").env("CODA_RETRY_MAX", "0").start().await;
     server.set_jobs(Jobs::Run);
     server.refuse("api/v1/jobs/00000000-0000-0000-0000-000000000002", 502, u32::MAX);
     host.submit("J1", &Circuit::new(2), 10).await;

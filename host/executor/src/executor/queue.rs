@@ -92,12 +92,14 @@ impl State {
     /// The jobs of the next call; none where the first one would not come back in time.
     fn next_jobs(&mut self) -> Vec<RunJob> {
         let mut jobs = Vec::with_capacity(self.batch_max.min(self.waiting.len()));
+        let now = Instant::now();
         let mut time = self.window.map(|window| (window.left(), window.lead));
         while jobs.len() < self.batch_max
             && let Some(next) = self.waiting.first_entry()
         {
             if let Some((left, lead)) = &mut time {
-                let expected = self.pace.expected(&next.get().program, next.get().shots).unwrap_or(*lead);
+                let expected =
+                    self.pace.expected(now, &next.get().program, next.get().shots).unwrap_or(*lead);
                 match left.checked_sub(expected) {
                     Some(rest) => *left = rest,
                     // Those behind it wait too: they keep their order.
@@ -402,12 +404,12 @@ impl Queue {
 
     /// Notes how long a run took that has completed.
     pub fn ran(&self, job: &RunJob, run_time: Duration) {
-        self.state.lock().pace.ran(&job.program, job.shots, run_time);
+        self.state.lock().pace.ran(Instant::now(), &job.program, job.shots, run_time);
     }
 
-    /// How long a run of this circuit is expected to take, if one of its kind has completed.
+    /// How long a run of this circuit is expected to take, if one of its kind has completed of late.
     pub fn expected(&self, program: &Program, shots: u32) -> Option<Duration> {
-        self.state.lock().pace.expected(program, shots)
+        self.state.lock().pace.expected(Instant::now(), program, shots)
     }
 
     /// Whether reservations are refused now.

@@ -2,20 +2,32 @@
 //!
 //! Circuits are of one kind when they have as many qubits and, up to a factor of two, as many gates. A run is expected to
 //! take as long as the last one, and longer in proportion to its shots when it has more: never too short for want of a
-//! fixed share that no one has measured.
+//! fixed share that no one has measured. What was measured long ago is forgotten: a device that was slow once must not have
+//! its circuits refused for ever.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coda_plugin_abi::Program;
 
 /// Qubits, and the power of two below the number of gates.
 type Kind = (u16, u32);
 
+/// How long a measurement is of use.
+const MAX_AGE: Duration = Duration::from_secs(600);
+
+/// A run that has completed.
+#[derive(Debug)]
+struct Measurement {
+    at: Instant,
+    shots: u32,
+    run_time: Duration,
+}
+
 /// The last run of each kind of circuit.
 #[derive(Debug, Default)]
 pub struct RunPace {
-    last: HashMap<Kind, (u32, Duration)>,
+    last: HashMap<Kind, Measurement>,
 }
 
 fn kind(program: &Program) -> Kind {
@@ -24,13 +36,16 @@ fn kind(program: &Program) -> Kind {
 
 impl RunPace {
     /// A run of this circuit has completed.
-    pub fn ran(&mut self, program: &Program, shots: u32, run_time: Duration) {
-        self.last.insert(kind(program), (shots, run_time));
+    pub fn ran(&mut self, at: Instant, program: &Program, shots: u32, run_time: Duration) {
+        self.last.insert(kind(program), Measurement { at, shots, run_time });
     }
 
-    /// How long a run of this circuit is expected to take; `None` when none of its kind has completed.
-    pub fn expected(&self, program: &Program, shots: u32) -> Option<Duration> {
-        let (last_shots, run_time) = self.last.get(&kind(program))?;
+    /// How long a run of this circuit is expected to take; `None` when none of its kind has completed of late.
+    pub fn expected(&self, now: Instant, program: &Program, shots: u32) -> Option<Duration> {
+        let Measurement { at, shots: last_shots, run_time } = self.last.get(&kind(program))?;
+        if now.saturating_duration_since(*at) > MAX_AGE {
+            return None;
+        }
         let more = f64::from(shots.max(1)) / f64::from((*last_shots).max(1));
         Some(Duration::try_from_secs_f64(run_time.as_secs_f64() * more.max(1.0)).unwrap_or(Duration::MAX))
     }
@@ -53,15 +68,17 @@ mod tests {
     #[test]
     fn a_run_takes_as_long_as_the_last_of_its_kind_and_more_with_more_shots() {
         let mut pace = RunPace::default();
-        let second = Duration::from_secs(1);
-        assert_eq!(pace.expected(&circuit(2, 10), 100), None);
-        pace.ran(&circuit(2, 10), 100, second);
-        assert_eq!(pace.expected(&circuit(2, 12), 100), Some(second), "about as many gates");
-        assert_eq!(pace.expected(&circuit(2, 10), 1000), Some(second * 10));
-        assert_eq!(pace.expected(&circuit(2, 10), 1), Some(second), "never less than measured");
-        assert_eq!(pace.expected(&circuit(2, 40), 100), None, "another kind");
-        assert_eq!(pace.expected(&circuit(3, 10), 100), None, "another kind");
-        pace.ran(&circuit(2, 11), 100, second * 2);
-        assert_eq!(pace.expected(&circuit(2, 10), 100), Some(second * 2), "the last one counts");
+        let (second, now) = (Duration::from_secs(1), Instant::now());
+        assert_eq!(pace.expected(now, &circuit(2, 10), 100), None);
+        pace.ran(now, &circuit(2, 10), 100, second);
+        assert_eq!(pace.expected(now, &circuit(2, 12), 100), Some(second), "about as many gates");
+        assert_eq!(pace.expected(now, &circuit(2, 10), 1000), Some(second * 10));
+        assert_eq!(pace.expected(now, &circuit(2, 10), 1), Some(second), "never less than measured");
+        assert_eq!(pace.expected(now, &circuit(2, 40), 100), None, "another kind");
+        assert_eq!(pace.expected(now, &circuit(3, 10), 100), None, "another kind");
+        pace.ran(now, &circuit(2, 11), 100, second * 2);
+        assert_eq!(pace.expected(now, &circuit(2, 10), 100), Some(second * 2), "the last one counts");
+        let later = now + MAX_AGE + second;
+        assert_eq!(pace.expected(later, &circuit(2, 10), 100), None, "a device may have been slow once");
     }
 }
