@@ -135,6 +135,7 @@ const PURE: &[&str] = &[
     "cloud/bundle.rs",
     "cloud/no_proxy.rs",
     "cli/event_text.rs",
+    "cli/usage/report.rs",
     "config/suggest.rs",
     "connections.rs",
     "coordinator/combine.rs",
@@ -155,6 +156,7 @@ const PURE: &[&str] = &[
     "executor/python/interpreter.rs",
     "executor/python/secrets.rs",
     "jobs/admission.rs",
+    "jobs/job_facts.rs",
     "jobs/redis/replies.rs",
     "jobs/status.rs",
     "jobs/table.rs",
@@ -440,6 +442,7 @@ const CLI_SHARED: &[&str] = &[
     "job_display",
     "kit",
     "measures",
+    "record_window",
     "running_host",
     "terminal",
 ];

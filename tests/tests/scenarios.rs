@@ -190,6 +190,8 @@ mod operator {
     mod credentials;
     /// start --daemon, status, logs, stop.
     mod daemon;
+    /// `coda-host history` and `usage`, against the record of the executor.
+    mod history;
     /// Other hosts, or a Python node, for the same QPU.
     mod multiple_hosts;
     /// `coda-host pause` and `resume`.
