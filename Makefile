@@ -50,7 +50,7 @@ AXE := $(abspath $(or $(CARGO_TARGET_DIR),target)/axe-core/$(AXE_VERSION))
 PEERS_ENV = CODA_TEST_PYTHON='$(wildcard $(PEERS_VENV)/bin/python)' CODA_TEST_SCHEMATHESIS='$(wildcard $(PEERS_VENV)/bin/schemathesis)' \
   CODA_TEST_NODE_VENV='$(NODE_VENV)' CODA_TEST_NODE_VENV_OLD='$(NODE_VENV)-0.1.0' CODA_TEST_NODE_VENV_NEW='$(NODE_VENV)-newest'
 
-.PHONY: docs test-docs docs-deps mdbook wheel wheel-deps test-wheel cxx quick sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
+.PHONY: docs test-docs docs-deps mdbook install-files dist test-dist zig-deps tree-deps cyclonedx arm-deps test-arm test-arm-by-qemu arm-programs foreign container container-deps container-tree test-container wheel wheel-deps test-wheel cxx quick sdk help run test test-all test-qiskit qiskit-deps test-qdmi qdmi-deps ddsim-deps test-browser browser-deps test-monitoring monitoring-deps test-unit fuzz faults soak crash bench check build failpoints plugins deps vpn-deps fault-deps python-deps \
         postgres-deps systemd-deps deny cargo-deny advisories install deb stored clean
 
 help: ## Print this list
@@ -128,7 +128,9 @@ failpoints: ## Build the host for crash tests: it stops at a named step when COD
 quick:
 	$(CARGO) build --profile quick -p coda-host $(addprefix -p ,$(RUN_PLUGIN))
 
-plugins: cxx $(FOREIGN) ## Build the plugins of this repository, in release: Rust, C and C++
+foreign: $(FOREIGN)
+
+plugins: cxx foreign ## Build the plugins of this repository, in release: Rust, C and C++
 	$(CARGO) build --release $(addprefix -p ,$(PLUGINS))
 
 $(RELEASE)/libcoda_example_c.so: plugins/example-c/acme.c plugins/example-c/toy_device.h $(HEADERS)
@@ -210,12 +212,12 @@ qiskit-deps: ## Create venvs with Qiskit and real providers for the tests of Qis
 	@$(call node_venv,$(PYTHON),$(QISKIT_VENV),qiskit==2.4.1 qiskit-aer==0.18.2 qiskit-ibm-runtime==0.51.0 qiskit-aqt-provider==2.0.1 mypy==2.4.1)
 	@$(call node_venv,$(PYTHON),$(IQM_VENV),iqm-client[qiskit]==36.0.0)
 
-# A venv with exactly these packages, unless it is there: interpreter, directory, packages. Without one its tests are skipped.
+# A venv with exactly these packages, unless it is there: interpreter, directory, packages, and what is so without one.
 define node_venv
 [ "$$(cat '$(2)/complete' 2> /dev/null)" = '$(3)' ] || { rm -rf '$(2)' && \
   $(1) -m venv '$(2)' && '$(2)/bin/pip' install --quiet --disable-pip-version-check $(foreach package,$(3),'$(package)') \
   && echo '$(3)' > '$(2)/complete'; } \
-|| { rm -rf '$(2)'; echo 'no venv with $(3) could be created; tests of executors in Python code are skipped'; }
+|| { rm -rf '$(2)'; echo 'no venv with $(3) could be created (install python3-venv); $(or $(4),tests of executors in Python code are skipped)'; }
 endef
 
 # Nothing is installed: the wheels are only unpacked. DDSIM is what `make run` needs too.
@@ -315,26 +317,49 @@ cargo-deny:
 	  echo 'cargo-deny is missing; installing it (about five minutes)'; \
 	  $(CARGO) install cargo-deny --locked; }
 
+ARCH := $(shell uname -m)
+# Archives for machines that have no compiler: one compiler, zig's, serves both architectures and old C libraries.
+DIST_ARCH ?= $(ARCH)
+DIST_GLIBC := 2.31
+DIST_TARGET := $(DIST_ARCH)-unknown-linux-gnu
+DIST := $(abspath $(or $(CARGO_TARGET_DIR),target)/dist)
+DIST_BUILD := $(abspath $(or $(CARGO_TARGET_DIR),target)/dist-build)
+DIST_TREE := $(DIST)/tree-$(DIST_ARCH)
+DIST_PACKAGES := coda-host coda-plugin-simulator coda-plugin-qdmi
+ZIG_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/zig-venv)
+ZIG := cargo-zigbuild==0.24.1 ziglang==0.17.1
+TREES := $(abspath $(or $(CARGO_TARGET_DIR),target)/trees)
+ARM_TREE := $(TREES)/bookworm-arm64
+# Of an archive for another machine.
+FOREIGN_RUN = $(if $(filter $(ARCH),$(DIST_ARCH)),,qemu-$(DIST_ARCH) -L $(ARM_TREE))
+
 INTERFACE := $(shell sed -n 's/^pub const M[AI][JN]OR: u16 = \(.*\);/\1/p' plugin-abi/src/version.rs | paste -sd.)
 STORED := tests/fixtures/interface-$(INTERFACE)
-ARCH := $(shell uname -m)
 STORED_TARGET := $(or $(CARGO_TARGET_DIR),target)/stored
 CRATES := $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src/*)
 STORED_FLAGS := -O2 -s -shared -fPIC -fvisibility=hidden -ffile-prefix-map='$(CURDIR)'=. -Iplugin-abi/include
 
+# For another machine (DIST_ARCH=aarch64) zig is the compiler.
+STORED_FOREIGN = $(filter-out $(ARCH),$(DIST_ARCH))
+STORED_CC = $(if $(STORED_FOREIGN),$(ZIG_VENV)/bin/python-zig cc -target $(DIST_ARCH)-linux-gnu.$(DIST_GLIBC),$(CC))
+STORED_CXX = $(if $(STORED_FOREIGN),$(ZIG_VENV)/bin/python-zig c++ -target $(DIST_ARCH)-linux-gnu.$(DIST_GLIBC),$(CXX))
+STORED_BUILD = $(if $(STORED_FOREIGN),cargo-zigbuild zigbuild --target $(DIST_TARGET).$(DIST_GLIBC),$(CARGO) build)
+
 # Existing files are never rebuilt: later versions are tested against them.
-stored: cxx ## Build the examples as small binaries for tests/fixtures, if those of this interface version are missing
+stored: cxx $(if $(filter-out $(ARCH),$(DIST_ARCH)),zig-deps) ## Build the examples as small binaries for tests/fixtures, if those of this interface version are missing
 	mkdir -p '$(STORED)'
-	[ -e '$(STORED)/libacme_example_c.$(ARCH).so' ] \
-	  || $(CC) -std=c99 $(STORED_FLAGS) -o '$(STORED)/libacme_example_c.$(ARCH).so' plugins/example-c/acme.c -lm -lpthread
-	[ -e '$(STORED)/libacme_example_cpp.$(ARCH).so' ] \
-	  || $(CXX) -std=c++17 $(STORED_FLAGS) -o '$(STORED)/libacme_example_cpp.$(ARCH).so' plugins/example-cpp/acme.cpp
-	[ -e '$(STORED)/libcoda_example_rust.$(ARCH).so' ] || { \
+	[ -e '$(STORED)/libacme_example_c.$(DIST_ARCH).so' ] \
+	  || $(STORED_CC) -std=c99 $(STORED_FLAGS) -o '$(STORED)/libacme_example_c.$(DIST_ARCH).so' plugins/example-c/acme.c -lm -lpthread
+	[ -e '$(STORED)/libacme_example_cpp.$(DIST_ARCH).so' ] \
+	  || $(STORED_CXX) -std=c++17 $(STORED_FLAGS) -o '$(STORED)/libacme_example_cpp.$(DIST_ARCH).so' plugins/example-cpp/acme.cpp
+	[ -e '$(STORED)/libcoda_example_rust.$(DIST_ARCH).so' ] || { \
+	  PATH='$(ZIG_VENV)/bin':"$$PATH" \
 	  RUSTFLAGS='--remap-path-prefix=$(CURDIR)=. $(addprefix --remap-path-prefix=,$(addsuffix =crates,$(CRATES)))' \
 	  CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_DEBUG=none \
 	  CARGO_PROFILE_RELEASE_STRIP=symbols \
-	    $(CARGO) build --release -p coda-plugin-example-rust --target-dir '$(STORED_TARGET)' \
-	  && install -m 644 '$(STORED_TARGET)/release/libcoda_example_rust.so' '$(STORED)/libcoda_example_rust.$(ARCH).so'; }
+	    $(STORED_BUILD) --release -p coda-plugin-example-rust --target-dir '$(STORED_TARGET)' \
+	  && install -m 644 "$$(ls -t '$(STORED_TARGET)'/release/libcoda_example_rust.so '$(STORED_TARGET)/$(DIST_TARGET)'/release/libcoda_example_rust.so 2> /dev/null | head -n 1)" \
+	       '$(STORED)/libcoda_example_rust.$(DIST_ARCH).so'; }
 
 SDK := $(or $(CARGO_TARGET_DIR),target)/sdk
 
@@ -346,16 +371,23 @@ sdk: ## Collect what a project of `coda-host plugin new` builds against: crate, 
 	$(CARGO) package -q -p coda-plugin-abi --no-verify --allow-dirty --target-dir '$(SDK)/package'
 	tar -xzf '$(SDK)'/package/package/coda-plugin-abi-*.crate -C '$(SDK)'
 	mv '$(SDK)'/coda-plugin-abi-* '$(SDK)/coda-plugin-abi'
-	rm -rf '$(SDK)/package' '$(SDK)/coda-plugin-abi/tests' '$(SDK)/coda-plugin-abi/Cargo.lock'
+	rm -rf '$(SDK)/package' '$(SDK)/coda-plugin-abi/tests' '$(SDK)/coda-plugin-abi/Cargo.lock' '$(SDK)/coda-plugin-abi/.cargo_vcs_info.json'
 	printf '[package]\nname = "probe"\nversion = "0.0.0"\nedition = "2024"\n[dependencies]\ncoda-plugin-abi = { path = "../coda-plugin-abi" }\nschemars = "1"\nserde = { version = "1", features = ["derive"] }\n[workspace]\n' > '$(SDK)/probe/Cargo.toml'
 	touch '$(SDK)/probe/src/lib.rs'
 	cp Cargo.lock '$(SDK)/probe/Cargo.lock'
 	cd '$(SDK)/probe' && $(CARGO) vendor -q --versioned-dirs ../vendor > /dev/null
 	rm -rf '$(SDK)/probe' '$(SDK)'/vendor/winapi-*-pc-windows-gnu-*/lib
 
+# Before it makes pages and completions the binary is run, by RUN where it is not for this machine.
+RUN ?=
+
+install: build plugins sdk ## Install binary, plugins, headers, SDK, Python package, units, pages, monitoring files, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
+	$(MAKE) install-files
+
+# The one list of what is installed: `install`, `deb` and `dist` have no other. What is built lies in RELEASE already.
 # install(1) replaces files instead of overwriting them, so that a running host keeps what it has loaded.
-install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, SDK, Python package, monitoring files, manual pages and completions below PREFIX=/usr/local (DESTDIR for packagers)
-	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
+install-files:
+	install -d '$(ROOT)/bin' '$(ROOT)/lib/coda-host' '$(ROOT)/lib/systemd/system' '$(ROOT)/include' '$(ROOT)/share/man/man1' \
 	  '$(ROOT)/share/bash-completion/completions' '$(ROOT)/share/zsh/site-functions' \
 	  '$(ROOT)/share/fish/vendor_completions.d'
 	install -m 755 $(HOST) '$(ROOT)/bin/coda-host'
@@ -370,12 +402,137 @@ install: build plugins sdk ## Install binary, simulator, QDMI plugin, headers, S
 	install -m 644 host/executor/src/executor/python/carried/coda_executor.py '$(ROOT)/share/coda-host/python/coda_executor/__init__.py'
 	install -m 644 /dev/null '$(ROOT)/share/coda-host/python/coda_executor/py.typed'
 	sed 's/@VERSION@/$(VERSION)/' packaging/python/pyproject.toml > '$(ROOT)/share/coda-host/python/pyproject.toml'
-	install -d '$(ROOT)/share/doc/coda-host/monitoring'
+	for unit in coda-host.service coda-host@.service; do \
+	  sed 's|/usr/bin/coda-host|$(PREFIX)/bin/coda-host|' "packaging/systemd/$$unit" > '$(ROOT)/lib/systemd/system/'"$$unit"; done
+	install -d '$(ROOT)/share/doc/coda-host/monitoring' '$(ROOT)/share/doc/coda-host/examples'
 	install -m 644 packaging/monitoring/* '$(ROOT)/share/doc/coda-host/monitoring/'
-	$(HOST) man --dir '$(ROOT)/share/man/man1'
-	$(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
-	$(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
-	$(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
+	install -m 644 README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/*.md '$(ROOT)/share/doc/coda-host/'
+	install -m 644 device-configs/simulator.yaml tests/circuits/bell.json '$(ROOT)/share/doc/coda-host/examples/'
+	$(RUN) $(HOST) man --dir '$(ROOT)/share/man/man1'
+	$(RUN) $(HOST) completions bash > '$(ROOT)/share/bash-completion/completions/coda-host'
+	$(RUN) $(HOST) completions zsh > '$(ROOT)/share/zsh/site-functions/_coda-host'
+	$(RUN) $(HOST) completions fish > '$(ROOT)/share/fish/vendor_completions.d/coda-host.fish'
+
+dist: zig-deps cyclonedx sdk $(if $(filter $(ARCH),$(DIST_ARCH)),,arm-deps) ## Build an archive for machines without a compiler, in target/dist (DIST_ARCH=aarch64 for ARM)
+	packaging/archive/compile '$(CARGO)' $(DIST_ARCH) $(DIST_GLIBC) '$(ZIG_VENV)' '$(DIST_BUILD)' build $(addprefix -p ,$(DIST_PACKAGES))
+	rm -rf '$(DIST_TREE)'
+	$(MAKE) install-files PREFIX=/usr/local DESTDIR='$(DIST_TREE)' RELEASE='$(DIST_BUILD)/$(DIST_TARGET)/release' RUN='$(FOREIGN_RUN)'
+	SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}" \
+	SOURCE_COMMIT="$${SOURCE_COMMIT:-$$(git rev-parse HEAD)}" \
+	ZIG='$(ZIG_VENV)' packaging/archive/pack '$(DIST_TREE)' /usr/local '$(VERSION)' $(DIST_ARCH) '$(CARGO)' '$(DIST)'
+	rm -rf '$(DIST_TREE)'
+
+DIST_NAME = coda-host-$(VERSION)-$(DIST_ARCH)
+
+# Apart from `test`, for the two optimised builds.
+test-dist: deps tree-deps dist deb ## Build the archive twice in different folders and compare; run it in other distributions (20 minutes)
+	packaging/archive/reproduce '$(CARGO)' $(DIST_ARCH) '$(ZIG_VENV)' '$(DIST)' '$(DIST_NAME)'
+	CODA_TEST_ARCHIVE='$(DIST)/$(DIST_NAME).tar.gz' CODA_TEST_TREES='$(TREES)' CODA_TEST_DEB="$$(ls -t $(abspath $(DEB))/*.deb | head -n 1)" \
+	  $(CARGO) test --release -p coda-host-tests --test scenarios -- install::archive install::page
+
+zig-deps: ## Create a venv with zig and cargo-zigbuild and add Rust's target for the archive
+	@$(call node_venv,$(PYTHON),$(ZIG_VENV),$(ZIG),archives need the C library of the machine that builds them)
+	@rustc --print target-libdir --target $(DIST_TARGET) | xargs test -d \
+	  || rustup target add $(DIST_TARGET) \
+	  || { echo "error: Rust's standard library for $(DIST_TARGET) is missing" >&2; \
+	       echo '  to do: rustup target add $(DIST_TARGET)' >&2; exit 1; }
+
+# What archives are tried in: old and new, each without a compiler. The ones for ARM are unpacked, and run by qemu.
+TREE_SUITES := bullseye bookworm focal
+DEB_ARCH := $(shell dpkg --print-architecture 2> /dev/null)
+
+tree-deps: ## Make trees of Debian 11 and 12 and Ubuntu 20.04 with debootstrap, in which archives are tried; skipped unless root
+	@command -v debootstrap > /dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap; } \
+	  || echo 'debootstrap could not be installed; nothing is tried in other distributions'
+	@$(foreach suite,$(TREE_SUITES),$(call tree,$(suite),$(DEB_ARCH),);)
+
+# A tree, unless it is there: suite, architecture, packages.
+define tree
+[ -e '$(TREES)/$(1)-$(2)/complete' ] || [ "$$(id -u)" != 0 ] \
+  || { mkdir -p '$(TREES)' && packaging/tree $(1) $(2) '$(TREES)/$(1)-$(2)' $(3) > '$(TREES)/$(1)-$(2).log' 2>&1; } \
+  || echo 'no tree of $(1) could be made ($(TREES)/$(1)-$(2).log tells why); what needs it is skipped'
+endef
+
+arm-deps: ## Install qemu, make a tree of Debian for ARM with redis-server, and add Rust's target; skipped unless root
+	@command -v qemu-aarch64-static > /dev/null && command -v debootstrap > /dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends qemu-user-static debootstrap; } \
+	  || echo 'qemu-user-static could not be installed; nothing for ARM is run'
+	@$(call tree,bookworm,arm64,redis-server libstdc++6)
+	$(MAKE) zig-deps DIST_ARCH=aarch64
+
+# Programs and plugins for ARM in one folder, as the scenarios expect it, with the scenarios of this machine beside them.
+ARM_RELEASE := $(DIST_BUILD)/aarch64-unknown-linux-gnu/release
+# What the target's own tests are compiled for speed of building, not of running; crates of others are shared with `dist`.
+ARM_TEST_FLAGS = --config profile.release.incremental=true $(foreach crate,coda-host $(HOST_CRATES),--config profile.release.package.$(crate).opt-level=0)
+QEMU := packaging/qemu '$(ARM_TREE)'
+# The scenarios that say most about another architecture: every plugin of this repository, in the host's process and in its
+# own, the check of plugins, stored binaries, and jobs from Redis to the webhook.
+ARM_SCENARIOS := plugins::stored_binaries plugins::device_configs plugins::isolation plugins::loading jobs::end_to_end jobs::batches
+# What looks at its processes from outside sees qemu (reloads and signals ask who a process is), names libraries of this
+# machine, or runs a thousand plugin processes.
+ARM_SKIPPED := outlives_stop_signals reload swaps_under_load waiting_jobs_are_judged files_that_are_no_plugins \
+  plugins_for_another_interface a_thousand_jobs_against
+
+# Compilers for ARM as single programs, which is what tests of the C header call.
+ARM_CC := $(DIST_BUILD)/aarch64-cc
+ARM_CXX := $(DIST_BUILD)/aarch64-c++
+
+arm-programs: arm-deps sdk
+	packaging/archive/compile '$(CARGO)' aarch64 $(DIST_GLIBC) '$(ZIG_VENV)' '$(DIST_BUILD)' build $(addprefix -p ,$(sort $(DIST_PACKAGES) $(PLUGINS)))
+	printf '#!/bin/sh\nexec "%s" cc -target aarch64-linux-gnu.$(DIST_GLIBC) "$$@"\n' '$(ZIG_VENV)/bin/python-zig' > '$(ARM_CC)'
+	printf '#!/bin/sh\nexec "%s" c++ -target aarch64-linux-gnu.$(DIST_GLIBC) "$$@"\n' '$(ZIG_VENV)/bin/python-zig' > '$(ARM_CXX)'
+	chmod +x '$(ARM_CC)' '$(ARM_CXX)'
+	$(MAKE) foreign RELEASE='$(ARM_RELEASE)' CC='$(ARM_CC)' CXX='$(ARM_CXX)'
+
+# The harness of the scenarios is compiled for this machine: it finds programs and plugins beside itself.
+test-arm: deps arm-programs ## Run programs, plugins, unit tests and the main job for ARM by qemu (skipped where it can't; about 15 minutes)
+	@if $(QEMU) true; then $(MAKE) test-arm-by-qemu DIST_ARCH=aarch64; \
+	else echo 'programs for ARM can not be run here (root, qemu-user-static and Linux 6.7 or newer are needed); skipped'; fi
+
+test-arm-by-qemu: dist
+	$(CARGO) test --release -p coda-host-tests --test scenarios --no-run
+	cp "$$(ls -t $(RELEASE)/deps/scenarios-* | grep -v '\.d$$' | head -n 1)" '$(ARM_RELEASE)/deps/arm-scenarios'
+	cd tests && CODA_TEST_ARCH=aarch64 ../$(QEMU) '$(ARM_RELEASE)/deps/arm-scenarios' $(ARM_SCENARIOS) $(addprefix --skip ,$(ARM_SKIPPED)) --test-threads=2
+	cd tests && CODA_TEST_ARCHIVE='$(DIST)/$(DIST_NAME).tar.gz' CODA_TEST_TREES='$(TREES)' \
+	  ../$(QEMU) '$(ARM_RELEASE)/deps/arm-scenarios' install::archive --nocapture
+	CC='$(ARM_CC)' CXX='$(ARM_CXX)' CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='$(CURDIR)/packaging/qemu $(ARM_TREE)' CODA_MODEL_EVENTS=50000 \
+	  packaging/archive/compile '$(CARGO)' aarch64 $(DIST_GLIBC) '$(ZIG_VENV)' '$(DIST_BUILD)' test --no-fail-fast $(ARM_TEST_FLAGS) \
+	    -p coda-plugin-abi -p coda-host $(addprefix -p ,$(HOST_CRATES)) --lib --test header
+
+CONTAINER := $(abspath $(or $(CARGO_TARGET_DIR),target)/container)
+KUBERNETES_VENV := $(abspath $(or $(CARGO_TARGET_DIR),target)/kubernetes-venv)
+
+container-deps: ## Install buildah and podman, and a checker of Kubernetes files; what needs one that is missing is skipped
+	@command -v buildah > /dev/null && command -v podman > /dev/null || [ "$$(id -u)" != 0 ] \
+	  || { apt-get update -q && env DEBIAN_FRONTEND=noninteractive \
+	         apt-get install -y -q --no-install-recommends buildah podman runc; } \
+	  || echo 'buildah and podman could not be installed; the image is tried without them'
+	@$(call node_venv,$(PYTHON),$(KUBERNETES_VENV),kubernetes-validate==1.37.0,the Kubernetes example is not checked against schemas)
+
+container-tree: tree-deps
+	@[ -e '$(DIST)/$(DIST_NAME).tar.gz' ] || $(MAKE) dist
+	@[ -e '$(TREES)/bookworm-$(DEB_ARCH)/complete' ] || { \
+	  echo 'error: there is no tree of Debian to take the C library from' >&2; \
+	  echo '  to do: run make tree-deps as root' >&2; exit 1; }
+	packaging/container/tree '$(DIST)/$(DIST_NAME).tar.gz' '$(TREES)/bookworm-$(DEB_ARCH)' '$(CONTAINER)'
+
+container: container-deps container-tree ## Build a container image of the archive, in target/dist, without a registry (needs root)
+	@if command -v buildah > /dev/null; then \
+	  packaging/container/build '$(CONTAINER)' '$(VERSION)' '$(DIST)/$(DIST_NAME)-container.tar' \
+	  && echo '$(DIST)/$(DIST_NAME)-container.tar: podman load --input it'; \
+	else echo 'buildah is not here, so there is no image; its file system is in $(CONTAINER)'; fi
+
+test-container: deps container ## Run a job in the container, check its file system and the Kubernetes example (skipped unless root)
+	CODA_TEST_CONTAINER="$$(ls '$(DIST)/$(DIST_NAME)-container.tar' 2> /dev/null)" CODA_TEST_CONTAINER_TREE='$(CONTAINER)' \
+	CODA_TEST_KUBERNETES_VALIDATE='$(KUBERNETES_VENV)/bin/kubernetes-validate' \
+	  $(CARGO) test --release -p coda-host-tests --test scenarios -- install::container
+
+cyclonedx:
+	@$(CARGO) cyclonedx --version > /dev/null 2>&1 || { \
+	  echo 'cargo-cyclonedx is missing; installing it (a few minutes)'; \
+	  $(CARGO) install cargo-cyclonedx --locked; }
 
 wheel-deps: ## Create a venv with maturin, which builds the wheel; the test of the wheel is skipped without
 	@[ -x '$(WHEEL_VENV)/bin/maturin' ] || { $(PYTHON) -m venv '$(WHEEL_VENV)' \

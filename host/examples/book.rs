@@ -15,6 +15,7 @@ use coda_host::cli::Cli;
 /// Every page in its order: the title in the list, and the file.
 const PAGES: &[(&str, &str)] = &[
     ("coda-host", "README.md"),
+    ("Installing coda-host", "docs/install.md"),
     ("Operating coda-host", "docs/operations.md"),
     ("Writing a plugin", "docs/plugins.md"),
     ("The peer network", "docs/peers.md"),

@@ -39,11 +39,12 @@ use self::readiness::{
 };
 use self::ready_body::{
     CloudBody, ExecutorBody, HeartbeatBody, HoldBody, PeerBody, PluginBody, ProgressBody, PythonBody,
-    ReadyBody, ReloadsBody,
+    ReadyBody, ReloadsBody, WindowBody,
 };
 use crate::activity::Activity;
 use crate::activity::parts::{PartName, PartState};
-use crate::availability::Hold;
+use crate::availability::calendar::Window;
+use crate::availability::{Availability, Hold};
 use crate::cloud::heartbeat::HeartbeatOutcome;
 use crate::config::settings::ApiSettings;
 use crate::error::{Explain, exit};
@@ -98,7 +99,7 @@ pub enum ApiSources {
         activity: Arc<Activity>,
         executor: ExecutorStatus,
         reloads: watch::Receiver<ReloadReport>,
-        hold: watch::Receiver<Option<Hold>>,
+        availability: watch::Receiver<Availability>,
     },
 }
 
@@ -139,7 +140,7 @@ pub struct HostSources {
     pub activity: Arc<Activity>,
     pub executor: ExecutorStatus,
     pub reloads: watch::Receiver<ReloadReport>,
-    pub hold: watch::Receiver<Option<Hold>>,
+    pub availability: watch::Receiver<Availability>,
     pub qpu_id: String,
 }
 
@@ -176,8 +177,8 @@ async fn ready(State(up): State<SourcesReceiver>) -> Response {
     let sources = up.borrow().clone();
     let (reasons, body) = match sources.as_deref() {
         Some(ApiSources::Host(sources)) => host_status(sources),
-        Some(ApiSources::PeerOnly { peers, executor, reloads, hold, .. }) => {
-            peer_only_status(peers.as_ref(), executor, reloads, hold)
+        Some(ApiSources::PeerOnly { peers, executor, reloads, availability, .. }) => {
+            peer_only_status(peers.as_ref(), executor, reloads, availability)
         }
         None => {
             let reasons = vec![Reason::Starting];
@@ -222,9 +223,9 @@ fn peer_only_status(
     peers: Option<&PeerSources>,
     executor: &ExecutorStatus,
     reloads: &watch::Receiver<ReloadReport>,
-    hold: &watch::Receiver<Option<Hold>>,
+    availability: &watch::Receiver<Availability>,
 ) -> (Vec<Reason>, ReadyBody) {
-    let hold = hold.borrow().clone();
+    let Availability { hold, next_window } = availability.borrow().clone();
     let panic = PanicWatch::of_process().first().map(|panic| panic.to_string());
     let inputs =
         ReadinessInputs { panic, executor: executor_health(executor), hold: hold.clone(), cloud: None };
@@ -239,6 +240,7 @@ fn peer_only_status(
             slots: load.slots,
             slots_busy: load.busy + load.reserved,
             hold: hold.as_ref().map(hold_body),
+            next_maintenance: next_window.as_ref().map(window_body),
             plugin: plugin_body(&executor.active_plugin().info),
             reloads: reloads_body(reloads),
             peer: peers.map(PeerSources::body),
@@ -253,7 +255,7 @@ fn peer_only_status(
 fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
     let snapshot = s.snapshot.borrow().clone();
     let vpn = s.vpn.borrow().clone();
-    let hold = s.hold.borrow().clone();
+    let Availability { hold, next_window } = s.availability.borrow().clone();
     let redis_error = s.redis.link.error();
     let is_redis_up = redis_error.is_none();
     let cloud = CloudHealth {
@@ -292,6 +294,7 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
             slots: snapshot.slots,
             slots_busy: snapshot.slots_busy,
             hold: hold.as_ref().map(hold_body),
+            next_maintenance: next_window.as_ref().map(window_body),
             plugin: plugin_body(&active.info),
             reloads: reloads_body(&s.reloads),
             peer: s.peers.as_ref().map(PeerSources::body),
@@ -312,6 +315,10 @@ fn host_status(s: &HostSources) -> (Vec<Reason>, ReadyBody) {
         }),
     };
     (reasons, body)
+}
+
+fn window_body(window: &Window) -> WindowBody {
+    WindowBody { begin: iso_time(window.begin), end: iso_time(window.end), summary: window.summary.clone() }
 }
 
 fn hold_body(hold: &Hold) -> HoldBody {
@@ -346,8 +353,8 @@ fn plugin_body(p: &PluginInfo) -> PluginBody {
 fn levels(sources: &ApiSources) -> HostLevels {
     let (executor, ready) = match sources {
         ApiSources::Host(host) => (&host.executor, host_status(host).0.is_empty()),
-        ApiSources::PeerOnly { peers, executor, reloads, hold, .. } => {
-            (executor, peer_only_status(peers.as_ref(), executor, reloads, hold).0.is_empty())
+        ApiSources::PeerOnly { peers, executor, reloads, availability, .. } => {
+            (executor, peer_only_status(peers.as_ref(), executor, reloads, availability).0.is_empty())
         }
     };
     let (parts, heartbeat_age) = match sources {
@@ -362,13 +369,13 @@ fn levels(sources: &ApiSources) -> HostLevels {
         PartState::Fails(_) => Some((name.label().to_string(), false)),
         PartState::Unused(_) => None,
     };
-    let hold = match sources {
-        ApiSources::Host(host) => &host.hold,
-        ApiSources::PeerOnly { hold, .. } => hold,
+    let availability = match sources {
+        ApiSources::Host(host) => &host.availability,
+        ApiSources::PeerOnly { availability, .. } => availability,
     };
     HostLevels {
         ready,
-        held: hold.borrow().as_ref().map(Hold::name),
+        held: availability.borrow().hold.as_ref().map(Hold::name),
         executor_stuck: executor.stuck_run().is_some() || executor.stuck_call().is_some(),
         executor_deaths: executor.worker_trouble().map_or(0, |trouble| trouble.in_a_row),
         worked: executor.worked(),

@@ -8,6 +8,8 @@
 //! A hold keeps runs from beginning and jobs from being claimed. It never ends what runs, and what was read ahead keeps
 //! its order.
 
+pub mod calendar;
+pub mod calendar_file;
 pub mod pause;
 
 use std::fmt;
@@ -15,6 +17,7 @@ use std::fmt;
 use time::OffsetDateTime;
 
 use crate::model::iso_time;
+use calendar::Window;
 use pause::Pause;
 
 /// What speaks for or against a run at one moment.
@@ -23,6 +26,8 @@ pub struct Conditions {
     pub pause: Option<Pause>,
     /// Why the pause file can't be read. Someone has asked for a pause, so that nothing is begun.
     pub pause_error: Option<String>,
+    /// Times of maintenance, by their beginnings.
+    pub windows: Vec<Window>,
 }
 
 /// Why no run begins now.
@@ -31,15 +36,41 @@ pub enum Hold {
     /// `coda-host pause`.
     Paused(Pause),
     PauseUnreadable(String),
+    /// The calendar says so.
+    Maintenance(Window),
+}
+
+/// What is true of the device at one moment, for everyone who shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Availability {
+    /// Why no run begins now.
+    pub hold: Option<Hold>,
+    /// The next time of maintenance that has not begun.
+    pub next_window: Option<Window>,
 }
 
 impl Conditions {
+    /// What is true at this moment.
+    pub fn at(&self, now: OffsetDateTime) -> Availability {
+        Availability { hold: self.hold(now), next_window: self.next_window(now).cloned() }
+    }
+
     /// The reason why no run begins at this moment, the one that a person is responsible for first.
     pub fn hold(&self, now: OffsetDateTime) -> Option<Hold> {
         if let Some(pause) = self.pause.as_ref().filter(|pause| now < pause.until) {
             return Some(Hold::Paused(pause.clone()));
         }
-        self.pause_error.clone().map(Hold::PauseUnreadable)
+        if let Some(error) = &self.pause_error {
+            return Some(Hold::PauseUnreadable(error.clone()));
+        }
+        // Of several at one time the one that ends last.
+        let present = self.windows.iter().filter(|window| window.begin <= now && now < window.end);
+        present.max_by_key(|window| window.end).cloned().map(Hold::Maintenance)
+    }
+
+    /// The next time of maintenance that has not begun.
+    pub fn next_window(&self, now: OffsetDateTime) -> Option<&Window> {
+        self.windows.iter().filter(|window| window.begin > now).min()
     }
 }
 
@@ -48,6 +79,7 @@ impl Hold {
     pub fn name(&self) -> &'static str {
         match self {
             Hold::Paused(_) | Hold::PauseUnreadable(_) => "paused",
+            Hold::Maintenance(_) => "maintenance",
         }
     }
 
@@ -55,6 +87,7 @@ impl Hold {
     pub fn until(&self) -> Option<OffsetDateTime> {
         match self {
             Hold::Paused(pause) => Some(pause.until),
+            Hold::Maintenance(window) => Some(window.end),
             Hold::PauseUnreadable(_) => None,
         }
     }
@@ -63,6 +96,7 @@ impl Hold {
     pub fn note(&self) -> Option<&str> {
         match self {
             Hold::Paused(pause) => pause.note.as_deref(),
+            Hold::Maintenance(window) => Some(&window.summary),
             Hold::PauseUnreadable(_) => None,
         }
     }
@@ -77,6 +111,9 @@ impl fmt::Display for Hold {
                     Some(note) => write!(f, "paused until {until}: {note}; `coda-host resume` ends it"),
                     None => write!(f, "paused until {until}; `coda-host resume` ends it"),
                 }
+            }
+            Hold::Maintenance(Window { end, summary, .. }) => {
+                write!(f, "in maintenance until {}: {summary}; the calendar says so", iso_time(*end))
             }
             Hold::PauseUnreadable(error) => {
                 write!(
@@ -111,6 +148,19 @@ mod tests {
         assert_eq!((hold.name(), hold.until(), hold.note()), ("paused", Some(at(60)), Some("new cables")));
         assert_eq!(conditions.hold(at(60)), None, "its end is not part of it");
         assert_eq!(Conditions::default().hold(at(0)), None);
+    }
+
+    #[test]
+    fn windows_hold_and_a_pause_by_hand_comes_first() {
+        let at = |minutes| OffsetDateTime::UNIX_EPOCH + Duration::minutes(minutes);
+        let window = |begin, end| Window { begin: at(begin), end: at(end), summary: "warm-up".into() };
+        let windows = vec![window(10, 20), window(15, 40), window(90, 95)];
+        let mut conditions = Conditions { windows, ..Conditions::default() };
+        let until = |c: &Conditions, minutes| c.hold(at(minutes)).and_then(|hold| hold.until());
+        assert_eq!([9, 10, 17, 40].map(|m| until(&conditions, m)), [None, Some(at(20)), Some(at(40)), None]);
+        assert_eq!(conditions.next_window(at(17)), Some(&window(90, 95)));
+        conditions.pause = Some(pause(None));
+        assert_eq!(conditions.hold(at(17)).map(|hold| hold.name()), Some("paused"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod job_display;
 pub(crate) mod jobs;
 pub mod kit;
 pub(crate) mod logs;
+mod maintenance;
 mod measures;
 mod pause;
 mod peers;
@@ -172,6 +173,8 @@ enum Command {
     Plugin(plugin::PluginCommand),
     /// Finish what runs and begin nothing more, for a limited time
     Pause(pause::Args),
+    /// List the times of maintenance that come
+    Maintenance(maintenance::Args),
     /// End a pause
     Resume(pause::ResumeArgs),
     /// Load a new plugin or device config into the running host without a stop
@@ -217,6 +220,7 @@ impl Command {
             Command::Stop(_)
             | Command::StopVpn(_)
             | Command::Status(_)
+            | Command::Maintenance(_)
             | Command::Doctor(_)
             | Command::Results(_)
             | Command::History(_)
@@ -245,6 +249,7 @@ impl Command {
             | Command::Reset(_)
             | Command::Config(_)
             | Command::Reservation(_)
+            | Command::Maintenance(_)
             | Command::Pause(_)
             | Command::Resume(_)
             | Command::Reload(_) => true,
@@ -310,6 +315,7 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Reset(args)) => reset::run(args, &env),
         Some(Command::Config(args)) => config::run(args, &env),
         Some(Command::Pause(args)) => pause::run(args, &env),
+        Some(Command::Maintenance(args)) => maintenance::run(args, &env),
         Some(Command::Resume(args)) => pause::resume(args, &env),
         Some(Command::Reload(args)) => reload::run(args, &env),
         Some(Command::Coordinator(args)) => coordinator::run(args, env),

@@ -12,6 +12,8 @@ use coda_plugin_abi::{Error, ErrorCode};
 
 use crate::api::BindError;
 use crate::app::AppError;
+use crate::availability::calendar::CalendarError;
+use crate::availability::calendar_file::CalendarFileError;
 use crate::availability::pause::PauseError;
 use crate::cli::circuit_file::CircuitFileError;
 use crate::cli::daemonize::DaemonizeError;
@@ -381,6 +383,15 @@ pub(super) fn of_daemon_and_dev(found: &mut Findings) {
     found.of_enum(vec![
         PauseError::File(FileError::NoName { path: path() }),
         PauseError::Malformed { path: path(), source: json_error() },
+    ]);
+    found.of_enum(vec![
+        CalendarError::NoCalendar(text()),
+        CalendarError::Event { event: text(), what: text() },
+    ]);
+    found.of_enum(vec![
+        CalendarFileError::Read { path: path(), source: io_error() },
+        CalendarFileError::TooLarge { path: path() },
+        CalendarFileError::Content { path: path(), source: CalendarError::NoCalendar(text()) },
     ]);
     found.of_enum(vec![
         InstanceLockError::Taken { dir: path(), holder: None },

@@ -21,6 +21,7 @@ pub mod claim_gate;
 pub mod driver;
 pub mod job_facts;
 pub mod journal;
+pub mod limits;
 pub mod message;
 pub mod redis;
 pub mod standing_error;

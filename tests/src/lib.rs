@@ -32,11 +32,12 @@ mod state;
 pub mod swaps;
 pub mod systemd;
 mod test_host;
+pub mod tree;
 pub mod tunnel;
 mod wait;
 
 pub use circuits::{Circuit, Job, bell, bytes_of, example, flips, ghz};
-pub use host_process::{Exit, HostProcess, Said, command, output, said};
+pub use host_process::{Exit, HostProcess, Said, command, output, said, said_within};
 pub use state::{DeadLetter, Kept, StateFile, StateLock};
 pub use test_host::{Plan, TOKEN, TestHost};
 pub use wait::{LIMIT, eventually, eventually_some};

@@ -54,6 +54,16 @@ mod monitoring {
     mod metrics;
 }
 
+/// What is installed, where it is installed. `make test-dist`, `make test-arm` and `make test-container` run most of them.
+mod install {
+    /// The archive of `make dist`: its content, and that it runs in other distributions.
+    mod archive;
+    /// Containers and the Kubernetes example.
+    mod container;
+    /// The commands of docs/install.md, typed.
+    mod page;
+}
+
 /// Vendor plugins: finding, loading, running, replacing and checking them.
 mod plugins {
     /// A device that changes while it is in use.
@@ -192,6 +202,8 @@ mod operator {
     mod daemon;
     /// `coda-host history` and `usage`, against the record of the executor.
     mod history;
+    /// Times of maintenance in a calendar, and limits of the site.
+    mod maintenance;
     /// Other hosts, or a Python node, for the same QPU.
     mod multiple_hosts;
     /// `coda-host pause` and `resume`.

@@ -26,6 +26,7 @@
 //! status    what others see of the executor, read-only
 //! usage     how long each slot has worked
 //! refresh   asks for the device again, and publishes what has changed
+//! run_pace  how long a run will take, by the last one of its kind
 //! reload    replaces the executor
 //! hold      keeps calls from beginning while the device is paused
 //! lender    what the peer network may use of it
@@ -58,6 +59,7 @@ pub mod python;
 mod queue;
 mod refresh;
 mod reload;
+mod run_pace;
 pub mod schema;
 mod shared;
 mod signals;

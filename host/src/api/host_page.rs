@@ -179,8 +179,8 @@ impl HostPage {
                 }
                 model.peers = s.peers.as_ref().map(PeerSources::model);
             }
-            Some(ApiSources::PeerOnly { peers, executor, reloads, hold, activity, .. }) => {
-                model.reasons = peer_only_status(peers.as_ref(), executor, reloads, hold).1.reasons;
+            Some(ApiSources::PeerOnly { peers, executor, reloads, availability, activity, .. }) => {
+                model.reasons = peer_only_status(peers.as_ref(), executor, reloads, availability).1.reasons;
                 model.executor = Some(self.executor(executor));
                 model.activity = activity.view(now);
                 model.peers = peers.as_ref().map(PeerSources::model);

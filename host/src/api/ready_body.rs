@@ -33,6 +33,8 @@ pub struct ExecutorBody {
     pub slots_busy: usize,
     /// Why no run begins, because of a person or the device itself; null when runs may begin.
     pub hold: Option<HoldBody>,
+    /// The next time of maintenance in the calendar.
+    pub next_maintenance: Option<WindowBody>,
     pub plugin: PluginBody,
     pub reloads: ReloadsBody,
     /// The peer network, where slots are lent to it.
@@ -40,10 +42,19 @@ pub struct ExecutorBody {
     pub version: &'static str,
 }
 
+/// A time of maintenance in the calendar.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct WindowBody {
+    /// RFC 3339, as `end`.
+    pub begin: String,
+    pub end: String,
+    pub summary: String,
+}
+
 /// A time in which no run begins.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct HoldBody {
-    /// `paused`.
+    /// `paused` or `maintenance`.
     pub state: &'static str,
     /// What a person or the device says about it.
     pub note: Option<String>,
@@ -167,6 +178,7 @@ mod tests {
                 slots: 1,
                 slots_busy: 0,
                 hold: None,
+                next_maintenance: None,
                 plugin,
                 reloads,
                 peer: None,

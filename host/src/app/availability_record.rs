@@ -10,14 +10,14 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::availability::Hold;
+use crate::availability::{Availability, Hold};
 use crate::executor::ExecutorStatus;
 use crate::state::db::{AvailabilityPeriod, Store};
 
 /// Records the periods of a host until it stops.
 pub struct AvailabilityRecorder {
     pub store: Store,
-    pub hold: watch::Receiver<Option<Hold>>,
+    pub availability: watch::Receiver<Availability>,
     pub executor: ExecutorStatus,
     pub interval: Duration,
     pub stop: CancellationToken,
@@ -32,12 +32,12 @@ impl AvailabilityRecorder {
             let is_over = tokio::select! {
                 () = self.stop.cancelled() => true,
                 // Without its sender the host is ending.
-                changed = self.hold.changed() => changed.is_err(),
+                changed = self.availability.changed() => changed.is_err(),
                 _ = ticks.tick() => false,
             };
             let now = (OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000_000) as i64;
             let slots = self.executor.active_plugin().device.slots.into();
-            let state = describe(self.hold.borrow_and_update().as_ref());
+            let state = describe(self.availability.borrow_and_update().hold.as_ref());
             let periods = advance(current.take(), now, slots, state);
             for period in &periods {
                 self.store.record_availability(period.clone());

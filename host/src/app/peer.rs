@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::api::PeerSources;
-use crate::config::settings::{AllowSetting, PeerSettings};
+use crate::config::settings::{AllowSetting, PeerSettings, SiteLimits};
 use crate::error::Failure;
 use crate::executor::{EvolveJob, EvolveOutcome, Executor, JobContext, LeaseRefusal, SlotLease, SlotLender};
 use crate::model::JobId;
@@ -44,6 +44,7 @@ pub struct PeerStage {
 /// When the identity, the log or the listening address can't be used.
 pub async fn start(
     settings: &PeerSettings,
+    site: &SiteLimits,
     executor: &Executor,
     state_dir: &Path,
 ) -> Result<PeerStage, Failure> {
@@ -86,7 +87,11 @@ pub async fn start(
         max_ttl_seconds: settings.max_ttl_seconds,
         max_slots: settings.max_slots,
         max_per_peer: settings.max_per_peer,
-        max_seconds: settings.max_execution.as_secs_f64(),
+        max_seconds: site
+            .max_run
+            .map_or(settings.max_execution, |max| max.min(settings.max_execution))
+            .as_secs_f64(),
+        max_operations: site.max_gates,
     };
     // Larger than in any former run: microseconds go faster than reservations.
     let table = ReservationTable::new(limits, now_micros().unsigned_abs());

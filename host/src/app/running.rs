@@ -22,7 +22,7 @@ use crate::activity::Activity;
 use crate::activity::jobs::JobTrace;
 use crate::activity::minutes::JobEnd;
 use crate::api::{ApiSources, HostSources, PeerSources};
-use crate::availability::Hold;
+use crate::availability::Availability;
 use crate::cloud::heartbeat::{HeartbeatOutcome, HeartbeatSender, HeartbeatState};
 use crate::config::settings::Settings;
 use crate::daemon::conflicts::ConsumerLock;
@@ -122,7 +122,9 @@ impl Registered {
             None => None,
         };
         let peers = match settings.peer.enabled {
-            true => Some(peer::start(&settings.peer, executor, &settings.dirs.state).await?),
+            true => Some(
+                peer::start(&settings.peer, &settings.jobs.limits, executor, &settings.dirs.state).await?,
+            ),
             false => None,
         };
         Ok(Connections { jobs, peers })
@@ -148,9 +150,12 @@ impl Registered {
             report,
         };
         tasks.spawn(TaskKind::Reloads, serving.serve());
-        let interval = settings.availability.interval;
-        let keeper = AvailabilityKeeper::new(settings.dirs.state.clone(), interval, executor.start_hold());
-        let hold = keeper.hold();
+        let keeper = AvailabilityKeeper::new(
+            settings.dirs.state.clone(),
+            settings.availability.clone(),
+            executor.start_hold(),
+        );
+        let availability = keeper.availability();
         let peers = connections.peers.as_ref().map(PeerSources::from_stage);
         // Ends beside the jobs, within the same limit.
         let lending =
@@ -170,7 +175,7 @@ impl Registered {
                     late_stop: late_stop.clone(),
                     abrupt_end: host.lifecycle.abrupt_end.clone(),
                     gate: Arc::new(ClaimGate::default()),
-                    hold: hold.clone(),
+                    availability: availability.clone(),
                 };
                 // Before the reader begins.
                 let keeper = keeper.with_gate(parts.gate.clone());
@@ -188,7 +193,7 @@ impl Registered {
                     activity,
                     executor: status,
                     reloads,
-                    hold,
+                    availability,
                     qpu_id: started.qpu_id.clone(),
                 }));
                 let wait = settings.jobs.redis_timeout;
@@ -197,7 +202,14 @@ impl Registered {
             }
             _ => {
                 tasks.spawn(TaskKind::Availability, keeper.keep());
-                reading = ApiSources::PeerOnly { peers, metrics, activity, executor: status, reloads, hold };
+                reading = ApiSources::PeerOnly {
+                    peers,
+                    metrics,
+                    activity,
+                    executor: status,
+                    reloads,
+                    availability,
+                };
                 readiness = Readiness::PeerOnly;
                 running = (Work::Lending { executor: Box::new(executor), reports }, None);
                 tracing::info!("coda-host is up, without a cloud");
@@ -355,7 +367,7 @@ struct JobParts {
     late_stop: CancellationToken,
     abrupt_end: AbruptEnd,
     gate: Arc<ClaimGate>,
-    hold: watch::Receiver<Option<Hold>>,
+    availability: watch::Receiver<Availability>,
 }
 
 /// The job path, ready to run.
@@ -374,7 +386,7 @@ struct StartedJobs {
 struct JobTasks {
     reader: TaskHandle,
     dispatcher: TaskHandle,
-    availability: TaskHandle,
+    recorder: TaskHandle,
     store: Store,
     _consumer_lock: Option<ConsumerLock>,
 }
@@ -387,7 +399,7 @@ impl JobTasks {
                 "attempts to deliver results are cut off; their results are sent again after the next start"
             );
         }
-        self.availability.ended().await;
+        self.recorder.ended().await;
         self.store.close();
     }
 }
@@ -405,7 +417,7 @@ impl JobParts {
             late_stop,
             abrupt_end,
             gate,
-            hold,
+            availability,
         } = self;
         activity.remember(cloud.contents.recent.into_iter().map(earlier).collect());
         let JobConnections { redis, writer, sender, heartbeat, beat_state } = jobs;
@@ -469,12 +481,12 @@ impl JobParts {
         tasks.spawn(TaskKind::Heartbeat, heartbeat.run(late_stop.clone()));
         let recording = AvailabilityRecorder {
             store: cloud.store.clone(),
-            hold,
+            availability,
             executor: status.clone(),
             interval: settings.history.sample,
             stop: late_stop.clone(),
         };
-        let availability = tasks.spawn(TaskKind::AvailabilityRecord, recording.run());
+        let recorder = tasks.spawn(TaskKind::AvailabilityRecord, recording.run());
         let heartbeat_state =
             publish_heartbeat_state(snapshot_seen.clone(), redis.clone(), status, beat_state);
         tasks.spawn(TaskKind::HeartbeatState, heartbeat_state);
@@ -486,7 +498,7 @@ impl JobParts {
             tasks: JobTasks {
                 reader,
                 dispatcher,
-                availability,
+                recorder,
                 store: cloud.store,
                 _consumer_lock: cloud.consumer_lock,
             },

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use super::kit;
-use super::record_window::{self, Window, WindowEdge, now_ms, utc};
+use super::record_window::{self, RecordWindow, WindowEdge, now_ms, utc};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
@@ -79,9 +79,9 @@ const DAY_MS: i64 = 86_400_000;
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let settings = app::prepare(env, HashMap::new())?.settings;
     let default = if args.n.is_some() { WindowEdge::At(0) } else { WindowEdge::Ago(DAY_MS) };
-    let window = Window::new(args.since.unwrap_or(default), args.until, now_ms())?;
+    let window = RecordWindow::new(args.since.unwrap_or(default), args.until, now_ms())?;
     let (outcome, delivery) = args.state.map_or((None, None), StateFilter::parts);
-    let Window { since, until } = window;
+    let RecordWindow { since, until } = window;
     let filter = JobFilter { since, until, outcome, delivery, last: args.n };
 
     let (mut text, mut found) = (String::new(), false);

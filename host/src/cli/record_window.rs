@@ -16,7 +16,7 @@ pub enum WindowEdge {
 
 /// From `since` on and before `until`, in milliseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct RecordWindow {
     pub since: i64,
     pub until: i64,
 }
@@ -62,17 +62,17 @@ pub fn edge(text: &str) -> Result<WindowEdge, String> {
     }
 }
 
-impl Window {
+impl RecordWindow {
     /// The window between two edges, as seen at `now`; without an end it ends after now.
     ///
     /// # Errors
     /// It ends before it begins.
-    pub fn new(since: WindowEdge, until: Option<WindowEdge>, now: i64) -> Result<Window, WindowError> {
+    pub fn new(since: WindowEdge, until: Option<WindowEdge>, now: i64) -> Result<RecordWindow, WindowError> {
         let at = |edge| match edge {
             WindowEdge::Ago(ms) => now.saturating_sub(ms),
             WindowEdge::At(ms) => ms,
         };
-        let window = Window { since: at(since), until: until.map_or(now.saturating_add(1), at) };
+        let window = RecordWindow { since: at(since), until: until.map_or(now.saturating_add(1), at) };
         if window.since < window.until { Ok(window) } else { Err(WindowError::Reversed) }
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn edges_are_lengths_days_and_times() {
         const NOW: i64 = 1_796_083_200_000;
-        let since = |text: &str| Window::new(edge(text).expect(text), None, NOW).map(|w| w.since);
+        let since = |text: &str| RecordWindow::new(edge(text).expect(text), None, NOW).map(|w| w.since);
         for (text, expected) in [
             ("7d", NOW - 7 * 86_400_000),
             (" 90m ", NOW - 5_400_000),
@@ -107,7 +107,7 @@ mod tests {
             assert!(edge(text).is_err(), "{text}");
         }
         assert!(since("2126-01-01").is_err(), "begins after now");
-        assert!(Window::new(WindowEdge::At(5), Some(WindowEdge::At(5)), NOW).is_err());
+        assert!(RecordWindow::new(WindowEdge::At(5), Some(WindowEdge::At(5)), NOW).is_err());
         assert_eq!(utc(1_795_996_800_000, "%Y-%m-%d %H:%M:%S"), "2026-11-30 00:00:00");
     }
 }

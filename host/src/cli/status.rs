@@ -72,6 +72,11 @@ fn render(ready: &Value, pid: u32, address: Option<&str>) -> String {
     for reason in ready["reasons"].as_array().into_iter().flatten() {
         lines.add("", &text(reason));
     }
+    let next = &ready["next_maintenance"];
+    if next.is_object() {
+        let of = |key: &str| text(&next[key]);
+        lines.add("maintenance", &format!("{} to {}: {}", of("begin"), of("end"), of("summary")));
+    }
     if ready["plugin"].is_object() {
         add_plugin(&mut lines, ready);
     }

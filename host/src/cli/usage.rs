@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 
 use super::kit;
-use super::record_window::{self, Window, WindowEdge, now_ms, utc};
+use super::record_window::{self, RecordWindow, WindowEdge, now_ms, utc};
 use crate::app;
 use crate::config::load::ProcessEnv;
 use crate::error::Failure;
@@ -18,7 +18,7 @@ use report::{Report, Unit, UsageRow};
 #[command(after_help = "\
 Days, hours and months are in UTC, and the first one is whole. A job counts where it ended. RUN is how long the plugin had
 jobs, AVAILABLE the time in which runs could begin, times the slots, and USED the share of RUN in it. HELD is the time in
-which the host was up and began nothing (pauses), STOPPED the time in which it was not up. Runs for peers are not counted.
+which the host was up and began nothing (pauses, maintenance), STOPPED the time in which it was not up. Runs for peers are not counted.
 
 Examples:
   coda-host usage
@@ -46,12 +46,12 @@ pub struct Args {
 pub fn run(args: Args, env: &ProcessEnv) -> Result<ExitCode, Failure> {
     let settings = app::prepare(env, HashMap::new())?.settings;
     let now = now_ms();
-    let asked = Window::new(args.since, args.until, now)?;
+    let asked = RecordWindow::new(args.since, args.until, now)?;
     let mut report = Report::new(args.by, asked);
     // A look makes no database.
     if Database::exists(&settings.dirs.state) {
         let database = Database::open(&settings.dirs.state)?;
-        let Window { since, until } = report.window();
+        let RecordWindow { since, until } = report.window();
         let filter = JobFilter { since, until, outcome: None, delivery: None, last: None };
         database.ended_jobs(&filter, |job| report.add_job(&job))?;
         let recorded_since = database.recorded_since()?;

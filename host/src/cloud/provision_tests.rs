@@ -37,6 +37,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             batch_max: 10,
             block: second,
             cancel_poll: second,
+            limits: Default::default(),
             retry_max: 2,
             retry_window: second,
             retry_pause: second,
@@ -77,7 +78,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             stuck_exit: false,
             sha256: None,
         },
-        availability: AvailabilitySettings { interval: Duration::from_secs(1) },
+        availability: AvailabilitySettings { interval: second, calendar: None, lead: second },
         history: HistorySettings { limits: HistoryLimits::default(), sample: second },
         api: ApiSettings {
             host: "127.0.0.1".into(),

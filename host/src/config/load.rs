@@ -9,7 +9,7 @@ use super::ConfigError;
 use super::settings::{
     ApiSettings, AvailabilitySettings, CallbackPolicy, CloudSettings, Credentials, DEFAULT_QUBITS,
     DaemonSettings, Dirs, ExecutorSettings, HistorySettings, Identity, JobSettings, Settings,
-    ShutdownSettings, VpnSettings, WebhookSettings,
+    ShutdownSettings, SiteLimits, VpnSettings, WebhookSettings,
 };
 use super::source::{EffectiveSetting, Source};
 use crate::model::Secret;
@@ -124,8 +124,11 @@ pub fn settings(
         drain: s.seconds("CODA_SHUTDOWN_DRAIN_TIMEOUT_SEC", None, 30.0)?,
         margin: s.seconds("CODA_SHUTDOWN_MARGIN_SEC", None, 25.0)?,
     };
-    let availability =
-        AvailabilitySettings { interval: s.seconds("CODA_AVAILABILITY_INTERVAL_SEC", None, 0.2)? };
+    let availability = AvailabilitySettings {
+        interval: s.seconds("CODA_AVAILABILITY_INTERVAL_SEC", None, 0.2)?,
+        calendar: s.optional("CODA_MAINTENANCE_CALENDAR", None).map(|path| env.cwd.join(path)),
+        lead: s.seconds("CODA_MAINTENANCE_LEAD_SEC", None, 60.0)?,
+    };
     let history = HistorySettings {
         limits: HistoryLimits {
             max_rows: s.integer("CODA_HISTORY_MAX_ROWS", None, 1_000_000, 1..=100_000_000)?,
@@ -238,6 +241,11 @@ fn jobs(s: &mut Source) -> Result<JobSettings, ConfigError> {
         batch_max: s.integer("CODA_BATCH_MAX", None, 10, 1..=100)? as usize,
         block: s.seconds("CODA_REDIS_BLOCK_SEC", None, 1.0)?,
         cancel_poll: s.seconds("CODA_CANCEL_POLL_SEC", None, 0.1)?,
+        limits: SiteLimits {
+            max_shots: s.optional_integer("CODA_MAX_SHOTS", i32::MAX as u64)?.map(|n| n as u32),
+            max_gates: s.optional_integer("CODA_MAX_GATES", u64::from(u32::MAX))?,
+            max_run: s.optional_seconds("CODA_MAX_RUN_SEC")?,
+        },
         retry_max: s.integer("CODA_RETRY_MAX", None, 2, 0..=100)? as u32,
         retry_window: s.seconds("CODA_RETRY_WINDOW_SEC", None, 600.0)?,
         retry_pause: s.seconds("CODA_RETRY_PAUSE_SEC", None, 1.0)?,

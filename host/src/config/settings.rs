@@ -34,11 +34,24 @@ pub struct Settings {
     pub advertised_provider: String,
 }
 
+/// What a site takes at most, beyond what its device takes; none where nothing is set.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SiteLimits {
+    pub max_shots: Option<u32>,
+    pub max_gates: Option<u64>,
+    /// By the pace of the last run of such a circuit; what has never run is taken.
+    pub max_run: Option<Duration>,
+}
+
 /// When runs may begin.
 #[derive(Debug, Clone)]
 pub struct AvailabilitySettings {
-    /// Between two looks at the pause.
+    /// Between two looks at the pause and the calendar.
     pub interval: Duration,
+    /// An iCalendar file with the times of maintenance.
+    pub calendar: Option<PathBuf>,
+    /// How long a run is expected to take of which nothing is known.
+    pub lead: Duration,
 }
 
 /// The record of ended jobs and of availability.
@@ -108,6 +121,7 @@ pub struct JobSettings {
     /// How long a blocking read waits.
     pub block: Duration,
     pub cancel_poll: Duration,
+    pub limits: SiteLimits,
     /// Runs of a job that are made again after a retryable error; 0 for none.
     pub retry_max: u32,
     /// Time since the first failure of a job within which it is run again.

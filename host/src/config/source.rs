@@ -182,6 +182,20 @@ impl Source {
         self.parsed(name, stored, default, ALLOWED_SECONDS, parse_seconds, seconds_text)
     }
 
+    /// Reads a whole number from 1 on, or `none` for no limit, which is the default.
+    ///
+    /// # Errors
+    /// The value is neither.
+    pub fn optional_integer(&mut self, name: &'static str, max: u64) -> Result<Option<u64>, ConfigError> {
+        let allowed = format!("none or a whole number from 1 to {max}");
+        let read = |text: &str| match text.eq_ignore_ascii_case("none") {
+            true => Some(None),
+            false => text.parse::<u64>().ok().filter(|n| (1..=max).contains(n)).map(Some),
+        };
+        let write = |limit: &Option<u64>| limit.map_or("none".into(), |n| n.to_string());
+        self.parsed(name, None, None, &allowed, read, write)
+    }
+
     /// Reads a number of seconds, or `none` for no limit, which is the default.
     ///
     /// # Errors

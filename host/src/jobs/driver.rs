@@ -23,6 +23,7 @@ use super::check::Checker;
 use super::claim_gate::ClaimGate;
 use super::job_facts::{CancelledRun, FactsBook};
 use super::journal::RunRecorder;
+use super::limits::RunEstimate;
 use super::redis::Redis;
 use super::stream::Claim;
 use super::table::{
@@ -166,6 +167,11 @@ impl Driver {
                 longest_pause: parts.settings.retry_pause_max,
             },
             device: Arc::new(device.clone()),
+            limits: parts.settings.limits,
+            estimate: RunEstimate({
+                let status = parts.executor.status();
+                Arc::new(move |program, shots| status.expected_run(program, shots))
+            }),
             deaths: std::mem::take(&mut parts.deaths),
             answered: std::mem::take(&mut parts.answered),
         });

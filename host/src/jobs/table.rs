@@ -53,7 +53,9 @@ use std::time::Duration;
 use coda_plugin_abi::Device;
 use time::OffsetDateTime;
 
+use super::limits::RunEstimate;
 use super::standing_error::StandingError;
+use crate::config::settings::SiteLimits;
 use crate::model::{JobId, MessageId};
 use crate::state::answer_journal::KeptAnswers;
 
@@ -85,6 +87,8 @@ pub struct TableSettings {
     /// When a run that failed is made again.
     pub runs_again: RetryRule,
     pub device: Arc<Device>,
+    pub limits: SiteLimits,
+    pub estimate: RunEstimate,
     /// How often the process died while it ran a message.
     pub deaths: HashMap<MessageId, u32>,
     /// Answers that a former process got from the executor and had not stored, with their job ids.
@@ -171,6 +175,8 @@ pub struct JobTable {
     faults: Vec<Fault>,
     last_success: Option<OffsetDateTime>,
     device: Arc<Device>,
+    limits: SiteLimits,
+    estimate: RunEstimate,
     deaths: HashMap<MessageId, u32>,
     answered: KeptAnswers,
     retry: Duration,
@@ -204,6 +210,8 @@ impl JobTable {
             faults: Vec::new(),
             last_success: None,
             device: settings.device,
+            limits: settings.limits,
+            estimate: settings.estimate,
             deaths: settings.deaths,
             answered: settings.answered,
             retry: settings.retry,

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 /// Reasons for which no run begins, because of a person or the device itself.
-pub const HOLDS: [&str; 1] = ["paused"];
+pub const HOLDS: [&str; 2] = ["paused", "maintenance"];
 
 /// The levels of one moment.
 #[derive(Debug, Clone, Default, PartialEq)]

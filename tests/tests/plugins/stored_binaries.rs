@@ -4,46 +4,47 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use coda_host_tests::artifacts::project_file;
-use coda_host_tests::{Plan, example, said};
+use coda_host_tests::{LIMIT, Plan, example, said, said_within};
 
-/// What is stored for each interface version.
-const STORED: &[(&str, &[&str])] = &[
-    ("1.0", &["libcoda_example_rust"]),
-    ("1.1", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
-    ("1.2", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
+/// What is stored for each interface version and architecture.
+const STORED: &[(&str, &str, &[&str])] = &[
+    ("1.0", "x86_64", &["libcoda_example_rust"]),
+    ("1.1", "x86_64", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
+    ("1.2", "aarch64", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
+    ("1.2", "x86_64", &["libacme_example_c", "libacme_example_cpp", "libcoda_example_rust"]),
 ];
 
-/// The stored libraries for this machine, each with its interface version.
+/// The stored libraries for the machine whose programs are tested, each with its interface version.
 fn stored() -> Vec<(&'static str, PathBuf)> {
-    let arch = std::env::consts::ARCH;
+    // Another one than the tests' own where programs for ARM are run by qemu.
+    let arch = std::env::var("CODA_TEST_ARCH").unwrap_or_else(|_| std::env::consts::ARCH.into());
     let file = |version: &str, name: &str| {
         project_file(&format!("tests/fixtures/interface-{version}")).join(format!("{name}.{arch}.so"))
     };
-    let all: Vec<_> =
-        STORED.iter().flat_map(|(v, names)| names.iter().map(|name| (*v, file(v, name)))).collect();
-    if arch != "x86_64" {
-        println!("SKIPPED: no stored plugins for this machine");
-        return Vec::new();
-    }
+    let here = STORED.iter().filter(|(_, of, _)| *of == arch);
+    let all: Vec<_> = here.flat_map(|(v, _, names)| names.iter().map(|name| (*v, file(v, name)))).collect();
+    assert!(!all.is_empty(), "no stored plugins for {arch}");
     all
 }
 
 #[test]
 fn what_is_stored_is_what_is_listed() {
-    let mut found = BTreeMap::<String, Vec<String>>::new();
+    let mut found = BTreeMap::<(String, String), Vec<String>>::new();
     for folder in std::fs::read_dir(project_file("tests/fixtures")).unwrap() {
         let folder = folder.unwrap();
         let name = folder.file_name().into_string().unwrap();
         let Some(version) = name.strip_prefix("interface-") else { continue };
-        let files = std::fs::read_dir(folder.path()).unwrap();
-        let names = files.map(|f| f.unwrap().file_name().into_string().unwrap());
-        let names = names.filter_map(|n| Some(n.strip_suffix(".x86_64.so")?.to_string()));
-        found.entry(version.into()).or_default().extend(names);
+        for file in std::fs::read_dir(folder.path()).unwrap() {
+            let file = file.unwrap().file_name().into_string().unwrap();
+            let parts: Vec<_> = file.split('.').collect();
+            let [name, arch, "so"] = parts[..] else { panic!("{file} is not NAME.ARCHITECTURE.so") };
+            found.entry((version.into(), arch.into())).or_default().push(name.into());
+        }
     }
     found.values_mut().for_each(|names| names.sort());
-    let listed = STORED
-        .iter()
-        .map(|(v, names)| (v.to_string(), names.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    let listed = STORED.iter().map(|(version, arch, names)| {
+        ((version.to_string(), arch.to_string()), names.iter().map(ToString::to_string).collect::<Vec<_>>())
+    });
     assert_eq!(found, listed.collect());
 }
 
@@ -92,7 +93,8 @@ async fn they_pass_the_checks_of_today() {
         let env = BTreeMap::from([("CODA_STATE_DIR".into(), dir.path().join("state").display().to_string())]);
         let file = Path::new(&file).display().to_string();
         let check = ["plugin", "check", &file, "--device", "device.yaml", "--quick", "--seed", "7"];
-        let done = said(&check, &env, dir.path()).await;
+        // By qemu it takes longer.
+        let done = said_within(10 * LIMIT, &check, &env, dir.path()).await;
         assert_eq!(done.code, 0, "interface {version}, {file}: {}", done.text());
         assert!(done.out.contains(" 0 failed"), "{}", done.text());
         let inspected = said(&["plugin", "inspect", &file], &env, dir.path()).await;

@@ -16,13 +16,14 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use coda_plugin_abi::Error;
+use coda_plugin_abi::{Error, Program};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::job::{EvolveJob, EvolveOutcome, Generation, RunJob, held, stopped};
 use super::lease::{LeaseOwner, LeasePurpose, LeaseRefusal, SlotLease, SlotLoad};
+use super::run_pace::RunPace;
 
 /// What a slot thread does next, with the lease of the slot in which it does so.
 pub(super) enum SlotCall {
@@ -62,6 +63,9 @@ struct State {
     away: bool,
     /// Why no call begins, in words: the device is paused or not available.
     held: Option<Arc<str>>,
+    /// Before it every call must have come back, as far as that is known.
+    window: Option<Window>,
+    pace: RunPace,
     /// Calls that wait to be alone in the plugin, or are.
     suspects: usize,
     /// One of them is alone in the plugin.
@@ -85,15 +89,29 @@ impl State {
         !self.paused && !self.away && self.suspects == 0 && self.held.is_none()
     }
 
-    /// The jobs of the next call.
+    /// The jobs of the next call; none where the first one would not come back in time.
     fn next_jobs(&mut self) -> Vec<RunJob> {
         let mut jobs = Vec::with_capacity(self.batch_max.min(self.waiting.len()));
+        let mut time = self.window.map(|window| (window.left(), window.lead));
         while jobs.len() < self.batch_max
-            && let Some((_, job)) = self.waiting.pop_first()
+            && let Some(next) = self.waiting.first_entry()
         {
-            jobs.push(job);
+            if let Some((left, lead)) = &mut time {
+                let expected = self.pace.expected(&next.get().program, next.get().shots).unwrap_or(*lead);
+                match left.checked_sub(expected) {
+                    Some(rest) => *left = rest,
+                    // Those behind it wait too: they keep their order.
+                    None => return jobs,
+                }
+            }
+            jobs.push(next.remove());
         }
         jobs
+    }
+
+    /// Whether a reservation is refused now; how long its calls take is not known.
+    fn refuses_reservations(&self) -> bool {
+        self.held.is_some() || self.window.is_some_and(|window| window.left() < window.lead)
     }
 
     fn count(&mut self, purpose: LeasePurpose) -> &mut usize {
@@ -101,6 +119,20 @@ impl State {
             LeasePurpose::Jobs => &mut self.busy,
             LeasePurpose::Reservation => &mut self.reserved,
         }
+    }
+}
+
+/// A time in which nothing may run.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    pub begins: Instant,
+    /// How long a call is expected to take of which nothing is known.
+    pub lead: Duration,
+}
+
+impl Window {
+    fn left(&self) -> Duration {
+        self.begins.saturating_duration_since(Instant::now())
     }
 }
 
@@ -251,7 +283,7 @@ impl Queue {
         if state.stopping {
             return Err(LeaseRefusal::Stopping);
         }
-        if state.held.is_some() {
+        if state.refuses_reservations() {
             return Err(LeaseRefusal::Held);
         }
         if !state.waiting.is_empty() {
@@ -277,6 +309,7 @@ impl Queue {
         let refusal = match &state.held {
             _ if state.stopping => Some(stopped()),
             Some(why) => Some(held(why)),
+            None if state.refuses_reservations() => Some(held("its maintenance begins in a moment")),
             None => None,
         };
         if let Some(refusal) = refusal {
@@ -322,6 +355,9 @@ impl Queue {
             return None;
         }
         let jobs = state.next_jobs();
+        if jobs.is_empty() {
+            return None;
+        }
         Some(SlotCall::Jobs(self.lease(state, LeasePurpose::Jobs), jobs))
     }
 
@@ -361,9 +397,25 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Whether no call begins now.
+    /// Begins no call that is not expected to have come back before this window.
+    pub fn set_window(&self, window: Option<Window>) {
+        self.state.lock().window = window;
+        self.changed.notify_all();
+    }
+
+    /// Notes how long a run took that has completed.
+    pub fn ran(&self, job: &RunJob, run_time: Duration) {
+        self.state.lock().pace.ran(&job.program, job.shots, run_time);
+    }
+
+    /// How long a run of this circuit is expected to take, if one of its kind has completed.
+    pub fn expected(&self, program: &Program, shots: u32) -> Option<Duration> {
+        self.state.lock().pace.expected(program, shots)
+    }
+
+    /// Whether reservations are refused now.
     pub fn is_held(&self) -> bool {
-        self.state.lock().held.is_some()
+        self.state.lock().refuses_reservations()
     }
 
     /// Takes no more calls: threads end when their call has come back, evolutions that wait are answered with an

@@ -142,6 +142,27 @@ fn while_starts_are_held_nothing_begins_and_reservations_are_refused() {
 }
 
 #[test]
+fn no_call_begins_that_would_not_come_back_before_a_window() {
+    let hour = Duration::from_secs(3600);
+    let queue = open(1, 3);
+    queue.set_window(Some(Window { begins: Instant::now() + hour, lead: hour * 2 }));
+    assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Held, "nothing is known of a reservation");
+    queue.add(Generation::default(), jobs([1, 2, 3, 4]));
+    let take = || {
+        let mut state = queue.state.lock();
+        queue.next(&mut state).map(|call| tickets(&call))
+    };
+    assert_eq!(take(), None, "nothing is known of such circuits");
+    // Two of them fit, and the third one does not.
+    queue.ran(&job(0), hour.mul_f64(0.4));
+    assert_eq!(take(), Some(vec![1, 2]));
+    queue.ran(&job(0), hour * 2);
+    assert_eq!(take(), None);
+    queue.set_window(None);
+    assert_eq!(take(), Some(vec![3, 4]));
+}
+
+#[test]
 fn evolutions_that_wait_when_starts_are_held_are_refused() {
     let queue = open(1, 1);
     let lease = queue.try_lease().unwrap();

@@ -163,6 +163,9 @@ impl Slot {
         let answer = self.name_time_limit(self.masked(answer), call);
         // The answer is recorded first of all: a crash from here on must not lead to a second run.
         self.record(job, &answer);
+        if answer.is_ok() {
+            self.shared.queue.ran(job, run_time);
+        }
         call.leave(self.shared.control_timeout);
         self.finish(job, answer, run_time);
     }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coda_plugin_abi::Program;
 use parking_lot::RwLock;
 
 use super::active::ActivePlugin;
@@ -47,6 +48,11 @@ impl ExecutorStatus {
     /// How the slots are used now.
     pub fn load(&self) -> SlotLoad {
         self.shared.queue.load()
+    }
+
+    /// How long a run of this circuit is expected to take, if one of its kind has completed.
+    pub fn expected_run(&self, program: &Program, shots: u32) -> Option<Duration> {
+        self.shared.queue.expected(program, shots)
     }
 
     /// How long each slot has had a call in the plugin, of whatever kind.

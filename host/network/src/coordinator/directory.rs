@@ -389,7 +389,12 @@ impl Directory {
         } else if let Some(longest_ago) = free.iter().filter_map(declined).min() {
             free.retain(|peer| declined(peer) == Some(longest_ago));
         }
+        let is_alone = !book.is_contended(now);
         let preference = |peer: &str| {
+            // No one else asks for these peers: the contract's order, which is that of the plan.
+            if is_alone {
+                return 0;
+            }
             let mut hasher = DefaultHasher::new();
             (self.salt, peer).hash(&mut hasher);
             hasher.finish()

@@ -190,6 +190,7 @@ impl World {
             max_slots: 1,
             max_per_peer: 1,
             max_seconds: 1e6,
+            max_operations: None,
         };
         let peer = |n| {
             let id = id("p", n);

@@ -22,6 +22,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Between two questions to full peers, on average, where there are many: hundreds of coordinators ask them too.
 const QUESTION_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_CONTENTION: u32 = 5;
+/// How long a declined question tells that others ask for the same peers.
+const CONTENDED: Duration = Duration::from_secs(60);
 /// How long others are preferred to a peer that has declined: most often its slots are still taken.
 const RECENT: Duration = Duration::from_secs(10);
 
@@ -52,6 +54,7 @@ pub struct SlotBook {
     peers: BTreeMap<String, PeerSlots>,
     /// More declined than accepted of late.
     contention: u32,
+    last_declined: Option<Duration>,
 }
 
 impl SlotBook {
@@ -83,6 +86,11 @@ impl SlotBook {
         self.contention
     }
 
+    /// Whether a peer has declined within the last minute: others seem to ask for the same ones.
+    pub fn is_contended(&self, now: Duration) -> bool {
+        self.last_declined.is_some_and(|at| now < at.saturating_add(CONTENDED))
+    }
+
     /// A slot is about to be asked for.
     pub fn hold(&mut self, now: Duration, peer: &str) {
         let slots = self.peers.entry(peer.into()).or_default();
@@ -108,6 +116,7 @@ impl SlotBook {
     /// The peer had no slot. The hold is given back.
     pub fn declined(&mut self, now: Duration, peer: &str) {
         self.contention = (self.contention + 1).min(MAX_CONTENTION);
+        self.last_declined = Some(now);
         self.released(peer);
         let full = self.peers.values().filter(|slots| slots.full.is_some()).count();
         let longest = LONGEST_PAUSE.max(QUESTION_INTERVAL * u32::try_from(full).unwrap_or(u32::MAX));
@@ -212,6 +221,7 @@ mod tests {
     fn a_peer_that_has_declined_is_known_for_a_while_unless_an_own_slot_comes_free() {
         let mut book = SlotBook::default();
         assert_eq!((book.declined_recently(ms(0), P), book.contention()), (None, 0));
+        assert!(!book.is_contended(ms(0)));
         book.hold(ms(5), P);
         book.declined(ms(5), P);
         assert_eq!((book.declined_recently(ms(10_004), P), book.contention()), (Some(ms(5)), 1));
@@ -229,6 +239,7 @@ mod tests {
             book.declined(ms(40), P);
         });
         assert_eq!(book.contention(), MAX_CONTENTION);
+        assert!(book.is_contended(ms(0)));
     }
 
     #[test]

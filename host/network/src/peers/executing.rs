@@ -28,6 +28,11 @@ pub struct FragmentJob {
 }
 
 impl FragmentJob {
+    /// Operations on the state.
+    pub fn operations(&self) -> u64 {
+        u64::try_from(self.steps.len()).unwrap_or(u64::MAX)
+    }
+
     /// Amplitudes times operations.
     pub fn work(&self) -> f64 {
         self.work
@@ -74,6 +79,8 @@ pub enum ExecutionError {
     Fragment { fragment_id: String, source: OperationError },
     #[error(transparent)]
     Operation(#[from] OperationError),
+    #[error("it has {operations} operations, this site takes at most {allowed}")]
+    TooManyOperations { operations: u64, allowed: u64 },
     #[error("it would take about {about:.0} s, at most {allowed} s are taken on here")]
     TooLong { about: f64, allowed: f64 },
     #[error("it took longer than {allowed} s and was ended")]

@@ -284,7 +284,7 @@ impl<E: FragmentExecutor> Peer<E> {
         let limit = self.table.execution_limit();
         let admitted = move |received: ReceivedDispatch<Document>| {
             let job = executing::read(&received, max_qubits)?;
-            limit.check(job.work())?;
+            limit.check(job.operations(), job.work())?;
             Ok(job)
         };
         let work = move || match admitted(received) {

@@ -84,6 +84,8 @@ pub struct PeerLimits {
     pub max_per_peer: usize,
     /// Longest execution that is taken on, in seconds: existing coordinators wait no longer.
     pub max_seconds: f64,
+    /// Most operations of one execution.
+    pub max_operations: Option<u64>,
 }
 
 /// The reason for a prepare that the ledger does not allow.
@@ -167,14 +169,18 @@ pub struct ReservationTable<Lease> {
 pub struct ExecutionLimit {
     pace: Pace,
     pub max_seconds: f64,
+    max_operations: Option<u64>,
 }
 
 impl ExecutionLimit {
-    /// Checks an execution of so much work: amplitudes times operations.
+    /// Checks an execution of so many operations and so much work: amplitudes times operations.
     ///
     /// # Errors
-    /// When it would take longer than allowed, going by the executions before it.
-    pub fn check(self, work: f64) -> Result<(), ExecutionError> {
+    /// When it has too many, or would take longer than allowed, going by the executions before it.
+    pub fn check(self, operations: u64, work: f64) -> Result<(), ExecutionError> {
+        if let Some(allowed) = self.max_operations.filter(|max| operations > *max) {
+            return Err(ExecutionError::TooManyOperations { operations, allowed });
+        }
         match self.pace.estimate(work) {
             Some(about) if about > self.max_seconds => {
                 Err(ExecutionError::TooLong { about, allowed: self.max_seconds })
@@ -204,7 +210,8 @@ impl<Lease> ReservationTable<Lease> {
 
     /// What an execution may ask for now. It is checked at prepare by the estimate, and again by the work itself.
     pub fn execution_limit(&self) -> ExecutionLimit {
-        ExecutionLimit { pace: self.pace, max_seconds: self.limits.max_seconds }
+        let PeerLimits { max_seconds, max_operations, .. } = self.limits;
+        ExecutionLimit { pace: self.pace, max_seconds, max_operations }
     }
 
     /// What is to be logged, in order.
@@ -392,7 +399,9 @@ impl<Lease> ReservationTable<Lease> {
             return Some("this device can't take over a quantum state (no evolve_state)".into());
         };
         let (qubits, ttl) = (request.estimated_qubits, request.ttl_seconds);
-        let estimate = self.execution_limit().check(work(qubits, request.estimated_depth));
+        let depth = request.estimated_depth;
+        let operations = u64::try_from(depth).unwrap_or(0);
+        let estimate = self.execution_limit().check(operations, work(qubits, depth));
         if ttl < MIN_TTL {
             Some(format!("ttl_seconds is {ttl}, at least {MIN_TTL} is needed"))
         } else if ttl > l.max_ttl_seconds {

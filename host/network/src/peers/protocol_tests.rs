@@ -58,6 +58,7 @@ fn limits() -> PeerLimits {
         max_slots: 4,
         max_per_peer: 4,
         max_seconds: 12.0,
+        max_operations: None,
     }
 }
 
@@ -304,15 +305,15 @@ fn two_owners_may_use_the_same_ids() {
 #[test]
 fn an_execution_may_not_be_larger_than_its_estimate_could_be() {
     let mut peer = TestPeer::new(1);
-    assert!(peer.table.execution_limit().check(1e12).is_ok(), "nothing was measured yet");
+    assert!(peer.table.execution_limit().check(1, 1e12).is_ok(), "nothing was measured yet");
     peer.prepare("a", "1");
     peer.commit("a", "1");
     peer.dispatch("a", "1", "1");
     // Half a second for each amplitude and operation, whatever was estimated.
     peer.finish_with("a", "1", ExecutionEnd { seconds: 6.0, work: 12.0, ..done("slow") });
     let limit = peer.table.execution_limit();
-    assert!(limit.check(24.0).is_ok());
-    assert!(limit.check(25.0).unwrap_err().to_string().contains("at most 12 s"));
+    assert!(limit.check(1, 24.0).is_ok());
+    assert!(limit.check(1, 25.0).unwrap_err().to_string().contains("at most 12 s"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Datelike as _, Months, NaiveDate};
 
-use crate::cli::record_window::Window;
+use crate::cli::record_window::RecordWindow;
 use crate::state::db::{AvailabilityPeriod, EndedJob};
 
 /// What a row stands for.
@@ -33,7 +33,7 @@ impl Unit {
     }
 
     /// The begin of the row with this moment, and of the next one.
-    fn bounds(self, at: i64, window: Window) -> (i64, i64) {
+    fn bounds(self, at: i64, window: RecordWindow) -> (i64, i64) {
         let whole = |length: i64| {
             let begin = at.div_euclid(length) * length;
             (begin, begin + length)
@@ -109,18 +109,18 @@ impl UsageRow {
 #[derive(Debug)]
 pub struct Report {
     unit: Unit,
-    window: Window,
+    window: RecordWindow,
     rows: BTreeMap<i64, UsageRow>,
 }
 
 impl Report {
     /// A report over this window, from the begin of its first row on.
-    pub fn new(unit: Unit, asked: Window) -> Report {
+    pub fn new(unit: Unit, asked: RecordWindow) -> Report {
         let since = unit.bounds(asked.since, asked).0;
-        Report { unit, window: Window { since, ..asked }, rows: BTreeMap::new() }
+        Report { unit, window: RecordWindow { since, ..asked }, rows: BTreeMap::new() }
     }
 
-    pub fn window(&self) -> Window {
+    pub fn window(&self) -> RecordWindow {
         self.window
     }
 
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn jobs_and_times_fall_into_their_days() {
-        let asked = Window { since: MONDAY + HOUR_MS, until: MONDAY + 2 * DAY };
+        let asked = RecordWindow { since: MONDAY + HOUR_MS, until: MONDAY + 2 * DAY };
         let mut report = Report::new(Unit::Day, asked);
         assert_eq!(report.window().since, MONDAY, "the first day is whole");
         report.add_job(&job(MONDAY + DAY - 1, "completed", 2_000_000));
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn months_hours_and_the_whole_have_their_bounds() {
-        let window = Window { since: MONDAY + 5, until: MONDAY + 40 * DAY };
+        let window = RecordWindow { since: MONDAY + 5, until: MONDAY + 40 * DAY };
         let count = |unit| {
             let mut report = Report::new(unit, window);
             report.add_job(&job(MONDAY + 6, "completed", 1));

@@ -10,6 +10,7 @@ use super::job_ids::IdClaim;
 use super::retries::FailedRuns;
 use super::state::{Claim, EntryOwner, Job, JobState};
 use super::{Drain, JobTable, Ticket};
+use crate::jobs::limits;
 use crate::jobs::message::{self, Envelope, Message, Work};
 use crate::model::{JobId, MessageId, iso_time};
 use crate::state::answer_journal::KeptAnswer;
@@ -204,7 +205,10 @@ impl JobTable {
 
     fn submission(&mut self, now: Now, ticket: Ticket, claim: Claim, job: Runnable) -> Option<Submission> {
         // Judged here and not at the check: the device may be another one by now.
-        if let Err(error) = message::fits(&job.work.program, job.work.shots, &self.device) {
+        let (program, shots) = (&job.work.program, job.work.shots);
+        let judged = message::fits(program, shots, &self.device)
+            .and_then(|()| limits::check(&self.limits, program, shots, &self.estimate));
+        if let Err(error) = judged {
             self.order.remove(ticket);
             self.fail(now, ticket, claim, job.envelope, error);
             return None;

@@ -264,6 +264,8 @@ impl Memory {
                 longest_pause: RETRY * 4,
             },
             device: device(qubits),
+            limits: SiteLimits::default(),
+            estimate: RunEstimate::default(),
             deaths,
             answered,
         };

@@ -75,6 +75,8 @@ impl Fixture {
             retry: Duration::from_secs(1),
             runs_again: RULE,
             device: device(3),
+            limits: SiteLimits::default(),
+            estimate: RunEstimate::default(),
             deaths: deaths.iter().copied().collect(),
             answered: KeptAnswers::new(),
         });
