@@ -16,7 +16,7 @@ use crate::availability::pause::{self, Pause};
 use crate::availability::{Availability, Conditions, Hold};
 use crate::config::settings::AvailabilitySettings;
 use crate::error::Failure;
-use crate::executor::StartHold;
+use crate::executor::{self, StartHold};
 use crate::jobs::claim_gate::ClaimGate;
 
 /// How often the windows of a calendar that stays as it is are looked up again: it may recur without end.
@@ -110,22 +110,22 @@ impl AvailabilityKeeper {
         if former == next {
             return;
         }
-        if former.next_window != next.next_window {
-            let begins = next.next_window.as_ref().and_then(|window| instant_of(window.begin));
-            self.start_hold.set_window(begins, self.settings.lead);
-        }
         if former.hold != next.hold {
-            // The executor first: what it does not begin needs no claim.
-            self.start_hold.set(next.hold.as_ref().map(Hold::to_string).as_deref());
-            if let Some(gate) = &self.gate {
-                gate.set_held(next.hold.is_some());
-            }
+            // Told before it is so: a run that begins then comes after its reason in the log.
             match &next.hold {
                 Some(hold) => {
                     tracing::warn!("{hold}; what runs is finished, nothing more is begun or claimed")
                 }
                 None => tracing::info!("jobs are claimed and run again"),
             }
+        }
+
+        // The executor first: what it does not begin needs no claim.
+        let begins = next.next_window.as_ref().and_then(|window| instant_of(window.begin));
+        let window = begins.map(|begins| executor::Window { begins, lead: self.settings.lead });
+        self.start_hold.set(next.hold.as_ref().map(Hold::to_string).as_deref(), window);
+        if let Some(gate) = &self.gate {
+            gate.set_held(next.hold.is_some());
         }
         self.availability.send_replace(next);
     }

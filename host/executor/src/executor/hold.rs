@@ -1,9 +1,9 @@
 //! Keeps the executor from beginning anything, while the device is paused or not available. What runs goes on.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use super::queue::{Queue, Window};
+use super::queue::Queue;
+pub use super::queue::Window;
 
 /// The means to hold every start of an executor, also of the one that a reload puts in its place.
 #[derive(Clone)]
@@ -12,14 +12,9 @@ pub struct StartHold {
 }
 
 impl StartHold {
-    /// Keeps calls from beginning that are not expected to have come back before `begins`. A call of which nothing is known
-    /// is expected to take as long as `lead`.
-    pub fn set_window(&self, begins: Option<Instant>, lead: Duration) {
-        self.queue.set_window(begins.map(|begins| Window { begins, lead }));
-    }
-
-    /// Holds starts for this reason, or lets them begin again. Jobs wait meanwhile; reservations are refused.
-    pub fn set(&self, why: Option<&str>) {
-        self.queue.hold(why.map(Arc::from));
+    /// Holds starts for this reason, or lets them begin again: jobs wait meanwhile, and reservations are refused. `window`
+    /// keeps calls from beginning that are not expected to have come back before it.
+    pub fn set(&self, why: Option<&str>, window: Option<Window>) {
+        self.queue.hold(why.map(Arc::from), window);
     }
 }

@@ -381,11 +381,14 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Begins no call while there is a reason; calls in the plugin go on. Evolutions that wait are answered with an error.
-    pub fn hold(&self, why: Option<Arc<str>>) {
+    /// Begins no call while there is a reason, nor one that is not expected to have come back before the window; calls in
+    /// the plugin go on. Evolutions that wait are answered with an error while there is a reason. Both change at once: when
+    /// a window begins, it becomes a reason, and nothing may begin in between.
+    pub fn hold(&self, why: Option<Arc<str>>, window: Option<Window>) {
         let refused = {
             let mut state = self.state.lock();
             state.held = why;
+            state.window = window;
             state.held.clone().map(|why| (why, std::mem::take(&mut state.leased_calls)))
         };
         // Without the lock: the end of each lease needs it.
@@ -394,12 +397,6 @@ impl Queue {
                 refuse(lease, *job, held(&why));
             }
         }
-        self.changed.notify_all();
-    }
-
-    /// Begins no call that is not expected to have come back before this window.
-    pub fn set_window(&self, window: Option<Window>) {
-        self.state.lock().window = window;
         self.changed.notify_all();
     }
 

@@ -121,7 +121,7 @@ fn while_starts_are_held_nothing_begins_and_reservations_are_refused() {
     let queue = open(2, 1);
     let lease = queue.try_lease().unwrap();
     let (answered, outcomes) = channel();
-    queue.hold(Some("paused: new cables".into()));
+    queue.hold(Some("paused: new cables".into()), None);
     assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Held);
     queue.evolve(lease, evolution(move |outcome| answered.send(outcome.answer).unwrap()));
     let refusal = outcomes.recv().unwrap().unwrap_err();
@@ -135,7 +135,7 @@ fn while_starts_are_held_nothing_begins_and_reservations_are_refused() {
     assert!(queue.withdraw(1), "a job that waits can be withdrawn");
     assert_eq!(queue.load(), SlotLoad { slots: 2, waiting: 1, ..SlotLoad::default() });
     assert!(seen.try_recv().is_err(), "nothing has begun");
-    queue.hold(None);
+    queue.hold(None, None);
     assert_eq!(seen.recv().unwrap(), [2]);
     queue.stop();
     slot.join().unwrap();
@@ -145,7 +145,7 @@ fn while_starts_are_held_nothing_begins_and_reservations_are_refused() {
 fn no_call_begins_that_would_not_come_back_before_a_window() {
     let hour = Duration::from_secs(3600);
     let queue = open(1, 3);
-    queue.set_window(Some(Window { begins: Instant::now() + hour, lead: hour * 2 }));
+    queue.hold(None, Some(Window { begins: Instant::now() + hour, lead: hour * 2 }));
     assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Held, "nothing is known of a reservation");
     queue.add(Generation::default(), jobs([1, 2, 3, 4]));
     let take = || {
@@ -158,7 +158,7 @@ fn no_call_begins_that_would_not_come_back_before_a_window() {
     assert_eq!(take(), Some(vec![1, 2]));
     queue.ran(&job(0), hour * 2);
     assert_eq!(take(), None);
-    queue.set_window(None);
+    queue.hold(None, None);
     assert_eq!(take(), Some(vec![3, 4]));
 }
 
@@ -168,7 +168,7 @@ fn evolutions_that_wait_when_starts_are_held_are_refused() {
     let lease = queue.try_lease().unwrap();
     let (answered, outcomes) = channel();
     queue.evolve(lease, evolution(move |outcome| answered.send(outcome.answer.is_err()).unwrap()));
-    queue.hold(Some("paused".into()));
+    queue.hold(Some("paused".into()), None);
     assert!(outcomes.recv().unwrap());
     assert_eq!(queue.load().reserved, 0, "the lease is over");
 }
