@@ -14,6 +14,7 @@
 
 mod abrupt_end;
 mod availability;
+mod availability_record;
 pub mod coordinator;
 mod lifecycle;
 pub mod peer;

@@ -14,6 +14,7 @@ mod doctor;
 mod event_text;
 mod follow_job;
 mod histogram;
+mod history;
 mod job_display;
 pub(crate) mod jobs;
 pub mod kit;
@@ -23,6 +24,7 @@ mod measures;
 mod pause;
 mod peers;
 pub(crate) mod plugin;
+pub(crate) mod record_window;
 mod reload;
 mod reservation;
 mod reset;
@@ -35,6 +37,7 @@ mod stop;
 mod stop_vpn;
 pub(crate) mod submit;
 mod terminal;
+pub(crate) mod usage;
 
 use std::process::ExitCode;
 
@@ -145,6 +148,10 @@ enum Command {
     /// List, send or drop kept results and unanswerable messages
     #[command(subcommand)]
     Results(results::ResultsCommand),
+    /// List the jobs that ended
+    History(history::Args),
+    /// Sum up jobs, hardware time and utilisation
+    Usage(usage::Args),
     /// List the consumers of the stream, or take over the messages of a dead host
     #[command(subcommand)]
     Jobs(jobs::JobsCommand),
@@ -216,6 +223,8 @@ impl Command {
             | Command::Maintenance(_)
             | Command::Doctor(_)
             | Command::Results(_)
+            | Command::History(_)
+            | Command::Usage(_)
             | Command::Jobs(_)
             | Command::Reset(_)
             | Command::Config(_)
@@ -234,6 +243,8 @@ impl Command {
             | Command::Logs(_)
             | Command::Doctor(_)
             | Command::Results(_)
+            | Command::History(_)
+            | Command::Usage(_)
             | Command::Jobs(_)
             | Command::Reset(_)
             | Command::Config(_)
@@ -298,6 +309,8 @@ pub fn run(cli: Cli, mut env: ProcessEnv) -> Result<ExitCode, Failure> {
         Some(Command::Logs(args)) => logs::run(args, &env),
         Some(Command::Doctor(args)) => doctor::run(args, &env),
         Some(Command::Results(command)) => results::run(command, &env),
+        Some(Command::History(args)) => history::run(args, &env),
+        Some(Command::Usage(args)) => usage::run(args, &env),
         Some(Command::Jobs(command)) => jobs::run(command, &env),
         Some(Command::Reset(args)) => reset::run(args, &env),
         Some(Command::Config(args)) => config::run(args, &env),

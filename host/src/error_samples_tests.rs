@@ -24,6 +24,7 @@ use crate::cli::logs::LogsError;
 use crate::cli::plugin::PluginError;
 use crate::cli::plugin::check::PluginCheckError;
 use crate::cli::plugin::new::PluginNewError;
+use crate::cli::record_window::WindowError;
 use crate::cli::results::ResultsError;
 use crate::cli::run::RunError;
 use crate::cli::running_host::RunningHostError;
@@ -138,6 +139,7 @@ pub(super) fn of_the_command_line(found: &mut Findings, ended: tokio::task::Join
         JobsError::IdleUnknown { name: text() },
         JobsError::Redis(RedisFailure::Down(text())),
     ]);
+    found.of_enum(vec![WindowError::Reversed]);
     found.of_enum(vec![
         ResultsError::DeadLetter { id: text() },
         ResultsError::SentByHost { id: text() },

@@ -45,6 +45,7 @@ const VERBS: &[&str] = &[
     "correct",
     "create",
     "expect",
+    "export",
     "find",
     "free",
     "get",

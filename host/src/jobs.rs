@@ -10,6 +10,7 @@
 //! message     a message's fields, pure
 //! status      the fields of a job's status hash, pure
 //! standing_error  an error that stays is logged now and then, pure
+//! job_facts   sizes, waits and runs of the jobs in flight, for the record of ended jobs, pure
 //! journal     what is in the plugin and what it answered, for the next process
 //! redis       connections, what is asked and what is written
 //! ```
@@ -18,6 +19,7 @@ mod admission;
 mod check;
 pub mod claim_gate;
 pub mod driver;
+pub mod job_facts;
 pub mod journal;
 pub mod limits;
 pub mod message;

@@ -40,6 +40,8 @@ pub enum TaskKind {
     ActivitySampler,
     /// Looks after the pause.
     Availability,
+    /// Records when runs could begin.
+    AvailabilityRecord,
     /// Keeps the log file small.
     LogRotation,
     /// Ends the lending to peers once the host is stopped.
@@ -78,6 +80,7 @@ impl TaskKind {
             TaskKind::Notifier => "notifier",
             TaskKind::ActivitySampler => "activity-sampler",
             TaskKind::Availability => "availability",
+            TaskKind::AvailabilityRecord => "availability-record",
             TaskKind::LogRotation => "log-rotation",
             TaskKind::PeerLending => "peer-lending",
             TaskKind::ReservationExpiry => "reservation-expiry",
@@ -103,6 +106,7 @@ impl TaskKind {
             TaskKind::StreamReader
             | TaskKind::WebhookDispatcher
             | TaskKind::HeartbeatState
+            | TaskKind::AvailabilityRecord
             | TaskKind::PeerLending
             | TaskKind::ReservationExpiry
             | TaskKind::JobQueue

@@ -136,6 +136,7 @@ const PURE: &[&str] = &[
     "cloud/bundle.rs",
     "cloud/no_proxy.rs",
     "cli/event_text.rs",
+    "cli/usage/report.rs",
     "config/suggest.rs",
     "connections.rs",
     "coordinator/combine.rs",
@@ -156,6 +157,7 @@ const PURE: &[&str] = &[
     "executor/python/interpreter.rs",
     "executor/python/secrets.rs",
     "jobs/admission.rs",
+    "jobs/job_facts.rs",
     "jobs/redis/replies.rs",
     "jobs/status.rs",
     "jobs/table.rs",
@@ -442,6 +444,7 @@ const CLI_SHARED: &[&str] = &[
     "job_display",
     "kit",
     "measures",
+    "record_window",
     "running_host",
     "terminal",
 ];

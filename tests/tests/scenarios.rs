@@ -200,6 +200,8 @@ mod operator {
     mod credentials;
     /// start --daemon, status, logs, stop.
     mod daemon;
+    /// `coda-host history` and `usage`, against the record of the executor.
+    mod history;
     /// Times of maintenance in a calendar, and limits of the site.
     mod maintenance;
     /// Other hosts, or a Python node, for the same QPU.

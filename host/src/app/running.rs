@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::AppError;
 use super::abrupt_end::AbruptEnd;
 use super::availability::AvailabilityKeeper;
+use super::availability_record::AvailabilityRecorder;
 use super::lifecycle::{self, Readiness};
 use super::peer::{self, PeerStage};
 use super::reload::Reloads;
@@ -21,6 +22,7 @@ use crate::activity::Activity;
 use crate::activity::jobs::JobTrace;
 use crate::activity::minutes::JobEnd;
 use crate::api::{ApiSources, HostSources, PeerSources};
+use crate::availability::Availability;
 use crate::cloud::heartbeat::{HeartbeatOutcome, HeartbeatSender, HeartbeatState};
 use crate::config::settings::Settings;
 use crate::daemon::conflicts::ConsumerLock;
@@ -173,6 +175,7 @@ impl Registered {
                     late_stop: late_stop.clone(),
                     abrupt_end: host.lifecycle.abrupt_end.clone(),
                     gate: Arc::new(ClaimGate::default()),
+                    availability: availability.clone(),
                 };
                 // Before the reader begins.
                 let keeper = keeper.with_gate(parts.gate.clone());
@@ -364,6 +367,7 @@ struct JobParts {
     late_stop: CancellationToken,
     abrupt_end: AbruptEnd,
     gate: Arc<ClaimGate>,
+    availability: watch::Receiver<Availability>,
 }
 
 /// The job path, ready to run.
@@ -382,6 +386,7 @@ struct StartedJobs {
 struct JobTasks {
     reader: TaskHandle,
     dispatcher: TaskHandle,
+    recorder: TaskHandle,
     store: Store,
     _consumer_lock: Option<ConsumerLock>,
 }
@@ -394,6 +399,7 @@ impl JobTasks {
                 "attempts to deliver results are cut off; their results are sent again after the next start"
             );
         }
+        self.recorder.ended().await;
         self.store.close();
     }
 }
@@ -411,6 +417,7 @@ impl JobParts {
             late_stop,
             abrupt_end,
             gate,
+            availability,
         } = self;
         activity.remember(cloud.contents.recent.into_iter().map(earlier).collect());
         let JobConnections { redis, writer, sender, heartbeat, beat_state } = jobs;
@@ -471,7 +478,15 @@ impl JobParts {
         tasks.spawn(TaskKind::VpnGuard, cloud.guard.watch(late_stop.clone()));
         tasks.spawn(TaskKind::RedisWriter, writer.run());
         let dispatcher = tasks.spawn(TaskKind::WebhookDispatcher, dispatcher.run());
-        tasks.spawn(TaskKind::Heartbeat, heartbeat.run(late_stop));
+        tasks.spawn(TaskKind::Heartbeat, heartbeat.run(late_stop.clone()));
+        let recording = AvailabilityRecorder {
+            store: cloud.store.clone(),
+            availability,
+            executor: status.clone(),
+            interval: settings.history.sample,
+            stop: late_stop.clone(),
+        };
+        let recorder = tasks.spawn(TaskKind::AvailabilityRecord, recording.run());
         let heartbeat_state =
             publish_heartbeat_state(snapshot_seen.clone(), redis.clone(), status, beat_state);
         tasks.spawn(TaskKind::HeartbeatState, heartbeat_state);
@@ -480,7 +495,13 @@ impl JobParts {
         tracing::info!(qpu_id, webapp = cloud.registration.cloud.webapp_url, "coda-host is up");
         StartedJobs {
             driver,
-            tasks: JobTasks { reader, dispatcher, store: cloud.store, _consumer_lock: cloud.consumer_lock },
+            tasks: JobTasks {
+                reader,
+                dispatcher,
+                recorder,
+                store: cloud.store,
+                _consumer_lock: cloud.consumer_lock,
+            },
             snapshot: snapshot_seen,
             redis,
             gate,

@@ -169,7 +169,7 @@ impl ExecutorStarted {
         let settings = &self.settings;
         let state_dir = &settings.dirs.state;
         let unusable = |source| AppError::StateDir { path: state_dir.clone(), source };
-        let database = Database::open(state_dir)?;
+        let database = Database::open(state_dir)?.with_limits(settings.history.limits);
         let (run_journal, mut died_running) = RunJournal::open(state_dir).map_err(unusable)?;
         let (answer_journal, answered) = AnswerJournal::open(state_dir).map_err(unusable)?;
         // What was answered did not die in the plugin.

@@ -12,7 +12,7 @@ use crate::daemon::instance_lock::{self, LOG_FILE, PID_FILE};
 use crate::daemon::rotate;
 use crate::error::Failure;
 use crate::state::credentials::{self, CONFIG_FILE, KEY_FILE, TOKEN_FILE};
-use crate::state::db::Database;
+use crate::state::db::{Database, Delivery};
 use crate::state::files;
 use crate::vpn::command::Programs;
 use crate::vpn::openvpn::Openvpn;
@@ -86,7 +86,7 @@ fn results(state: &std::path::Path, discard: bool) -> Result<ExitCode, Failure> 
     }
     kit::say(format!("dropping {} result(s) and dead letter(s)", kept.len()));
     for row in &kept {
-        database.end(row)?;
+        database.end(row, Delivery::Dropped)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,7 @@ use crate::daemon::instance_lock;
 use crate::error::{Explain, Failure};
 use crate::output;
 use crate::results::webhook::{AttemptOutcome, WebhookSender};
-use crate::state::db::{Database, KeptEntry, KeptKind};
+use crate::state::db::{Database, Delivery, KeptEntry, KeptKind};
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
@@ -122,7 +122,7 @@ pub fn run(command: ResultsCommand, env: &ProcessEnv) -> Result<ExitCode, Failur
         }
         ResultsCommand::Drop { id } => {
             let found = find(&kept, &id)?;
-            database.end(found)?;
+            database.end(found, Delivery::Dropped)?;
             kit::print(
                 format!("dropped the {} of message {}\n", found.kind.name(), found.message_id).as_bytes(),
             )
@@ -152,7 +152,7 @@ fn retry(prepared: &Prepared, database: &mut Database, found: &KeptEntry) -> Res
     let delivery = kit::runtime()?.block_on(sender.attempt(&row.callback_url, row.body));
     let reason = match delivery {
         AttemptOutcome::Accepted => {
-            database.end(found)?;
+            database.end(found, Delivery::Delivered)?;
             return kit::print(format!("accepted: the result of job {}\n", found.job_id).as_bytes());
         }
         AttemptOutcome::Retry { why, .. } | AttemptOutcome::Unauthorized { why } => why,

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cloud::testing::{self, Reply, Scripted, answer, scripted};
 use crate::config::settings::{
-    ApiSettings, AvailabilitySettings, CallbackPolicy, Credentials, Dirs, ExecutorSettings, JobSettings,
-    ShutdownSettings, WebhookSettings,
+    ApiSettings, AvailabilitySettings, CallbackPolicy, Credentials, Dirs, ExecutorSettings, HistorySettings,
+    JobSettings, ShutdownSettings, WebhookSettings,
 };
 use crate::error::Failure;
+use crate::state::db::HistoryLimits;
 
 pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
     let second = Duration::from_secs(1);
@@ -78,6 +79,7 @@ pub(crate) fn settings(url: &str, dir: PathBuf) -> Settings {
             sha256: None,
         },
         availability: AvailabilitySettings { interval: second, calendar: None, lead: second },
+        history: HistorySettings { limits: HistoryLimits::default(), sample: second },
         api: ApiSettings {
             host: "127.0.0.1".into(),
             port: 0,

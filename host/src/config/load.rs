@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use super::ConfigError;
 use super::settings::{
     ApiSettings, AvailabilitySettings, CallbackPolicy, CloudSettings, Credentials, DEFAULT_QUBITS,
-    DaemonSettings, Dirs, ExecutorSettings, Identity, JobSettings, Settings, ShutdownSettings, SiteLimits,
-    VpnSettings, WebhookSettings,
+    DaemonSettings, Dirs, ExecutorSettings, HistorySettings, Identity, JobSettings, Settings,
+    ShutdownSettings, SiteLimits, VpnSettings, WebhookSettings,
 };
 use super::source::{EffectiveSetting, Source};
 use crate::model::Secret;
 use crate::state::credentials::{StoredConfig, StoredCredentials};
+use crate::state::db::HistoryLimits;
 use crate::state::files;
 
 /// The process environment: its variables and its working directory, read once at the start.
@@ -128,6 +129,13 @@ pub fn settings(
         calendar: s.optional("CODA_MAINTENANCE_CALENDAR", None).map(|path| env.cwd.join(path)),
         lead: s.seconds("CODA_MAINTENANCE_LEAD_SEC", None, 60.0)?,
     };
+    let history = HistorySettings {
+        limits: HistoryLimits {
+            max_rows: s.integer("CODA_HISTORY_MAX_ROWS", None, 1_000_000, 1..=100_000_000)?,
+            days: s.integer("CODA_HISTORY_DAYS", None, 30, 1..=3650)?,
+        },
+        sample: s.seconds("CODA_HISTORY_SAMPLE_SEC", None, 60.0)?,
+    };
     let daemon = DaemonSettings {
         log_max_bytes: s.integer("CODA_LOG_MAX_MIB", None, 20, 1..=1 << 20)? << 20,
         log_check_interval: s.seconds("CODA_LOG_CHECK_INTERVAL_SEC", None, 5.0)?,
@@ -146,6 +154,7 @@ pub fn settings(
         dirs,
         shutdown,
         availability,
+        history,
         daemon,
         peer,
         coordinator,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use libp2p::Multiaddr;
 
 use crate::model::Secret;
+use crate::state::db::HistoryLimits;
 
 /// Qubits of a QPU of which nothing is known, as in the Python node.
 pub const DEFAULT_QUBITS: u16 = 5;
@@ -25,6 +26,7 @@ pub struct Settings {
     pub dirs: Dirs,
     pub shutdown: ShutdownSettings,
     pub availability: AvailabilitySettings,
+    pub history: HistorySettings,
     pub daemon: DaemonSettings,
     pub peer: PeerSettings,
     pub coordinator: CoordinatorSettings,
@@ -50,6 +52,14 @@ pub struct AvailabilitySettings {
     pub calendar: Option<PathBuf>,
     /// How long a run is expected to take of which nothing is known.
     pub lead: Duration,
+}
+
+/// The record of ended jobs and of availability.
+#[derive(Debug, Clone)]
+pub struct HistorySettings {
+    pub limits: HistoryLimits,
+    /// How often the record of availability is brought up to date.
+    pub sample: Duration,
 }
 
 /// The identity of the QPU; the cloud's bundle replaces all of it.

@@ -21,6 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use super::check::Checker;
 use super::claim_gate::ClaimGate;
+use super::job_facts::{CancelledRun, FactsBook};
 use super::journal::RunRecorder;
 use super::limits::RunEstimate;
 use super::redis::Redis;
@@ -140,6 +141,8 @@ pub struct Driver {
     immediate: VecDeque<Event>,
     /// What is performed together with others of the same moment.
     group: EffectGroup,
+    /// What the record of ended jobs is to say of those in flight.
+    facts: FactsBook,
     reports: mpsc::UnboundedSender<Vec<Event>>,
     inbox: mpsc::UnboundedReceiver<Vec<Event>>,
     tasks: TaskTracker,
@@ -190,6 +193,7 @@ impl Driver {
                 max_result_bytes: parts.settings.max_result_bytes,
                 ..EffectGroup::default()
             },
+            facts: FactsBook::default(),
             reports,
             inbox,
             tasks: TaskTracker::new(),
@@ -290,7 +294,10 @@ impl Driver {
 
     fn slot_report(&mut self, report: SlotReport) {
         match report {
-            SlotReport::Started { slot, tickets } => self.apply(Event::Started { slot, tickets }),
+            SlotReport::Started { slot, tickets } => {
+                self.facts.called(&tickets);
+                self.apply(Event::Started { slot, tickets });
+            }
             SlotReport::DeviceChanged { active, generation } => {
                 self.generation = generation;
                 tracing::debug!(device = active.device.name, "waiting jobs are judged by the new device");
@@ -299,6 +306,11 @@ impl Driver {
             SlotReport::Answered { slot, ticket, answer, run_time } => {
                 self.parts.metrics.run_seconds.observe(run_time.as_secs_f64());
                 self.parts.activity.answered(ticket, run_time);
+                if let Some(CancelledRun { message_id, job_id, facts }) =
+                    self.facts.answered(ticket, run_time)
+                {
+                    self.parts.store.add_cancelled_run(message_id, job_id, facts);
+                }
                 self.apply(Event::Answered { slot, ticket, answer });
             }
         }

@@ -8,7 +8,7 @@ use crate::cloud::jwt::{PrivateKey, Signer};
 use crate::cloud::testing::{self, Reply, Scripted, answer, scripted};
 use crate::config::settings::CallbackPolicy;
 use crate::model::{MessageId, Secret};
-use crate::state::db::{Database, Phase, ResultRow, Status};
+use crate::state::db::{Database, JobFacts, Phase, ResultRow, Status};
 
 /// A dispatcher that runs as a task, with everything around it.
 struct Running {
@@ -95,6 +95,7 @@ fn row(n: u64, url: &str) -> ResultRow {
         error: None,
         finished_at: "2026-01-01T00:00:00+00:00".into(),
         replaces: None,
+        facts: JobFacts::default(),
         body: format!("{{\"n\":{n}}}").into(),
     }
 }

@@ -129,6 +129,7 @@ impl RunningPlugin {
             job_id: "J".into(),
             program: program.clone(),
             shots,
+            attempt: 1,
             context: Arc::new(JobContext::new("bench".into(), "J".into())),
         };
         self.next += 1;

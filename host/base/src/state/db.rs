@@ -1,4 +1,4 @@
-//! The embedded database: undelivered results, history, dead letters, deaths.
+//! The embedded database: undelivered results, history, the record of ended jobs, dead letters, deaths.
 //!
 //! One thread owns the connection. Requests that arrive together share a transaction, so that hundreds of
 //! results cost one fsync (group commit); a write is answered only after its transaction is on disk.
@@ -10,6 +10,7 @@
 //!                 \-> discarded   refused         refused rows are kept for the operator
 //! ```
 
+mod ended_jobs;
 mod error;
 mod rows;
 mod sql;
@@ -23,12 +24,16 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension as _};
 use tokio::sync::{oneshot, watch};
 
-use crate::model::MessageId;
+use crate::model::{JobId, MessageId};
 use crate::state::sqlite_actor::{self, OpenError, SqliteActor, SqliteFailure};
 
+pub use ended_jobs::{HistoryLimits, JobFilter};
 pub use error::StoreError;
-pub use rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
-use sql::{Op, SCHEMA, add_missing_columns, read_all};
+pub use rows::{
+    AvailabilityPeriod, DeadLetter, Delivery, EndedJob, HistoryEntry, JobFacts, Phase, RecordedOutcome,
+    ResultRow, Status, StoreContents, StoredRow,
+};
+use sql::{Op, SCHEMA, add_missing, read_all};
 pub use view::{KeptEntry, KeptKind, KeptOverview};
 use writer::{GROUPS, OpenFile, Request, Writer};
 
@@ -64,6 +69,7 @@ impl NewestInHistory {
 pub struct Database {
     conn: Connection,
     path: PathBuf,
+    limits: HistoryLimits,
 }
 
 impl Database {
@@ -79,8 +85,8 @@ impl Database {
     pub fn open(dir: &Path) -> Result<Database, StoreError> {
         let path = dir.join(FILE);
         match sqlite_actor::open(&path, &SCHEMA) {
-            Ok(conn) => match add_missing_columns(&conn) {
-                Ok(()) => Ok(Database { conn, path }),
+            Ok(conn) => match add_missing(&conn) {
+                Ok(()) => Ok(Database { conn, path, limits: HistoryLimits::default() }),
                 Err(error) => Err(StoreError::Open { path, failure: error.into() }),
             },
             Err(OpenError::Unusable(failure)) => Err(StoreError::Open { path, failure }),
@@ -88,12 +94,17 @@ impl Database {
         }
     }
 
+    /// The same database, which is to keep so much of the record of ended jobs.
+    pub fn with_limits(self, limits: HistoryLimits) -> Database {
+        Database { limits, ..self }
+    }
+
     /// Reads what this QPU left undelivered and starts the writer.
     ///
     /// # Errors
     /// When the file can't be read.
     pub fn start(self, qpu_id: &str) -> Result<(Store, StoreContents), StoreError> {
-        let Database { conn, path } = self;
+        let Database { conn, path, limits } = self;
         let fail = |failure: SqliteFailure| StoreError::Open { path: path.clone(), failure };
         let opened = read_all(&conn, qpu_id).map_err(|e| fail(e.into()))?;
         let newest = Arc::new(NewestInHistory(Mutex::new(MessageId::ZERO)));
@@ -112,7 +123,7 @@ impl Database {
         }
         conn.busy_timeout(WRITE_BUSY_TIMEOUT).map_err(|e| fail(e.into()))?;
         let file = OpenFile::at(path.clone()).map_err(|e| fail(e.into()))?;
-        let writer = Writer::new(conn, file, qpu_id, newest.clone());
+        let writer = Writer::new(conn, file, qpu_id, newest.clone(), limits);
         let failure = writer.failure();
         let actor = SqliteActor::start("store", GROUPS, writer).map_err(|e| fail(e.into()))?;
         Ok((Store { actor, newest, failure }, opened))
@@ -184,6 +195,29 @@ impl Store {
     /// Forgets the deaths of a message that has ended.
     pub fn clear_deaths(&self, id: MessageId) {
         self.lazy(Op::ClearDeaths(id));
+    }
+
+    /// Records a cancelled job that has no result, or a run of it that has come to its end since.
+    ///
+    /// # Errors
+    /// When the database can't be written or has closed; nothing is changed then.
+    pub async fn record_cancelled(
+        &self,
+        id: MessageId,
+        job_id: JobId,
+        facts: JobFacts,
+    ) -> Result<(), StoreError> {
+        self.write(Op::Cancelled(id, job_id, facts)).await
+    }
+
+    /// Adds the run of a cancelled job to the record; may be lost in a crash.
+    pub fn add_cancelled_run(&self, id: MessageId, job_id: JobId, facts: JobFacts) {
+        self.lazy(Op::Cancelled(id, job_id, facts));
+    }
+
+    /// Records since when the host is available or held; may be lost in a crash.
+    pub fn record_availability(&self, period: AvailabilityPeriod) {
+        self.lazy(Op::Availability(period));
     }
 
     /// What history knows of these messages.

@@ -17,6 +17,7 @@ fn row(n: u64) -> ResultRow {
         error: None,
         finished_at: "2026-01-01T00:00:00+00:00".into(),
         replaces: None,
+        facts: JobFacts::default(),
         body: Bytes::from_static(b"{}"),
     }
 }
@@ -252,7 +253,7 @@ async fn what_is_kept_is_listed_by_kind_and_removed() {
     assert_eq!(kinds, expected);
     assert_eq!(&*database.result(&kept[1]).unwrap().unwrap().job_id, "job-2");
     assert!(database.result(&kept[2]).unwrap().is_none(), "a dead letter is not a result");
-    kept.iter().for_each(|k| database.end(k).unwrap());
+    kept.iter().for_each(|k| database.end(k, Delivery::Dropped).unwrap());
     assert!(database.list().unwrap().is_empty());
     // However a result ended, its job does not run again when Redis does not know of the end.
     let (store, _) = open(&dir, "q").unwrap();

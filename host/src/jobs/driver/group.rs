@@ -15,7 +15,7 @@ use crate::jobs::redis::{Redis, Write};
 use crate::jobs::table::{Event, MessageRemoval, Ticket, Unstored};
 use crate::model::{JobId, MessageId};
 use crate::results::outcome::ShotRule;
-use crate::state::db::{Store, StoreError};
+use crate::state::db::{JobFacts, Store, StoreError};
 
 /// A result to be judged and stored.
 pub(super) struct StoreRequest {
@@ -24,6 +24,8 @@ pub(super) struct StoreRequest {
     pub result: Unstored,
     pub at: String,
     pub replaces: Option<MessageId>,
+    /// For the record of ended jobs.
+    pub facts: JobFacts,
 }
 
 /// The end of a message: its state, if Redis does not have it, and whether it is no longer pending.
@@ -32,6 +34,8 @@ pub(super) struct Acknowledgement {
     pub message_id: MessageId,
     pub write: Write,
     pub removal: MessageRemoval,
+    /// Of a cancelled job, for the record of ended jobs.
+    pub cancelled: Option<(JobId, JobFacts)>,
 }
 
 /// What was asked for since the last flush.
@@ -74,8 +78,8 @@ impl EffectGroup {
         }
         if !self.acknowledgements.is_empty() {
             let writes = std::mem::take(&mut self.acknowledgements);
-            let (redis, reports) = (redis.clone(), reports.clone());
-            tasks.spawn(async move { acknowledge(writes, redis, &reports).await });
+            let (redis, store, reports) = (redis.clone(), store.clone(), reports.clone());
+            tasks.spawn(async move { acknowledge(writes, redis, store, &reports).await });
         }
     }
 }
@@ -94,8 +98,9 @@ async fn store_all(
     rule: ShotRule,
 ) -> Vec<Event> {
     pause_at(Failpoint::Returned).await;
-    let writes = requests.into_iter().map(|StoreRequest { ticket, message_id, result, at, replaces }| {
-        let result = row_of(message_id, result, at, replaces, max_bytes, rule);
+    let writes = requests.into_iter().map(|request| {
+        let StoreRequest { ticket, message_id, result, at, replaces, facts } = request;
+        let result = row_of(message_id, result, at, replaces, facts, max_bytes, rule);
         let store = &store;
         async move {
             match store.insert(result.row.clone()).await {
@@ -141,11 +146,23 @@ async fn write_statuses(writes: Vec<(Ticket, Write)>, redis: Redis) -> Vec<Event
 
 /// Each as soon as Redis has confirmed it; without a confirmation the host is stopping, and the message stays
 /// pending.
-async fn acknowledge(ends: Vec<Acknowledgement>, redis: Redis, reports: &UnboundedSender<Vec<Event>>) {
+async fn acknowledge(
+    ends: Vec<Acknowledgement>,
+    redis: Redis,
+    store: Store,
+    reports: &UnboundedSender<Vec<Event>>,
+) {
     pause_at(Failpoint::Delivered).await;
-    let redis = &redis;
+    let (redis, store) = (&redis, &store);
     let writes = ends.into_iter().map(|end| async move {
-        let Acknowledgement { ticket, message_id, write, removal } = end;
+        let Acknowledgement { ticket, message_id, write, removal, cancelled } = end;
+        // First: nothing brings the message back once it is acknowledged. A cancel does not wait for a disk that fails.
+        if let Some((job_id, facts)) = cancelled
+            && let Err(error) = store.record_cancelled(message_id, job_id.clone(), facts).await
+        {
+            let job_id = &*job_id;
+            tracing::warn!(job_id, %message_id, %error, "a cancelled job is missing in the history");
+        }
         let removes = match removal {
             MessageRemoval::Remove => true,
             MessageRemoval::RemoveIfOf(job_id) => is_entry_of(redis, message_id, &job_id).await,

@@ -6,7 +6,7 @@ use crate::state::db::Status;
 use crate::telemetry::JobOutcome;
 
 impl Driver {
-    pub(super) fn notify(&self, notice: Notice) {
+    pub(super) fn notify(&mut self, notice: Notice) {
         self.observe_notice(&notice);
         let metrics = &self.parts.metrics;
         match notice {
@@ -72,7 +72,7 @@ impl Driver {
                 metrics.job(JobOutcome::DeadLetter);
                 tracing::error!(%message_id, reason, "a message can't be answered; it is kept as a dead letter");
             }
-            Notice::Started { job_id, slot, waited, shots } => {
+            Notice::Started { job_id, slot, waited, shots, .. } => {
                 metrics.queue_wait_seconds.observe(waited.as_secs_f64());
                 tracing::debug!(job_id = &*job_id, slot, shots, "running");
             }

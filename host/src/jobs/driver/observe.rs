@@ -23,7 +23,10 @@ impl Driver {
     }
 
     /// Tells of what the table has decided.
-    pub(super) fn observe_notice(&self, notice: &Notice) {
+    pub(super) fn observe_notice(&mut self, notice: &Notice) {
+        if let Notice::Started { ticket, waited, .. } = notice {
+            self.facts.waited(*ticket, *waited);
+        }
         let activity = &self.parts.activity;
         match notice {
             Notice::Started { job_id, slot, waited, .. } => activity.started(job_id, *slot, *waited),

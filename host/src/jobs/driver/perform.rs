@@ -1,10 +1,13 @@
 //! Effects of the job table, performed: each becomes a call, or a task that reports an event.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use coda_plugin_abi::{Error, Outcome};
 use time::OffsetDateTime;
 
 use super::super::admission::JobRecord;
+use super::super::message::Work;
 use super::super::redis::Write;
 use super::super::status;
 use super::super::table::{Effect, Event, StoredResult, Submission, TerminalStatus, Unstored};
@@ -15,7 +18,7 @@ use crate::failpoint::{Failpoint, pause_at};
 use crate::model::{MessageId, iso_time};
 use crate::results::dispatcher::PendingDelivery;
 use crate::results::outcome::{ShotRule, conclude, fail, judge, limit_size};
-use crate::state::db::{ResultRow, StoreError};
+use crate::state::db::{JobFacts, ResultRow, Status, StoreError};
 
 impl Driver {
     pub(super) fn perform(&mut self, effect: Effect) {
@@ -32,6 +35,7 @@ impl Driver {
                 });
             }
             Effect::Submit(submissions) => {
+                submissions.iter().for_each(|submission| self.facts.submitted(submission));
                 let jobs = submissions.into_iter().map(|submission| self.run_job(submission)).collect();
                 self.parts.executor.submit(self.generation, jobs);
             }
@@ -80,7 +84,8 @@ impl Driver {
                 self.group.statuses.push((ticket, Write::status(&job_id, fields)));
             }
             Effect::Store { ticket, message_id, result, at, replaces } => {
-                self.group.stores.push(StoreRequest { ticket, message_id, result, at, replaces });
+                let facts = self.facts.take(ticket).unwrap_or_default();
+                self.group.stores.push(StoreRequest { ticket, message_id, result, at, replaces, facts });
             }
             Effect::MarkAnnounced { ticket, message_id } => self.on_disk(async move {
                 let marked = store.mark_announced(message_id).await;
@@ -97,6 +102,12 @@ impl Driver {
             }),
             Effect::Deliver(result) => self.parts.outbox.send(pending_delivery(result)),
             Effect::Acknowledge { ticket, message_id, status, removal } => {
+                let cancelled = match &status {
+                    Some((job_id, TerminalStatus::Cancelled { .. })) => {
+                        Some((job_id.clone(), self.facts.cancelled(ticket)))
+                    }
+                    _ => None,
+                };
                 let write = match status {
                     Some((job_id, end)) => {
                         let fields = status::terminal(message_id, &redis.names.qpu_id, end);
@@ -104,7 +115,8 @@ impl Driver {
                     }
                     None => Write::default(),
                 };
-                self.group.acknowledgements.push(Acknowledgement { ticket, message_id, write, removal });
+                let end = Acknowledgement { ticket, message_id, write, removal, cancelled };
+                self.group.acknowledgements.push(end);
             }
             Effect::ForgetDeaths(message_id) => store.clear_deaths(message_id),
             Effect::AwaitFirstAttempts => {
@@ -167,6 +179,7 @@ pub(super) fn row_of(
     result: Unstored,
     finished_at: String,
     replaces: Option<MessageId>,
+    mut facts: JobFacts,
     max_bytes: usize,
     rule: ShotRule,
 ) -> StoredResult {
@@ -174,9 +187,12 @@ pub(super) fn row_of(
         Unstored::Row(result) => return result,
         Unstored::Failure { envelope, error } => {
             let conclusion = fail(&envelope.job_id, &error);
+            facts.reason = Some(Cow::Borrowed("not_run"));
             (envelope, conclusion)
         }
         Unstored::Answer { envelope, work, failed_runs, mut answer } => {
+            let failure = answer.as_ref().err().map_or("invalid_result", |error| error.code.name());
+            complete(&mut facts, &work, failed_runs, &answer);
             // The sender hears the last error, and that it was not the only one.
             if let Err(error) = &mut answer
                 && failed_runs > 1
@@ -189,6 +205,9 @@ pub(super) fn row_of(
             }
             let conclusion = conclude(&envelope.job_id, judged);
             let conclusion = limit_size(&envelope.job_id, conclusion, max_bytes);
+            if conclusion.status == Status::Failed {
+                facts.reason = Some(Cow::Borrowed(failure));
+            }
             (envelope, conclusion)
         }
     };
@@ -200,9 +219,28 @@ pub(super) fn row_of(
         error: conclusion.error,
         finished_at,
         replaces,
+        facts,
         body: conclusion.body,
     };
     StoredResult { body_bytes: row.body.len(), row, origin: envelope.origin, attempts: 0 }
+}
+
+/// Adds what a former process knew of a job whose answer it has left behind.
+fn complete(facts: &mut JobFacts, work: &Work, failed_runs: u32, answer: &Result<Outcome, Error>) {
+    if facts.runs > 0 {
+        return;
+    }
+    facts.qubits = Some(work.program.num_qubits().into());
+    facts.gates = u32::try_from(work.program.gates().len()).ok();
+    facts.shots = Some(work.shots);
+    facts.runs = failed_runs;
+    // How long the run took is known from the plugin alone.
+    if let Ok(Some(ms)) = answer.as_ref().map(|outcome| outcome.execution_time_ms)
+        && ms.is_finite()
+        && ms > 0.0
+    {
+        facts.run_us = (ms * 1000.0) as u64;
+    }
 }
 
 fn pending_delivery(result: StoredResult) -> PendingDelivery {

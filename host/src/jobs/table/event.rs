@@ -356,6 +356,7 @@ pub enum Notice {
         reason: String,
     },
     Started {
+        ticket: Ticket,
         job_id: JobId,
         slot: usize,
         waited: Duration,

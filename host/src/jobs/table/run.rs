@@ -19,6 +19,7 @@ impl JobTable {
                     let job_id = job.envelope.job_id.clone();
                     let waited = now.elapsed.saturating_sub(claim.at);
                     self.notify(Notice::Started {
+                        ticket,
                         job_id: job_id.clone(),
                         slot,
                         waited,

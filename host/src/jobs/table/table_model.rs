@@ -43,7 +43,7 @@ use crate::jobs::message::{Envelope, Message, Work};
 use crate::model::JobId;
 use crate::results::delivery::DeliveryOutcome;
 use crate::state::answer_journal::{KeptAnswer, KeptAnswers};
-use crate::state::db::{HistoryEntry, Phase, ResultRow, Status};
+use crate::state::db::{HistoryEntry, JobFacts, Phase, ResultRow, Status};
 
 const SLOTS: usize = 2;
 const BATCH_MAX: usize = 2;
@@ -320,6 +320,7 @@ fn row_of(
         error,
         finished_at,
         replaces,
+        facts: JobFacts::default(),
         body: bytes::Bytes::new(),
     };
     StoredResult { row, body_bytes: 2, origin: envelope.origin, attempts: 0 }

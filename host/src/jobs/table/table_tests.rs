@@ -6,7 +6,7 @@ use super::*;
 use crate::jobs::admission::JobRecord;
 use crate::jobs::message::{Envelope, Message, Work};
 use crate::results::delivery::DeliveryOutcome;
-use crate::state::db::{DeadLetter, ResultRow, Status};
+use crate::state::db::{DeadLetter, JobFacts, ResultRow, Status};
 
 /// A table and the effects of its last event.
 struct Fixture {
@@ -52,6 +52,7 @@ fn stored(message_id: MessageId, job: &str, status: Status) -> StoredResult {
         error: (status == Status::Failed).then(|| "cold".into()),
         finished_at: "t".into(),
         replaces: None,
+        facts: JobFacts::default(),
         body: bytes::Bytes::from_static(b"{}"),
     };
     StoredResult { body_bytes: row.body.len(), row, origin: "http://h".into(), attempts: 0 }

@@ -1,5 +1,6 @@
 //! What the database holds, as plain data.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -64,6 +65,8 @@ pub struct ResultRow {
     pub finished_at: String,
     /// The message that the job's status hash named when this one was claimed: one that had ended before.
     pub replaces: Option<MessageId>,
+    /// For the record of ended jobs. Empty in a row that was read back.
+    pub facts: JobFacts,
     /// The exact bytes of every attempt. Empty in a row that was read without them.
     pub body: Bytes,
 }
@@ -107,4 +110,103 @@ pub struct StoreContents {
     pub dead_letters: u64,
     /// The last messages of history, the newest first.
     pub recent: Vec<HistoryEntry>,
+}
+
+/// How a job ended, in the record of ended jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordedOutcome {
+    Completed,
+    Failed,
+    Cancelled,
+    /// Its message was kept as a dead letter.
+    Unanswerable,
+}
+
+impl RecordedOutcome {
+    pub fn name(self) -> &'static str {
+        match self {
+            RecordedOutcome::Completed => "completed",
+            RecordedOutcome::Failed => "failed",
+            RecordedOutcome::Cancelled => "cancelled",
+            RecordedOutcome::Unanswerable => "unanswerable",
+        }
+    }
+
+    pub(super) fn from_status(status: Status) -> RecordedOutcome {
+        match status {
+            Status::Completed => RecordedOutcome::Completed,
+            Status::Failed => RecordedOutcome::Failed,
+        }
+    }
+}
+
+/// What became of the result of an ended job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// It is on disk and is sent again.
+    Pending,
+    /// Its receiver has accepted it.
+    Delivered,
+    /// Its receiver has refused it.
+    Refused,
+    /// The operator has removed it.
+    Dropped,
+    /// There is nothing to deliver.
+    None,
+}
+
+impl Delivery {
+    pub fn name(self) -> &'static str {
+        match self {
+            Delivery::Pending => "pending",
+            Delivery::Delivered => "delivered",
+            Delivery::Refused => "refused",
+            Delivery::Dropped => "dropped",
+            Delivery::None => "none",
+        }
+    }
+}
+
+/// What is recorded of a job beside its end. Sizes are known of jobs whose circuit was read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobFacts {
+    pub qubits: Option<u32>,
+    pub gates: Option<u32>,
+    pub shots: Option<u32>,
+    /// From the claim to the first run.
+    pub waited_ms: Option<u64>,
+    /// How long the plugin had it, in all its runs; of a batch the job's share.
+    pub run_us: u64,
+    /// Runs that the plugin has answered.
+    pub runs: u32,
+    /// Why it failed, as a word for programs.
+    pub reason: Option<Cow<'static, str>>,
+}
+
+/// A row of the record of ended jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedJob {
+    pub qpu_id: String,
+    pub message_id: String,
+    /// Empty when its message can't be answered.
+    pub job_id: String,
+    /// In milliseconds since 1970.
+    pub at: i64,
+    /// As [`RecordedOutcome::name`].
+    pub outcome: String,
+    /// As [`Delivery::name`].
+    pub delivery: String,
+    pub facts: JobFacts,
+    pub error: Option<String>,
+}
+
+/// A time in which the host was up with so many slots, and runs could begin or were held. In milliseconds since 1970.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AvailabilityPeriod {
+    pub since: i64,
+    pub until: i64,
+    pub slots: u32,
+    /// Why no run could begin, as a word for programs; `None` when runs could.
+    pub hold: Option<String>,
+    pub note: Option<String>,
 }

@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::rows::{DeadLetter, HistoryEntry, Phase, ResultRow, Status, StoreContents, StoredRow};
-use crate::model::MessageId;
+use super::ended_jobs;
+use super::rows::{
+    AvailabilityPeriod, DeadLetter, Delivery, HistoryEntry, JobFacts, Phase, ResultRow, Status,
+    StoreContents, StoredRow,
+};
+use crate::model::{JobId, MessageId};
 use crate::state::sqlite_actor::Schema;
 
 pub(super) const SCHEMA_VERSION: i64 = SCHEMA.version();
@@ -57,14 +61,15 @@ const TABLES: &str = "
     ) WITHOUT ROWID;
 ";
 
-/// Adds what the tables of an earlier coda-host lack. An earlier one ignores it, so that the schema's version stays.
-pub(super) fn add_missing_columns(conn: &Connection) -> rusqlite::Result<()> {
+/// Adds the tables and columns that an earlier coda-host did not have. An earlier one ignores them, so that the schema's
+/// version stays.
+pub(super) fn add_missing(conn: &Connection) -> rusqlite::Result<()> {
     let mut columns = conn.prepare("SELECT name FROM pragma_table_info('results')")?;
     let columns: Vec<String> = columns.query_map([], |r| r.get(0))?.collect::<rusqlite::Result<_>>()?;
     if !columns.is_empty() && !columns.iter().any(|name| name == "replaces") {
         conn.execute_batch("ALTER TABLE results ADD COLUMN replaces TEXT")?;
     }
-    Ok(())
+    conn.execute_batch(ended_jobs::TABLES)
 }
 
 pub(super) fn read_all(conn: &Connection, qpu_id: &str) -> rusqlite::Result<StoreContents> {
@@ -173,6 +178,7 @@ pub(super) fn result_row(r: &rusqlite::Row<'_>, message_id: MessageId) -> rusqli
         finished_at: r.get(5)?,
         body: r.get::<_, Vec<u8>>(6)?.into(),
         replaces: r.get::<_, Option<String>>(7)?.and_then(|id| id.parse().ok()),
+        facts: JobFacts::default(),
     })
 }
 
@@ -186,11 +192,25 @@ pub(super) enum Op {
     DeadLetter(DeadLetter),
     Death(MessageId),
     ClearDeaths(MessageId),
+    /// A cancelled job without a result.
+    Cancelled(MessageId, JobId, JobFacts),
+    Availability(AvailabilityPeriod),
 }
 
-pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::Result<()> {
+impl Op {
+    /// Whether it adds to the record of ended jobs.
+    pub(super) fn ends_a_job(&self) -> bool {
+        matches!(self, Op::Insert(_) | Op::DeadLetter(_) | Op::Cancelled(..) | Op::Availability(_))
+    }
+}
+
+/// `now_ms` is in milliseconds since 1970.
+pub(super) fn apply(tx: &Connection, qpu: &str, now_ms: i64, op: &Op) -> rusqlite::Result<()> {
+    let now = now_ms / 1000;
     match op {
         Op::Insert(row) => {
+            keep_beside(tx, "ended_jobs", "job_id", qpu, row.message_id, &row.job_id)?;
+            ended_jobs::stored(tx, qpu, now_ms, row)?;
             keep_beside(tx, "results", "job_id", qpu, row.message_id, &row.job_id)?;
             tx.prepare_cached(
                 "INSERT OR REPLACE INTO results (qpu_id, message_id, job_id, callback_url, status, error,
@@ -210,12 +230,17 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
             ])?
         }
         Op::Announce(id) => set_phase(tx, qpu, *id, Phase::Announced, None)?,
-        Op::Discard(id) => remove(tx, qpu, *id)?,
+        Op::Discard(id) => {
+            ended_jobs::discarded(tx, qpu, *id)?;
+            remove(tx, qpu, *id)?
+        }
         Op::Refuse(id, why) => {
+            ended_jobs::set_delivery(tx, qpu, *id, Delivery::Refused)?;
             set_phase(tx, qpu, *id, Phase::Refused, Some(why))?;
             to_history(tx, qpu, *id, now)?
         }
         Op::Delivered(id) => {
+            ended_jobs::set_delivery(tx, qpu, *id, Delivery::Delivered)?;
             to_history(tx, qpu, *id, now)?;
             remove(tx, qpu, *id)?
         }
@@ -225,6 +250,7 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
             )?
             .execute(params![qpu, id.to_string(), attempts, error])?,
         Op::DeadLetter(letter) => {
+            ended_jobs::unanswerable(tx, qpu, now_ms, letter.message_id, &letter.reason)?;
             keep_beside(tx, "dead_letters", "fields", qpu, letter.message_id, &letter.fields)?;
             tx.prepare_cached(
                 "INSERT OR REPLACE INTO dead_letters (qpu_id, message_id, reason, fields, at)
@@ -247,6 +273,8 @@ pub(super) fn apply(tx: &Connection, qpu: &str, now: i64, op: &Op) -> rusqlite::
         Op::ClearDeaths(id) => {
             tx.prepare_cached("DELETE FROM deaths WHERE message_id = ?1")?.execute(params![id.to_string()])?
         }
+        Op::Cancelled(id, job_id, facts) => ended_jobs::cancelled(tx, qpu, now_ms, *id, job_id, facts)?,
+        Op::Availability(period) => ended_jobs::period(tx, qpu, period)?,
     };
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
-use super::rows::{Phase, ResultRow};
-use super::writer::{read_failed, write_failed};
-use super::{Database, StoreError, sql};
+use super::rows::{Delivery, Phase, ResultRow};
+use super::writer::{now_ms, read_failed, write_failed};
+use super::{Database, StoreError, ended_jobs, sql};
 use crate::model::MessageId;
 
 /// Why a row is kept.
@@ -179,12 +179,12 @@ impl Database {
     ///
     /// # Errors
     /// When the database can't be written; nothing is changed then.
-    pub fn end(&mut self, kept: &KeptEntry) -> Result<(), StoreError> {
+    pub fn end(&mut self, kept: &KeptEntry, delivery: Delivery) -> Result<(), StoreError> {
         let id = kept.message_id.parse::<MessageId>().ok();
         let tx = self.conn.transaction().map_err(write_failed)?;
         if let (KeptKind::Undelivered | KeptKind::Refused, Some(id)) = (kept.kind, id) {
-            let now = time::OffsetDateTime::now_utc().unix_timestamp();
-            sql::apply(&tx, &kept.qpu_id, now, &sql::Op::Delivered(id)).map_err(write_failed)?;
+            sql::apply(&tx, &kept.qpu_id, now_ms(), &sql::Op::Delivered(id)).map_err(write_failed)?;
+            ended_jobs::set_delivery(&tx, &kept.qpu_id, id, delivery).map_err(write_failed)?;
         }
         // Also an entry whose message id can't be read.
         let table = kept.kind.table();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 use tokio::sync::{oneshot, watch};
 
+use super::ended_jobs::{self, HistoryLimits};
 use super::rows::{HistoryEntry, ResultRow};
 use super::sql::{Op, apply, result_row, status};
 use super::view::{self, KeptOverview};
@@ -21,7 +22,7 @@ pub(super) const GROUPS: GroupCommit = GroupCommit {
     deferred_wait: Duration::from_millis(100),
     gather: Some(Gather { pause: Duration::from_millis(1), from: 4 }),
 };
-/// History kept: the younger of a number of rows and an age.
+/// What is kept against a second run of a job: the younger of a number of rows and an age.
 const HISTORY_ROWS: i64 = 1_000_000;
 const HISTORY_SECONDS: i64 = 30 * 86_400;
 /// Old history is looked for once in so many transactions.
@@ -75,6 +76,9 @@ pub(super) struct Writer {
     newest: Arc<NewestInHistory>,
     waiting: Vec<WaitingWrite>,
     transactions: u64,
+    limits: HistoryLimits,
+    /// Rows for the record of ended jobs since old ones were removed; `None` before the first time.
+    added: Option<u64>,
     /// Why the last transaction failed.
     failure: watch::Sender<Option<String>>,
 }
@@ -131,6 +135,7 @@ impl SqliteWorker for Writer {
                 return answer_all(answered, &error);
             }
         };
+        let ends = group.iter().filter(|write| write.op.ends_a_job()).count() as u64;
         for (write, result) in group.into_iter().zip(results) {
             if let (Op::Delivered(id) | Op::Refuse(id, _), Ok(())) = (&write.op, &result) {
                 self.newest.raise(*id);
@@ -150,6 +155,7 @@ impl SqliteWorker for Writer {
         {
             tracing::warn!(%error, "old history could not be removed");
         }
+        self.prune_ended_jobs(ends);
     }
 }
 
@@ -159,6 +165,7 @@ impl Writer {
         file: OpenFile,
         qpu_id: &str,
         newest: Arc<NewestInHistory>,
+        limits: HistoryLimits,
     ) -> Writer {
         let qpu_id = qpu_id.to_string();
         Writer {
@@ -168,6 +175,8 @@ impl Writer {
             newest,
             waiting: Vec::new(),
             transactions: 0,
+            limits,
+            added: None,
             failure: watch::Sender::new(None),
         }
     }
@@ -193,7 +202,7 @@ impl Writer {
         }
         // The lock is asked for once, and not by each write of the group in turn.
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(write_failed)?;
-        let now = time::OffsetDateTime::now_utc().unix_timestamp();
+        let now = now_ms();
         let write = |w: &WaitingWrite| apply(&tx, &self.qpu_id, now, &w.op).map_err(write_failed);
         let each: Vec<Result<(), StoreError>> = group.iter().map(write).collect();
         // After some errors, such as a full disk, SQLite has rolled back by itself. The commit would then fail for the
@@ -234,6 +243,16 @@ impl Writer {
         query.query_row(params![self.qpu_id, id.to_string()], |r| result_row(r, id)).optional()
     }
 
+    /// Keeps the record of ended jobs within its limits: now and then, since looking for old rows takes a while.
+    fn prune_ended_jobs(&mut self, added: u64) {
+        let added = self.added.map_or(u64::MAX, |before| before + added);
+        let is_due = added >= self.limits.prune_after();
+        self.added = Some(if is_due { 0 } else { added });
+        if is_due && let Err(error) = ended_jobs::prune(&self.conn, now_ms(), self.limits) {
+            tracing::warn!(%error, "old rows could not be removed from the record of ended jobs");
+        }
+    }
+
     fn prune(&self) -> rusqlite::Result<()> {
         let old = time::OffsetDateTime::now_utc().unix_timestamp() - HISTORY_SECONDS;
         self.conn.execute("DELETE FROM history WHERE at < ?1", [old])?;
@@ -243,6 +262,11 @@ impl Writer {
         )?;
         Ok(())
     }
+}
+
+/// The time in milliseconds since 1970.
+pub(super) fn now_ms() -> i64 {
+    (time::OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000_000) as i64
 }
 
 fn answer_all(writes: Vec<WaitingWrite>, error: &StoreError) {
