@@ -77,7 +77,7 @@ pub use active::{ActivePlugin, PluginInfo, PythonInfo};
 pub use control::ControlCall;
 pub use direct::{DirectExecutor, inspect_python};
 pub use ffi::JobContext;
-pub use hold::{StartHold, Window};
+pub use hold::{StartHold, UpcomingWindow};
 pub use job::{Answer, EvolveJob, EvolveOutcome, Generation, RunJob, SlotReport};
 pub use lease::{LeaseRefusal, SlotLease, SlotLoad};
 pub use lender::SlotLender;

@@ -122,7 +122,7 @@ impl AvailabilityKeeper {
 
         // The executor first: what it does not begin needs no claim.
         let begins = next.next_window.as_ref().and_then(|window| instant_of(window.begin));
-        let window = begins.map(|begins| executor::Window { begins, lead: self.settings.lead });
+        let window = begins.map(|begins| executor::UpcomingWindow { begins, lead: self.settings.lead });
         self.start_hold.set(next.hold.as_ref().map(Hold::to_string).as_deref(), window);
         if let Some(gate) = &self.gate {
             gate.set_held(next.hold.is_some());

@@ -10,7 +10,9 @@ use crate::config::settings::SiteLimits;
 
 /// How long a run of a circuit with so many shots is expected to take, if that is known.
 #[derive(Clone)]
-pub struct RunEstimate(pub Arc<dyn Fn(&Program, u32) -> Option<Duration> + Send + Sync>);
+pub struct RunEstimate(pub Arc<Estimate>);
+
+type Estimate = dyn Fn(&Program, u32) -> Option<Duration> + Send + Sync;
 
 impl fmt::Debug for RunEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -64,7 +64,7 @@ struct State {
     /// Why no call begins, in words: the device is paused or not available.
     held: Option<Arc<str>>,
     /// Before it every call must have come back, as far as that is known.
-    window: Option<Window>,
+    window: Option<UpcomingWindow>,
     pace: RunPace,
     /// Calls that wait to be alone in the plugin, or are.
     suspects: usize,
@@ -126,13 +126,13 @@ impl State {
 
 /// A time in which nothing may run.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub struct UpcomingWindow {
     pub begins: Instant,
     /// How long a call is expected to take of which nothing is known.
     pub lead: Duration,
 }
 
-impl Window {
+impl UpcomingWindow {
     fn left(&self) -> Duration {
         self.begins.saturating_duration_since(Instant::now())
     }
@@ -386,7 +386,7 @@ impl Queue {
     /// Begins no call while there is a reason, nor one that is not expected to have come back before the window; calls in
     /// the plugin go on. Evolutions that wait are answered with an error while there is a reason. Both change at once: when
     /// a window begins, it becomes a reason, and nothing may begin in between.
-    pub fn hold(&self, why: Option<Arc<str>>, window: Option<Window>) {
+    pub fn hold(&self, why: Option<Arc<str>>, window: Option<UpcomingWindow>) {
         let refused = {
             let mut state = self.state.lock();
             state.held = why;

@@ -145,7 +145,7 @@ fn while_starts_are_held_nothing_begins_and_reservations_are_refused() {
 fn no_call_begins_that_would_not_come_back_before_a_window() {
     let hour = Duration::from_secs(3600);
     let queue = open(1, 3);
-    queue.hold(None, Some(Window { begins: Instant::now() + hour, lead: hour * 2 }));
+    queue.hold(None, Some(UpcomingWindow { begins: Instant::now() + hour, lead: hour * 2 }));
     assert_eq!(queue.try_lease().unwrap_err(), LeaseRefusal::Held, "nothing is known of a reservation");
     queue.add(Generation::default(), jobs([1, 2, 3, 4]));
     let take = || {
