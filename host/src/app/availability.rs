@@ -137,7 +137,7 @@ fn instant_of(at: OffsetDateTime) -> Option<Instant> {
     Instant::now().checked_add(left)
 }
 
-/// Reads the pause. One that can't be read is no absence: a pause that is known goes on, and without one nothing is
+/// Reads the pause. An unreadable pause is not an absent one: a pause that is known goes on, and without one nothing is
 /// begun either.
 fn look_at_pause(conditions: &mut Conditions, state_dir: &Path) {
     let known: Option<Pause> = conditions.pause.take();

@@ -63,7 +63,7 @@ impl Explain for CalendarError {
 /// The windows that are not over at `now`, the next ones first.
 ///
 /// # Errors
-/// The text is no calendar, or an event in it can't be understood.
+/// The text is not a calendar, or an event in it can't be understood.
 pub fn windows(text: &str, zone: chrono_tz::Tz, now: OffsetDateTime) -> Result<Vec<Window>, CalendarError> {
     let mut windows = Vec::new();
     for calendar in calendars(text)? {
@@ -109,7 +109,7 @@ fn calendars(text: &str) -> Result<Vec<ICalendar>, CalendarError> {
                     "the end of a component does not fit its beginning".into(),
                 ));
             }
-            // What is added to the library later is no calendar either.
+            // What is added to the library later is not a calendar either.
             _ => return Err(CalendarError::NoCalendar("it has more than a calendar may have".into())),
         }
     }

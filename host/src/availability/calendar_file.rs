@@ -66,7 +66,7 @@ pub fn stamp(path: &Path) -> io::Result<CalendarStamp> {
 /// The windows that are not over at `now`, the next ones first.
 ///
 /// # Errors
-/// The file can't be read or is no calendar.
+/// The file can't be read or is not a calendar.
 pub fn read(path: &Path, now: OffsetDateTime) -> Result<Vec<Window>, CalendarFileError> {
     let failed = |source| CalendarFileError::Read { path: path.to_path_buf(), source };
     if std::fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
