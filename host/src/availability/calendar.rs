@@ -183,6 +183,9 @@ fn expand(
             TimeOrDelta::Delta(length) => time.start.timestamp().saturating_add(length.num_seconds()),
         };
         let end = moment(end).ok_or_else(|| of_event(event, "is beyond the calendar".into()))?;
+        if end < begin {
+            return Err(of_event(event, "ends before it begins".into()));
+        }
         last = last.max(Some(begin));
         let is_free = event.transparency() == Some(&ICalendarTransparency::Transparent)
             || event.status() == Some(&ICalendarStatus::Cancelled);
@@ -334,6 +337,7 @@ mod tests {
             ("BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nDTSTART:20260601T080000Z\r\n".into(), "no END:VCALENDAR"),
             (event("UID:1\nSUMMARY:a"), "no DTSTART"),
             (event("UID:1\nDTSTART:20260601T080000Z"), "neither DTEND nor DURATION"),
+            (event("UID:1\nDTSTART:20260601T080000Z\nDTEND:20260601T070000Z"), "ends before it begins"),
             (event("UID:1\nDTSTART:tomorrow\nSUMMARY:a"), "DTSTART"),
             (event("UID:1\nDTSTART:20260601T080000Z\nDTEND:later"), "DTEND"),
             (event("UID:1\nDTSTART:20260601T080000Z\nDURATION:long"), "DURATION"),
